@@ -1,14 +1,14 @@
-//! Keeps the arguments of constructors, for `repr`, `pickle` and `copy`.
+//! Keeps constructor arguments, for `repr`, `pickle` and `copy`.
 
 use dflop_loader::error::excerpt;
 use dflop_loader::store::redact;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 
-/// Most characters of an argument in a `repr`.
+/// Maximum number of characters per argument in a `repr`.
 const CHARACTERS_MAX: usize = 80;
 
-/// Arguments of a constructor, by name.
+/// Constructor arguments, by name.
 #[derive(Debug)]
 pub(crate) struct Arguments(Py<PyDict>);
 
@@ -18,7 +18,7 @@ impl Arguments {
         Self(arguments.unbind())
     }
 
-    /// Leaves out arguments that are `None`.
+    /// Removes arguments that are `None`.
     pub(crate) fn without_none(self, py: Python<'_>) -> PyResult<Self> {
         let arguments = self.0.bind(py);
         for (name, value) in arguments.copy()? {
@@ -35,12 +35,12 @@ impl Arguments {
         py.import("functools")?.getattr("partial")?.call((class,), Some(self.0.bind(py)))
     }
 
-    /// Formats the call of the constructor, without arguments that have their default.
+    /// Formats the constructor call, without arguments that have the default value.
     pub(crate) fn repr(&self, class: &Bound<'_, PyType>) -> PyResult<String> {
         Ok(format!("{}({})", class.name()?, self.shown(class)?.join(", ")))
     }
 
-    /// Formats the arguments that do not have their default, without the credentials of URLs.
+    /// Formats the arguments that do not have the default value, without credentials in URLs.
     pub(crate) fn shown(&self, class: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let py = class.py();
         let inspect = py.import("inspect")?;
@@ -64,7 +64,7 @@ impl Arguments {
     }
 }
 
-/// Collects variables by their names to [`Arguments`].
+/// Collects variables by name to [`Arguments`].
 macro_rules! arguments {
     ($py:expr, $($name:ident),+ $(,)?) => {{
         let arguments = pyo3::types::PyDict::new($py);

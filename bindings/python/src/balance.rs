@@ -1,4 +1,4 @@
-//! `dflop.balance`: solves one partition or pipeline instance.
+//! `dflop.balance`: solves a partition or pipeline instance.
 
 use dflop_balancer::{Budget, Caps, Instance, LowerBound, PipelineConfig, balance, balance_pipeline};
 use pyo3::prelude::*;
@@ -8,24 +8,24 @@ use crate::balanced::strategy;
 use crate::convert::json_text;
 use crate::error::DflopError;
 
-/// Partitions items into groups so that the largest sum of one module in one group is small; or, with ``dp``
-/// and ``stages``, into ordered microbatches of pipeline ranks so that the slowest 1F1B makespan is small.
+/// Partitions items into groups so that the largest module sum in any group is small; or, with ``dp`` and
+/// ``stages``, into ordered microbatches of pipeline ranks so that the slowest 1F1B makespan is small.
 ///
 /// Args:
 ///     instance (Mapping): ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module,
-///         optionally ``tok`` and ``bytes`` by item: the fields of an instance file. With a pipeline, ``d``
-///         is the time of one stage of each module.
+///         optionally ``tok`` and ``bytes`` by item: the fields in an instance file. With a pipeline, ``d``
+///         is the time per stage for each module.
 ///     strategy (str): ``search``, the default, ``exact`` (small instances, with proof), ``multi_lpt``,
 ///         ``kk``, ``lpt``, ``random``, ``data-blind``.
-///     search_effort (int): work units of the search; the same units give the same answer on every machine.
-///         Default: 20,000, with ``exact`` 4,000,000.
-///     dp (int): number of data-parallel ranks of the pipeline, each with ``m / dp`` microbatches.
-///     stages (Sequence[int]): pipeline stages of every module.
-///     tokens_max (int): maximum tokens of a group. Default: no limit.
-///     bytes_max (int): maximum bytes of a group. Default: no limit.
+///     search_effort (int): search work units; the same units give the same answer on every machine. Default:
+///         20,000, with ``exact`` 4,000,000.
+///     dp (int): number of data-parallel pipeline ranks, each with ``m / dp`` microbatches.
+///     stages (Sequence[int]): number of pipeline stages for every module.
+///     tokens_max (int): maximum number of tokens per group. Default: no limit.
+///     bytes_max (int): maximum number of bytes per group. Default: no limit.
 ///
 /// Returns:
-///     dict: ``groups``, or ``ranks`` with their microbatches in order; ``makespan_ns``, ``lower_bound_ns``,
+///     dict: ``groups``, or ``ranks`` with microbatches in order; ``makespan_ns``, ``lower_bound_ns``,
 ///     ``bound`` (the reason why it holds), ``gap`` (makespan over bound, minus 1), ``is_optimal``,
 ///     ``work_spent``.
 ///
@@ -39,7 +39,7 @@ use crate::error::DflopError;
 ///     >>> answer["groups"], answer["makespan_ns"], answer["is_optimal"]
 ///     ([[0, 3, 5], [1, 2, 4]], 12, True)
 ///
-///     Two ranks of a pipeline with two encoder stages and four of the LLM:
+///     Two pipeline ranks with two encoder stages and four LLM stages:
 ///
 ///     >>> times = [[4, 6], [9, 5], [0, 8], [2, 7], [5, 5], [0, 9], [3, 6], [1, 4]]
 ///     >>> answer = dflop.balance({"n": 8, "m": 4, "c": 2, "d": times}, dp=2, stages=[2, 4])

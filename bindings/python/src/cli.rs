@@ -9,13 +9,13 @@ use pyo3::prelude::*;
 use crate::error::DflopError;
 use crate::runtime;
 
-/// Runs the command line with these arguments and returns its exit status; the interpreter is released
+/// Runs the command line with these arguments and returns the exit status; the interpreter is released
 /// meanwhile.
 ///
 /// Args:
-///     args (Sequence[str]): arguments of the user, without the program's name.
-///     program (Sequence[str]): starts this command line in another process, for the ranks of ``train``: a
-///         file, then its first arguments.
+///     args (Sequence[str]): user arguments, without the program name.
+///     program (Sequence[str]): starts this command line in another process, for the ranks in ``train``: a
+///         file, then the first arguments.
 ///
 /// Raises:
 ///     ValueError: ``program`` is empty.
@@ -28,10 +28,10 @@ pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -
     Ok(py.detach(|| main_from(program, args)))
 }
 
-/// Runs a command in this process and returns what it prints on standard output.
+/// Runs a command in this process and returns the standard output.
 ///
 /// Args:
-///     args (Sequence[str]): the command and its arguments.
+///     args (Sequence[str]): the command and the command's arguments.
 ///
 /// Raises:
 ///     ConfigError: the arguments are invalid.

@@ -1,4 +1,4 @@
-//! Converts delivered samples to the classes of `dflop.batches`.
+//! Converts delivered samples to the classes in `dflop.batches`.
 
 use dflop_loader::decode::Batch;
 use dflop_loader::inputs::{NamedTensor, TensorValues};
@@ -14,10 +14,10 @@ use crate::arrays::framework::Framework;
 use crate::arrays::storage::Owner;
 use crate::error::to_python;
 
-/// Extensions of numbers in the `WebDataset` convention: a class, a count, an index.
+/// Extensions for numbers in the `WebDataset` convention: a class, a count, an index.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
 
-/// Form in which values are delivered.
+/// Form of delivered values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delivery {
     pub(crate) framework: Framework,
@@ -35,15 +35,15 @@ impl Delivery {
     }
 }
 
-/// Returns a class of `dflop.batches`.
+/// Returns a class in `dflop.batches`.
 pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static BATCHES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     BATCHES.get_or_try_init(py, || py.import("dflop.batches").map(Bound::unbind))?.bind(py).getattr(name)
 }
 
-/// Converts a batch with all its samples.
+/// Converts a batch with all samples.
 pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<Bound<'_, PyAny>> {
-    // Resolved once, so that all arrays of a batch are of one library.
+    // Resolved once, so that all arrays in a batch come from the same library.
     let delivery = delivery.resolved(py)?;
     let batch = class(py, "Batch")?.call0()?;
     let image_rows = PyList::empty(py);
@@ -63,7 +63,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
     for (place, sample) in samples.iter().enumerate() {
         for extension in sample.try_iter()? {
             let extension = extension?;
-            // A field that some samples lack gets a list with `None` in their places.
+            // A field that some samples lack becomes a list with `None` for these samples.
             if !batch.contains(&extension)? {
                 batch.set_item(&extension, PyList::new(py, vec![None::<bool>; samples.len()])?)?;
             }
@@ -107,7 +107,7 @@ fn number(extension: &str, stored: &[u8]) -> Option<i64> {
     std::str::from_utf8(stored).ok().filter(|_| NUMBERS.contains(&kind))?.trim().parse().ok()
 }
 
-/// Converts the value of a field.
+/// Converts a field value.
 pub(crate) fn media(py: Python<'_>, media: Media, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
     match media {
         Media::Image(RgbImage { width, height, pixels, .. }) => {
@@ -142,7 +142,7 @@ fn frames(py: Python<'_>, video: Video, framework: Framework) -> PyResult<Bound<
     class(py, "Video")?.call1((frames, times, frames_per_second))
 }
 
-/// Puts tensors into a mapping by their names.
+/// Puts tensors into a mapping by name.
 pub(crate) fn tensors(
     mapping: &Bound<'_, PyAny>,
     of: Vec<NamedTensor>,
@@ -174,7 +174,7 @@ pub(crate) fn json<'py>(py: Python<'py>, value: &impl serde::Serialize) -> PyRes
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// Converts a dictionary of the user to JSON text.
+/// Converts a user dictionary to JSON text.
 pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let arguments = PyDict::new(value.py());
     arguments.set_item("allow_nan", false)?;

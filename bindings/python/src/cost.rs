@@ -1,4 +1,4 @@
-//! Calls cost functions in Python, whose times replace predictions of the cost model.
+//! Calls cost functions in Python, whose times replace the cost model's predictions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use pyo3::types::{PyDict, PyList, PyMapping};
 use crate::error::DflopError;
 use crate::model::{ModelArgument, ModelSettings, PyCostModel, TokenCosts, custom_model};
 
-/// FLOPs of a token's forward and backward pass per parameter.
+/// Forward and backward FLOPs per token and parameter.
 ///
 /// # Source
 /// Kaplan et al., "Scaling Laws for Neural Language Models", 2020, arXiv:2001.08361, section 2.1.
 const FLOPS_PER_PARAMETER: f64 = 6.0;
-/// Name of the target tokens in the answer of a token function.
+/// Key for target tokens in a token function's answer.
 const TARGETS: &str = "targets";
 
-/// Upper bound on the seconds of a sample, about 290 years: the largest number of nanoseconds in 63 bits.
+/// Upper bound for the seconds per sample, about 290 years: the largest number of nanoseconds in 63 bits.
 const SECONDS_MAX: f64 = 9.2e9;
 
-/// Python function that returns the costs of samples.
+/// Python function that returns sample costs.
 #[derive(Debug)]
 pub(crate) struct PyCost(Py<PyAny>);
 
@@ -37,7 +37,7 @@ impl PyCost {
 
 impl CostFunction for PyCost {
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError> {
-        // Fails when the interpreter is shutting down while the planner runs on its thread.
+        // Fails when the interpreter is shutting down while the planner thread runs.
         let answer = Python::try_attach(|py| {
             let list = PyList::empty(py);
             for sample in samples {
@@ -50,9 +50,9 @@ impl CostFunction for PyCost {
     }
 }
 
-/// A model with its costs, those of the user's functions included.
+/// A model with costs, including user functions.
 pub(crate) struct CostedModel {
-    /// Names of the model, in whose files its processor is described; none of a custom one.
+    /// Model names, whose files describe the processor; none for a custom model.
     pub(crate) names: Vec<String>,
     pub(crate) costs: CostModel,
     pub(crate) cost: Option<Arc<dyn CostFunction>>,
@@ -60,7 +60,7 @@ pub(crate) struct CostedModel {
 
 impl CostedModel {
     /// - `model`: names, a `dflop.ModelDescription`, a `dflop.CostModel` or a `dflop.Custom`
-    /// - `times`: replaces times
+    /// - `times`: replacement for times
     pub(crate) fn new(model: &Bound<'_, PyAny>, times: Option<Arc<PyCost>>) -> PyResult<Self> {
         let of_times = |times: Option<Arc<PyCost>>| times.map(|times| -> Arc<dyn CostFunction> { times });
         match ModelArgument::new(model)? {
@@ -96,29 +96,30 @@ impl CostedModel {
     }
 }
 
-/// Costs of a model that no file describes: tokens by a function, times by it and the sizes of the model.
+/// Costs for a model that no file describes: tokens from a function, times from a function and the model
+/// sizes.
 #[derive(Debug)]
 struct CustomCost {
-    /// Returns, for a list of samples, the tokens of each: of every module, and ``targets``.
+    /// Returns, for a list of samples, the tokens in each: for every module, and ``targets``.
     tokens: Py<PyAny>,
-    /// Turns tokens into times.
+    /// Converts tokens to times.
     token_times: TokenTimes,
     /// Replaces the times.
     times: Option<Arc<PyCost>>,
 }
 
-/// Source of the times of counted tokens.
+/// Source of times for counted tokens.
 #[derive(Debug)]
 enum TokenTimes {
-    /// Nanoseconds of a token in every module.
+    /// Nanoseconds per token in every module.
     PerToken(Vec<(Module, f64)>),
-    /// A cost model, attention included.
+    /// A cost model, including attention.
     Model(Arc<CostModel>),
 }
 
 impl TokenTimes {
-    /// - `parameters`: of every module
-    /// - `rate`: of the device
+    /// - `parameters`: number of parameters in every module
+    /// - `rate`: device rate
     fn of_parameters(parameters: &[(Module, f64)], rate: &DeviceRate) -> Self {
         let token_ns = parameters.iter().map(|&(module, parameters)| {
             let flops_per_us = match module {
@@ -163,9 +164,9 @@ impl TokenTimes {
     }
 }
 
-/// Tokens of a sample, as the user's function counts them.
+/// Sample tokens, as counted by the user's function.
 struct Counted {
-    /// Lengths of the sequences in each module.
+    /// Sequence lengths in each module.
     sequences: BTreeMap<String, Vec<u32>>,
     targets: Option<u32>,
 }
@@ -189,13 +190,13 @@ impl Counted {
         Ok(Self { sequences, targets })
     }
 
-    /// Returns the lengths of the sequences in a module.
+    /// Returns the sequence lengths in a module.
     fn of(&self, module: Module) -> &[u32] {
         self.sequences.get(module.name()).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Tokens of a module: of one sequence, or of several that do not attend to each other.
+/// Tokens in a module: a single sequence, or several sequences that do not attend to each other.
 #[derive(FromPyObject)]
 enum TokenCount {
     One(u32),
@@ -271,7 +272,7 @@ pub(crate) fn describe<'py>(
     Ok(dict)
 }
 
-/// Adds the shape of a sample to its description.
+/// Adds a sample's shape to the description.
 pub(crate) fn describe_shape(dict: &Bound<'_, PyDict>, shape: &SampleShape) -> PyResult<()> {
     dict.set_item("text_tokens", shape.text_tokens)?;
     dict.set_item("target_tokens", shape.target_tokens)?;
@@ -283,7 +284,7 @@ pub(crate) fn describe_shape(dict: &Bound<'_, PyDict>, shape: &SampleShape) -> P
     dict.set_item("videos", videos)
 }
 
-/// Parses a row of the result: seconds by module, or in the order of modules.
+/// Parses a result row: seconds by module, or in module order.
 fn parse_times(row: &Bound<'_, PyAny>, modules: &[Module]) -> PyResult<ModuleTimes> {
     let seconds: Vec<f64> = match row.cast::<PyMapping>() {
         Ok(by_name) => modules

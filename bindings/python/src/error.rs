@@ -1,4 +1,4 @@
-//! Converts the errors of the crates to the exceptions of `dflop.errors`.
+//! Converts crate errors to the exceptions in `dflop.errors`.
 
 use std::borrow::Cow;
 
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
 
-/// Error of a crate, not yet an exception; converts into a [`PyErr`].
+/// Crate error, not yet an exception; converts into a [`PyErr`].
 #[derive(Debug)]
 pub(crate) struct DflopError(Box<Content>);
 
@@ -17,7 +17,7 @@ pub(crate) struct DflopError(Box<Content>);
 struct Content {
     /// Class in `dflop.errors`.
     class: &'static str,
-    /// Error case, in snake case.
+    /// Error variant, in snake case.
     kind: &'static str,
     message: String,
     fields: Vec<(Cow<'static, str>, Value)>,
@@ -25,7 +25,7 @@ struct Content {
     cause: Option<PyErr>,
 }
 
-/// Value of a field of an error.
+/// Error field value.
 #[derive(Debug)]
 enum Value {
     Text(String),
@@ -81,23 +81,23 @@ impl DflopError {
         self
     }
 
-    /// Returns the error of an invalid setting.
+    /// Returns the error for an invalid setting.
     pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
         dflop_loader::Error::Config { setting, reason: reason.into() }.into()
     }
 
-    /// Returns the error of a command.
+    /// Returns a command's error.
     pub(crate) fn command(message: String, is_misuse: bool) -> Self {
         let (class, kind) = if is_misuse { ("ConfigError", "misuse") } else { ("Error", "failed") };
         Self::new_message(class, kind, message)
     }
 
-    /// Returns the error of using a loader after it was closed.
+    /// Returns the error for using a loader after it was closed.
     pub(crate) fn closed() -> Self {
         Self::new_message("Error", "closed", "the loader is closed; create another one".to_owned())
     }
 
-    /// Returns the error of using threads after a fork.
+    /// Returns the error for using threads after a fork.
     pub(crate) fn forked() -> Self {
         let message =
             "this process was forked after dflop had started its threads, which do not live on in a fork; \
@@ -107,7 +107,7 @@ impl DflopError {
     }
 }
 
-/// Returns the keyword of the setting of a crate.
+/// Returns the keyword for a crate setting.
 fn keyword(setting: &'static str) -> &'static str {
     match setting {
         "global_batch" => "global_batch_size",
@@ -122,7 +122,7 @@ fn keyword(setting: &'static str) -> &'static str {
     }
 }
 
-/// Joins an error and its causes, one per line.
+/// Joins an error and all causes, one per line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
@@ -157,7 +157,7 @@ impl From<dflop_loader::error::ProcessorError> for DflopError {
     }
 }
 
-/// Returns the exception class of a category.
+/// Returns the exception class for a category.
 fn class_of(category: ErrorCategory) -> &'static str {
     match category {
         ErrorCategory::Config => "ConfigError",
@@ -288,7 +288,7 @@ impl From<dflop_balancer::Error> for DflopError {
 
 impl From<DflopError> for PyErr {
     fn from(error: DflopError) -> Self {
-        // If attaching or importing fails, that error is the one to report.
+        // If attaching or importing fails, that error is reported.
         Python::attach(|py| error.into_exception(py).unwrap_or_else(|error| error))
     }
 }

@@ -1,4 +1,4 @@
-//! Selects samples by a Python function, before a run.
+//! Selects samples with a Python function, before a run.
 
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::index::SampleRow;
@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyList};
 use crate::cost::{describe, describe_shape};
 use crate::error::DflopError;
 
-/// Keeps the samples of a mixture that a Python function selects.
+/// Keeps the mixture samples that a Python function selects.
 pub(crate) fn filtered(
     mixture: Mixture,
     function: &Bound<'_, PyAny>,
@@ -28,7 +28,7 @@ pub(crate) fn filtered(
     mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
 }
 
-/// Keeps the samples of a dataset that a Python function selects, without predicted costs.
+/// Keeps the dataset samples that a Python function selects, without predicted costs.
 pub(crate) fn filtered_by_shape(dataset: Dataset, function: &Bound<'_, PyAny>) -> PyResult<Dataset> {
     let mut raised = None;
     let dataset = keep(dataset, function, &mut raised, |_, row, shape| {
@@ -40,7 +40,7 @@ pub(crate) fn filtered_by_shape(dataset: Dataset, function: &Bound<'_, PyAny>) -
     dataset.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
 }
 
-/// Keeps the samples that a function selects by their descriptions; its exception is left in `raised`.
+/// Keeps the samples that a function selects by description; stores the function's exception in `raised`.
 fn keep<'py>(
     dataset: Dataset,
     function: &Bound<'py, PyAny>,

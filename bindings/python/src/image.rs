@@ -1,4 +1,4 @@
-//! `dflop.Image` and `dflop.Augment`: conversion of images to one array, and random augmentation.
+//! `dflop.Image` and `dflop.Augment`: image conversion to an array, and random augmentation.
 
 use std::num::NonZeroU32;
 
@@ -10,9 +10,9 @@ use crate::arguments::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::error::DflopError;
 
-/// Default width over height of a random crop, from 3:4 to 4:3.
+/// Default width-to-height ratio for a random crop, from 3:4 to 4:3.
 const CROP_RATIO: (f64, f64) = (0.75, 4.0 / 3.0);
-/// Default changes of brightness, contrast, saturation and hue.
+/// Default changes for brightness, contrast, saturation and hue.
 const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 
 /// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized;
@@ -20,16 +20,16 @@ const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 ///
 /// Args:
 ///     size (int): height and width in pixels. Default: 224.
-///     mean (Sequence[float]): mean of red, green and blue, on a scale of 0 to 1. Default: that of ImageNet.
-///     std (Sequence[float]): standard deviation of red, green and blue, on the same scale. Default: that of
-///         ImageNet.
-///     dtype (str): type of the values: ``float32``, the default, ``bfloat16``, or ``uint8``, which are not
+///     mean (Sequence[float]): red, green and blue mean, on a scale from 0 to 1. Default: the ImageNet mean.
+///     std (Sequence[float]): red, green and blue standard deviation, on the same scale. Default: the
+///         ImageNet standard deviation.
+///     dtype (str): value type: ``float32``, the default, ``bfloat16``, or ``uint8``, which is not
 ///         normalized.
 ///     layout (str): ``nchw``, the default, for ``[images, 3, size, size]``; ``nhwc`` for ``[images, size,
 ///         size, 3]``.
-///     augment (Augment): random augmentation; its crop replaces the center crop. Default: none.
-///     scaled_decode (bool): decodes a JPEG at a fraction of its size if that is still large enough: faster,
-///         slightly different pixels; needs a build with libjpeg-turbo. Default: ``False``.
+///     augment (Augment): random augmentation; a random crop replaces the center crop. Default: none.
+///     scaled_decode (bool): decodes a JPEG at a fraction of the full size if that is still large enough:
+///         faster, slightly different pixels; needs a build with libjpeg-turbo. Default: ``False``.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid.
@@ -95,7 +95,7 @@ impl Image {
 }
 
 impl Image {
-    /// Returns the statistics that pixels are normalized by.
+    /// Returns the pixel statistics for normalization.
     pub(crate) fn statistics(&self) -> PixelStatistics {
         let single = |of: Option<[f64; 3]>| of.map(|values| values.map(|value| value as f32));
         let PixelStatistics { mean, deviation } = PixelStatistics::default();
@@ -105,7 +105,7 @@ impl Image {
         }
     }
 
-    /// Returns type and order of the values, for arrays of a library.
+    /// Returns value type and order, for a library's arrays.
     pub(crate) fn format(&self, framework: Framework) -> Result<PixelFormat, DflopError> {
         let layout = match self.layout.as_str() {
             "nchw" => PixelLayout::ChannelsFirst,
@@ -126,10 +126,10 @@ impl Image {
     }
 }
 
-/// Parses the type of pixels.
+/// Parses the pixel type.
 ///
 /// # Errors
-/// `ConfigError` for another name, and for a type that `NumPy` does not have.
+/// `ConfigError` for an unknown name, and for a type that `NumPy` does not have.
 pub(crate) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, DflopError> {
     match name {
         "float32" => Ok(PixelType::Float32),
@@ -142,7 +142,7 @@ pub(crate) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, 
     }
 }
 
-/// Settings of augmentation; the seed is the loader's.
+/// Augmentation settings; the seed comes from the loader.
 #[derive(Debug, Clone)]
 pub(crate) struct AugmentSettings {
     crop: Option<([f64; 2], [f64; 2])>,
@@ -171,19 +171,19 @@ impl AugmentSettings {
     }
 }
 
-/// Random augmentation of images; the same for a sample and epoch wherever it is decoded.
+/// Random image augmentation; the same for a sample and epoch wherever the sample is decoded.
 ///
 /// Args:
 ///     crop_scale (tuple[float, float]): minimum and maximum share of the area that a random crop keeps.
 ///         Default: no crop.
-///     crop_ratio (tuple[float, float]): minimum and maximum width over height of the crop. Default: 3/4 to
+///     crop_ratio (tuple[float, float]): minimum and maximum crop width divided by height. Default: 3/4 to
 ///         4/3.
-///     flip (float): probability of mirroring left to right. Default: 0.
-///     color_jitter (tuple[float, float, float, float]): maximum changes of brightness, contrast, saturation
+///     flip (float): probability for mirroring from left to right. Default: 0.
+///     color_jitter (tuple[float, float, float, float]): maximum changes in brightness, contrast, saturation
 ///         and hue. Default: none.
 ///
 /// Raises:
-///     ConfigError: a setting is out of its range.
+///     ConfigError: a setting is out of range.
 ///
 /// Examples:
 ///     >>> augment = dflop.Augment(crop_scale=(0.5, 1.0), flip=0.5, color_jitter=(0.2, 0.2, 0.2, 0.05))
@@ -191,7 +191,7 @@ impl AugmentSettings {
 ///     >>> next(iter(loader))["image"].shape
 ///     (28, 3, 64, 64)
 ///
-///     Images that keep their size are augmented by ``Read(augment=…)``:
+///     Images that keep the stored size are augmented by ``Read(augment=…)``:
 ///
 ///     >>> read = dflop.Read(augment=dflop.Augment(flip=0.5))
 #[pyclass(frozen, name = "Augment", module = "dflop._native")]

@@ -1,8 +1,8 @@
 //! The compiled part of the Python package `dflop`: converts types between Python and the crates.
 //!
-//! Every class is in a file of its name. Delivered samples and steps are instances of the plain classes of
-//! `dflop.batches`, created in `convert.rs`. Every wait goes through `runtime.rs`, which releases the
-//! interpreter and lets Ctrl-C interrupt it.
+//! Every class is in a file with the class name. Delivered samples and steps are instances of the plain
+//! classes in `dflop.batches`, created in `convert.rs`. Every wait goes through `runtime.rs`, which releases
+//! the interpreter and lets Ctrl-C interrupt it.
 
 #![allow(
     clippy::doc_markdown,

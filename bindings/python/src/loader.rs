@@ -28,25 +28,25 @@ pub(crate) struct PyLoader {
     arguments: Arguments,
     dataset: Py<PyDataset>,
     builder: LoaderBuilder,
-    /// Samples that the filter left out.
+    /// Number of samples that the filter excluded.
     filtered_samples: u64,
     delivery: Delivery,
     epochs: u64,
     first_exception: FirstException,
     /// `None` once the loader is closed.
     pass: Mutex<Option<Pass>>,
-    /// Streams of the iterators, which are closed with the loader.
+    /// Iterator streams, which are closed with the loader.
     streams: Mutex<Vec<Weak<Threaded<LiveStream>>>>,
 }
 
-/// A stream, which iterators of several threads may wait for.
+/// A stream, which iterators on several threads may wait for.
 type LiveStream = tokio::sync::Mutex<BatchStream>;
 
-/// State of the current pass, or of the next one.
+/// State of the current pass, or of the next pass.
 #[derive(Debug)]
 struct Pass {
     loader: Arc<Threaded<Loader>>,
-    /// Whether iteration of the pass has started.
+    /// Whether iteration over the pass has started.
     is_begun: bool,
     /// Whether the end of the pass was delivered.
     is_ended: Arc<AtomicBool>,
@@ -69,7 +69,7 @@ impl PyLoader {
             drop_last=false, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, read=None,
             transforms=None, filter=None, array_type="auto", **unknown
         ),
-        // The same without the keywords that are refused.
+        // The same without the rejected keywords.
         text_signature = "(dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=1, \
                           samples=None, drop_last=False, shuffle_buffer=None, shuffle_bytes=268435456, \
                           shuffle_shards=False, read=None, transforms=None, filter=None, array_type='auto')"
@@ -141,7 +141,7 @@ impl PyLoader {
         })
     }
 
-    /// Starts a pass: the epochs after the last pass, or the rest of a restored one.
+    /// Starts a pass: the epochs after the last pass, or the rest of a restored pass.
     fn __iter__(&self) -> PyResult<BatchIterator> {
         let mut pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
         let pass = pass.as_mut().ok_or_else(DflopError::closed)?;
@@ -149,7 +149,7 @@ impl PyLoader {
             *pass = Pass::new(start(&self.builder.clone().first_epoch(pass.next_epoch))?, pass.next_epoch);
         }
         pass.is_begun = true;
-        // Counted when the pass starts: a pass that is left early still uses up its epochs.
+        // Counted when the pass starts: a pass that is left early still uses up the epochs.
         pass.next_epoch += self.epochs;
         let stream = pass.loader.get()?.stream();
         // An async lock, because it is held across the wait for a batch.
@@ -163,7 +163,7 @@ impl PyLoader {
         Ok(BatchIterator { stream, is_ended, delivery: self.delivery, first_exception })
     }
 
-    /// Number of batches of a pass; opens the index.
+    /// Number of batches in a pass; opens the index.
     ///
     /// Without ``dp_size`` and split, batches in which all samples are bad are counted, and not delivered.
     ///
@@ -174,7 +174,7 @@ impl PyLoader {
         if let Some(batches) = loader.batches() {
             return Ok(batches as usize);
         }
-        // `list(loader)` asks for the length first and takes a `TypeError` for none.
+        // `list(loader)` asks for the length first and interprets a `TypeError` as no length.
         let unknown = |error: PyErr| {
             if !error.is_instance_of::<PyException>(py) {
                 return error;
@@ -188,7 +188,7 @@ impl PyLoader {
         Ok(loader.batches_of(dataset.len()) as usize)
     }
 
-    /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    /// Rejects an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
     #[expect(clippy::unused_self, reason = "a method of the class")]
     fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(refuse_index("Loader"))
@@ -210,8 +210,8 @@ impl PyLoader {
         self.restart(start(&self.builder.clone().first_epoch(epoch))?, epoch)
     }
 
-    /// Returns the state of the pass: after the last delivered batch, regardless of read-ahead; after the end
-    /// of the pass, the start of the next one.
+    /// Returns the pass state: after the last delivered batch, regardless of read-ahead; after the end of the
+    /// pass, the start of the next pass.
     ///
     /// Returns:
     ///     dict: a small mapping, which JSON can hold.
@@ -243,8 +243,8 @@ impl PyLoader {
     ///     state_dict (Mapping): state that ``state_dict`` returned.
     ///
     /// Raises:
-    ///     StateError: the state belongs to other shards or samples, another rank or number of ranks, another
-    ///         shuffle, or another ``drop_last``.
+    ///     StateError: the state has different shards or samples, a different rank or number of ranks, a
+    ///         different shuffle, or a different ``drop_last``.
     fn load_state_dict(&self, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
         let text = convert::json_text(state_dict)?;
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
@@ -257,7 +257,7 @@ impl PyLoader {
         self.restart(loader, first_epoch)
     }
 
-    /// Ends the threads of the loader and its iterators; neither can be used afterwards.
+    /// Ends the threads of the loader and the iterators; neither can be used afterwards.
     fn close(&self, py: Python<'_>) {
         let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner).take();
         let streams = std::mem::take(&mut *self.streams.lock().unwrap_or_else(PoisonError::into_inner));
@@ -291,7 +291,7 @@ impl PyLoader {
     }
 
     /// The first 1,000 samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``,
-    /// ``field``, ``reason``. ``skipped_samples`` is the number of all.
+    /// ``field``, ``reason``. ``skipped_samples`` is the total number.
     ///
     /// Examples:
     ///     >>> import tarfile
@@ -314,18 +314,18 @@ impl PyLoader {
         Ok(self.loader()?.skip_log().skipped_samples())
     }
 
-    /// Number of samples that ``filter`` left out.
+    /// Number of samples that ``filter`` excluded.
     #[getter]
     fn filtered_samples(&self) -> u64 {
         self.filtered_samples
     }
 
-    /// Returns the metrics of every stage in this pass.
+    /// Returns the stage metrics for this pass.
     ///
     /// Returns:
     ///     dict: ``stages``, each with ``stage``, ``items``, ``bytes``, ``busy_seconds``, waiting seconds, …;
     ///     the ``bottleneck``, the stage that limits the throughput; ``seconds`` and
-    ///     ``consumer_wait_seconds`` of the pass; bytes that wait.
+    ///     ``consumer_wait_seconds`` for the pass; waiting bytes.
     ///
     /// Examples:
     ///     >>> loader = dflop.Loader("shards/", batch_size=100)
@@ -339,7 +339,7 @@ impl PyLoader {
         to_python(py, &self.loader()?.metrics())
     }
 
-    /// CPU seconds of decoding, resizing and normalizing in this pass, over all threads.
+    /// CPU seconds for decoding, resizing and normalizing in this pass, over all threads.
     #[getter]
     fn kernel_cpu_seconds(&self) -> PyResult<f64> {
         Ok(self.loader()?.kernel_cpu().as_secs_f64())
@@ -347,13 +347,13 @@ impl PyLoader {
 }
 
 impl PyLoader {
-    /// Returns the loader of the pass.
+    /// Returns the pass's loader.
     fn loader(&self) -> PyResult<Arc<Loader>> {
         let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
         pass.as_ref().ok_or_else(DflopError::closed)?.loader.get()
     }
 
-    /// Makes a loader that of the next pass.
+    /// Installs a loader for the next pass.
     fn restart(&self, loader: Arc<Threaded<Loader>>, first_epoch: u64) -> PyResult<()> {
         let mut pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
         *pass.as_mut().ok_or_else(DflopError::closed)? = Pass::new(loader, first_epoch);
@@ -361,8 +361,8 @@ impl PyLoader {
     }
 }
 
-/// Starts the settings of a loader of whole shards, or of a DP rank's samples; returns the number of samples
-/// that the filter left out too.
+/// Creates a builder for a loader of whole shards, or of a DP rank's samples; also returns the number of
+/// samples that the filter excluded.
 fn builder_of(
     dataset: &Bound<'_, PyDataset>,
     filter: Option<&Bound<'_, PyAny>>,
@@ -381,7 +381,7 @@ fn builder_of(
     Ok((Loader::builder(Vec::new()).samples_of_rank(samples, dp_rank, dp_size), filtered))
 }
 
-/// Sets the conversion of images to one array.
+/// Sets the image conversion to an array.
 fn convert_images(
     builder: LoaderBuilder,
     image: Option<&Image>,
@@ -397,7 +397,7 @@ fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
     Ok(Arc::new(Threaded::new(loader)))
 }
 
-/// Iterator over the batches of a pass, which ``iter`` of a `Loader` returns.
+/// Iterator over the batches in a pass, returned by ``iter`` on a `Loader`.
 ///
 /// Examples:
 ///     >>> with iter(dflop.Loader("shards/", batch_size=8)) as batches:
@@ -414,7 +414,7 @@ pub(crate) struct BatchIterator {
 
 #[pymethods]
 impl BatchIterator {
-    /// Ends the stream of the iterator, and waits for it.
+    /// Ends the iterator's stream, and waits for the end.
     fn close(&self, py: Python<'_>) {
         self.stream.close(py);
     }

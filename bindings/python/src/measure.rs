@@ -14,9 +14,9 @@ use crate::error::DflopError;
 /// Interpolates times as predictions do: monotone between the points, and linear in work beyond them.
 ///
 /// Args:
-///     points (Iterable): pairs of tokens, above 0, and time; of several with the same tokens the last one
-///         counts.
-///     is_squared (bool): work is the square of the tokens, as in attention over one sequence. Default:
+///     points (Iterable): pairs of tokens, above 0, and time; if several points have the same tokens, the
+///         last point counts.
+///     is_squared (bool): work is the square of the tokens, as in attention over a single sequence. Default:
 ///         ``False``.
 ///
 /// Raises:
@@ -37,20 +37,20 @@ impl PyTimeCurve {
         curve.map(Self).ok_or_else(none)
     }
 
-    /// Returns the time at a number of tokens, in the unit of the points; 0 at 0.
+    /// Returns the time for a number of tokens, in the unit of the points; 0 at 0.
     fn at(&self, tokens: u32) -> f64 {
         self.0.at(tokens)
     }
 }
 
-/// Predicts what a microbatch of one module takes from a profile, as `CostModel.microbatch_time` does.
+/// Predicts microbatch times for a module from a profile, as `CostModel.microbatch_time` does.
 ///
 /// Args:
-///     csv (str): text of the profile.
+///     csv (str): profile text.
 ///     module (str): ``vision``, ``audio`` or ``llm``.
 ///
 /// Raises:
-///     ValueError: the text is not a profile, or has no times of the whole module without tensor parallelism.
+///     ValueError: the text is not a profile, or has no whole-module times without tensor parallelism.
 #[pyclass(frozen, name = "MicrobatchCurve", module = "dflop._native")]
 pub(crate) struct PyMicrobatchCurve {
     curve: MicrobatchCurve,
@@ -74,8 +74,8 @@ impl PyMicrobatchCurve {
         Ok(Self { curve, layers })
     }
 
-    /// Returns the microseconds of a microbatch, forward and backward, of sequences of these tokens; 0
-    /// without sequences.
+    /// Returns the microseconds for a microbatch, forward and backward, with sequences of these lengths in
+    /// tokens; 0 without sequences.
     fn microseconds(&self, lengths: Vec<u32>) -> f64 {
         if lengths.is_empty() {
             return 0.0;
@@ -84,7 +84,7 @@ impl PyMicrobatchCurve {
         self.curve.ns(lengths().sum(), lengths().map(|length| length * length).sum()) / 1e3
     }
 
-    /// Microseconds that launches take, whatever is in a microbatch; 0 if the profile shows none.
+    /// Launch time in microseconds, regardless of the microbatch content; 0 if the profile shows none.
     #[getter]
     fn floor_microseconds(&self) -> f64 {
         self.curve.floor_ns / 1e3
@@ -96,20 +96,21 @@ impl PyMicrobatchCurve {
 /// Args:
 ///     size_min (int): smallest size, in tokens or items.
 ///     size_max (int): largest size.
-///     error_bound (float): relative error of a prediction in the middle of an interval.
-///     snap (Callable): returns the possible size nearest to a wanted one.
-///     measure (Callable): returns the times of a list of sizes that run together, all above 0, in one unit.
+///     error_bound (float): relative prediction error in the middle of an interval.
+///     snap (Callable): returns the possible size nearest to a requested size.
+///     measure (Callable): returns the times for a list of sizes that run together, all above 0, in the same
+///         unit.
 ///     is_spent (Callable): returns whether measuring should stop; the first grid is always measured.
-///     predict (Callable): returns the times of a list of sizes (its second argument), predicted from pairs
-///         of sizes and times (its first). Default: by a ``TimeCurve``.
+///     predict (Callable): returns the times for a list of sizes (second argument), predicted from pairs of
+///         sizes and times (first argument). Default: by a ``TimeCurve``.
 ///
 /// Returns:
 ///     tuple: the sizes, ascending; the largest error in the middle of an interval, ``None`` if no middle was
 ///     measured; the number of intervals whose error is not known to be within the bound.
 ///
 /// Raises:
-///     ValueError: a function returned another number of times than of sizes.
-///     Exception: those of the functions, and of signal handlers, such as ``KeyboardInterrupt``.
+///     ValueError: the number of times that a function returned differs from the number of sizes.
+///     Exception: exceptions from the functions, and from signal handlers, such as ``KeyboardInterrupt``.
 #[pyfunction]
 #[pyo3(signature = (size_min, size_max, *, error_bound, snap, measure, is_spent, predict=None))]
 pub(crate) fn choose_sizes(
@@ -127,7 +128,7 @@ pub(crate) fn choose_sizes(
     Ok((sizes, chosen.error_max, chosen.open))
 }
 
-/// Functions in Python as a source of times. They run with the interpreter held, and nothing here waits.
+/// Python functions as a time source. They run with the interpreter held, and nothing here waits.
 struct PySource<'py> {
     snap: Bound<'py, PyAny>,
     measure: Bound<'py, PyAny>,
@@ -169,19 +170,19 @@ fn times(answer: &Bound<'_, PyAny>, sizes: &[u32]) -> PyResult<Vec<f64>> {
     Err(PyValueError::new_err(message))
 }
 
-/// Compares predicted times with the runs that they predict.
+/// Compares predicted times with measured runs.
 ///
 /// Args:
-///     predicted (Sequence[float]): a time for each setting.
-///     runs (Sequence[Sequence[float]]): the times of each setting, at least one, in the same unit.
+///     predicted (Sequence[float]): predicted time for each setting.
+///     runs (Sequence[Sequence[float]]): measured times for each setting, at least one, in the same unit.
 ///
 /// Returns:
-///     dict: ``measured``, the median of the runs of each setting; ``spreads``, 1.4826 times their median
-///     absolute deviation over the median; ``bias``, ``median`` and ``p95`` of the relative errors;
-///     ``spread_p95``; ``median_bound`` and ``p95_bound``; ``is_within``.
+///     dict: ``measured``, the median run for each setting; ``spreads``, 1.4826 times the median absolute
+///     deviation over the median; ``bias``, ``median`` and ``p95`` for the relative errors; ``spread_p95``;
+///     ``median_bound`` and ``p95_bound``; ``is_within``.
 ///
 /// Raises:
-///     ValueError: the numbers of predictions and of settings that ran differ.
+///     ValueError: the number of predictions differs from the number of settings that ran.
 #[pyfunction]
 pub(crate) fn check_predictions(
     py: Python<'_>,

@@ -1,4 +1,4 @@
-//! `dflop.CostModel`: predicts tokens and seconds of samples for a model, a device and a training setup.
+//! `dflop.CostModel`: predicts sample tokens and seconds for a model, a device and a training setup.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,10 +22,10 @@ use crate::error::DflopError;
 use crate::names::Names;
 use crate::table::Table;
 
-/// Device preset of a model without another.
+/// Device preset for a model without a device.
 const DEVICE: &str = "h100";
 
-/// Names of a model, the device or profile that it runs on, and its training setup.
+/// Model names, the device or profile that the model runs on, and the training setup.
 #[derive(Debug)]
 pub(crate) struct ModelSettings {
     pub(crate) names: Vec<String>,
@@ -39,20 +39,20 @@ pub(crate) struct ModelSettings {
 
 /// A model as the user names it.
 pub(crate) enum ModelArgument<'py> {
-    /// Presets, directories or names of the hub.
+    /// Presets, directories or hub names.
     Names(Vec<String>),
     /// A `dflop.CostModel`.
     Costs(Bound<'py, PyCostModel>),
-    /// A `dflop.Custom`: what its tokens cost, and its function of tokens.
+    /// A `dflop.Custom`: token costs, and a token function.
     Custom { costs: TokenCosts, tokens: Bound<'py, PyAny> },
 }
 
-/// Costs of tokens that a function counts.
+/// Costs for tokens that a function counts.
 #[derive(Debug)]
 pub(crate) enum TokenCosts {
-    /// Parameters of every module, and the device that they run on.
+    /// Number of parameters in every module, and the device that they run on.
     Parameters(Vec<(Module, f64)>, String),
-    /// A cost model, whose sizes or profile give the times.
+    /// A cost model, whose sizes or profile determine the times.
     Model(Arc<CostModel>),
 }
 
@@ -83,7 +83,7 @@ impl<'py> ModelArgument<'py> {
 }
 
 impl ModelSettings {
-    /// Returns the settings of a model on the default device.
+    /// Returns the settings for a model on the default device.
     pub(crate) fn new(names: Vec<String>) -> Self {
         Self {
             names,
@@ -110,7 +110,7 @@ impl ModelSettings {
     }
 }
 
-/// Returns a model of these modules, whose own costs are never asked for.
+/// Returns a model with these modules, whose own costs are never used.
 pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostModel, DflopError> {
     let mut spec = ModelSpec::preset("tiny")?;
     spec.vision = spec.vision.filter(|_| modules.contains(&Module::Vision));
@@ -169,7 +169,7 @@ impl PyCostModel {
         slf.get().arguments.repr(&slf.get_type())
     }
 
-    /// HTML for notebooks: the sizes of the modules.
+    /// HTML for notebooks: the module sizes.
     fn _repr_html_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let (py, spec) = (slf.py(), slf.get().model.spec());
         let rows = PyList::empty(py);
@@ -182,28 +182,28 @@ impl PyCostModel {
         py.import("dflop._html")?.call_method1("cost_model", (&spec.name, slf.repr()?, rows))
     }
 
-    /// Names of the modules with predicted times: of ``vision``, ``audio`` and ``llm``, the LLM last.
+    /// Names of the modules with predicted times, out of ``vision``, ``audio`` and ``llm``, the LLM last.
     #[getter]
     fn modules(&self) -> Vec<&'static str> {
         self.model.modules().iter().map(|module| module.name()).collect()
     }
 
-    /// Predicts the cost of one sample.
+    /// Predicts the cost of a sample.
     ///
     /// Args:
-    ///     text_tokens (int): number of text tokens, without the placeholders of media. Default: 0.
+    ///     text_tokens (int): number of text tokens, without media placeholders. Default: 0.
     ///     target_tokens (int): number of tokens that the loss is taken over. Default: 0.
     ///     images (Sequence[tuple[int, int]]): width and height of each image, in pixels.
-    ///     audio (Sequence[tuple[int, int]]): frames and sample rate in Hz of each audio clip.
-    ///     videos (Sequence[tuple[int, int, int]]): frames, width and height of each video, after frame
-    ///         sampling.
+    ///     audio (Sequence[tuple[int, int]]): number of frames and sample rate in Hz for each audio clip.
+    ///     videos (Sequence[tuple[int, int, int]]): number of frames, width and height for each video, after
+    ///         frame sampling.
     ///
     /// Returns:
     ///     dict: ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by
     ///     module: forward and backward of the whole module on one device.
     ///
     /// Raises:
-    ///     ModelError: the model does not support such a sample.
+    ///     ModelError: the model does not support the sample.
     ///
     /// Examples:
     ///     >>> costs = dflop.CostModel("qwen2.5-vl-7b")
@@ -239,16 +239,17 @@ impl PyCostModel {
         cost_dict(py, &self.model, &cost)
     }
 
-    /// Predicts what sequences add to a microbatch of a module, each for itself.
+    /// Predicts the time that each individual sequence adds to a module's microbatch.
     ///
     /// Args:
     ///     module (str): one of ``modules``.
-    ///     lengths (Sequence[int]): tokens of each sequence inside the module: of a medium in an encoder, all
-    ///         of which attend to each other; of a sample in the LLM, all of whose tokens have a target.
+    ///     lengths (Sequence[int]): tokens in each sequence inside the module: in an encoder, a sequence is a
+    ///         medium, whose tokens all attend to each other; in the LLM, a sequence is a sample, whose
+    ///         tokens all have a target.
     ///
     /// Returns:
-    ///     list[int]: nanoseconds of forward and backward of the whole module on one device, for each
-    ///     sequence; `microbatch_time` has what a microbatch takes besides.
+    ///     list[int]: nanoseconds for forward and backward of the whole module on one device, for each
+    ///     sequence; `microbatch_time` also includes the fixed time per microbatch.
     ///
     /// Raises:
     ///     ConfigError: the model has no such module.
@@ -262,7 +263,7 @@ impl PyCostModel {
         let place = self.place(module)?;
         let mut works = vec![EncoderWork::default(); modules.len() - 1];
         let time = |length: u32| {
-            // the LLM is the last module, and no encoder
+            // The LLM is the last module, and not an encoder.
             let tokens = if place == works.len() { length } else { 0 };
             if let Some(work) = works.get_mut(place) {
                 *work = EncoderWork::from_sequences(&[length]);
@@ -273,18 +274,18 @@ impl PyCostModel {
         lengths.into_iter().map(time).collect()
     }
 
-    /// Predicts the time of a microbatch of a module, whose sequences are packed into one.
+    /// Predicts the time for a module's microbatch, whose sequences are packed into one.
     ///
-    /// On a profile, that is the larger of two times: that of the host, which launches kernels and does not
-    /// depend on the sequences, and that of the device, which is a constant and ``sequence_times``. At a
-    /// stated rate it is the sum of ``sequence_times``.
+    /// On a profile, the prediction is the larger of two times: the host time, which launches kernels and
+    /// does not depend on the sequences, and the device time, which is a constant and ``sequence_times``. At
+    /// a stated rate the prediction is the sum of ``sequence_times``.
     ///
     /// Args:
     ///     module (str): one of ``modules``.
-    ///     lengths (Sequence[int]): tokens of each sequence inside the module, as of ``sequence_times``.
+    ///     lengths (Sequence[int]): tokens in each sequence inside the module, as in ``sequence_times``.
     ///
     /// Returns:
-    ///     int: nanoseconds of forward and backward of the whole module on one device; 0 without sequences.
+    ///     int: nanoseconds for forward and backward of the whole module on one device; 0 without sequences.
     ///
     /// Raises:
     ///     ConfigError: the model has no such module.
@@ -299,9 +300,9 @@ impl PyCostModel {
         Ok(constants.microbatch_ns(added_ns))
     }
 
-    /// Errors of the profile over the microbatches that were held out when it was measured: their number
-    /// ``microbatches``, ``median`` and ``p95`` of the absolute errors, and ``half_width`` of the 90 %
-    /// interval of a microbatch, as fractions; ``None`` without them.
+    /// Profile errors over the microbatches that were held out during measurement: the number of
+    /// ``microbatches``, ``median`` and ``p95`` for the absolute errors, and ``half_width`` for a
+    /// microbatch's 90 % interval, as fractions; ``None`` without held-out microbatches.
     ///
     /// Examples:
     ///     >>> dflop.CostModel("qwen2.5-vl-7b", device="h100").held_out_errors is None
@@ -317,8 +318,8 @@ impl PyCostModel {
         Ok(Some(errors))
     }
 
-    /// Sizes of microbatches below which launches limit a module, by a measured profile: tokens inside the
-    /// module, and the seconds of forward and backward that every smaller microbatch takes.
+    /// Microbatch sizes below which launches limit a module, by a measured profile: tokens inside the module,
+    /// and the forward and backward seconds for every smaller microbatch.
     ///
     /// Examples:
     ///     >>> dflop.CostModel("qwen2.5-vl-7b", device="h100").launch_limits  # nothing was measured
@@ -329,14 +330,14 @@ impl PyCostModel {
         limits.map(|limit| (limit.module.name(), (limit.tokens, limit.seconds))).collect()
     }
 
-    /// Predicts the cost of every sample of a dataset, from its index.
+    /// Predicts the cost of every sample in a dataset, from the index.
     ///
     /// Args:
     ///     dataset (Dataset): the dataset.
     ///
     /// Returns:
     ///     Table: ``sample``, ``key``, ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``,
-    ///     and ``MODULE_ns`` of each module, empty for samples that the model does not support, with the
+    ///     and ``MODULE_ns`` for each module, empty for samples that the model does not support, with the
     ///     reason in ``refused``.
     ///
     /// Examples:
@@ -369,7 +370,7 @@ pub(crate) fn cost_dict<'py>(
 }
 
 impl PyCostModel {
-    /// Returns the place of a module among those of the model.
+    /// Returns the index of a module in the model.
     fn place(&self, module: &str) -> PyResult<usize> {
         let modules = self.model.modules();
         let place = modules.iter().position(|known| known.name() == module);

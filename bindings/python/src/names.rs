@@ -1,4 +1,4 @@
-//! Converts names, paths and lists of them from Python.
+//! Converts names, paths and name lists from Python.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// Names or paths, from one or a list of them; also names of models and of fields.
+/// Names or paths, from a single value or a list; also names of models and fields.
 pub(crate) struct Names(pub(crate) Vec<String>);
 
 impl<'py> FromPyObject<'_, 'py> for Names {

@@ -1,4 +1,4 @@
-//! Settings of reading and decoding samples, `dflop.Read`, which both loaders take.
+//! Settings for reading and decoding samples, `dflop.Read`, for both loaders.
 
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
@@ -15,7 +15,7 @@ use crate::names::Names;
 use crate::settings::Group;
 use crate::transform::{FirstException, UserCode};
 
-/// Settings of reading and decoding samples.
+/// Settings for reading and decoding samples.
 #[derive(Clone)]
 pub(crate) struct ReadSettings {
     settings: LoaderSettings,
@@ -26,19 +26,19 @@ pub(crate) struct ReadSettings {
     pub(crate) delivery: Delivery,
 }
 
-/// Arguments of a loader that take effect while samples are read.
+/// Loader arguments that take effect while samples are read.
 pub(crate) struct ReadArguments<'a, 'py> {
     pub(crate) seed: u64,
     pub(crate) framework: Framework,
     pub(crate) transforms: Option<&'a Bound<'py, PyAny>>,
-    /// Conversion of all images to one array.
+    /// Conversion for all images to an array.
     pub(crate) image: Option<&'a Image>,
-    /// Whether the results of transforms become model inputs.
+    /// Whether transform results become model inputs.
     pub(crate) is_prepared: bool,
 }
 
 impl ReadSettings {
-    /// Reads the fields of a `dflop.Read`.
+    /// Reads the fields in a `dflop.Read`.
     pub(crate) fn new(group: &Group<'_>, arguments: &ReadArguments<'_, '_>) -> PyResult<Self> {
         let ReadArguments { seed, framework, transforms, image, is_prepared } = *arguments;
         let decode: String = group.get("decode")?;
@@ -82,7 +82,7 @@ impl ReadSettings {
         self.is_decoded
     }
 
-    /// Applies the settings to the builder of a balanced loader.
+    /// Applies the settings to a balanced loader builder.
     pub(crate) fn apply(&self, builder: BalancedLoaderBuilder) -> BalancedLoaderBuilder {
         let mut builder = builder.settings(self.settings.clone());
         if let Some(steps) = self.steps_ahead {
@@ -94,10 +94,10 @@ impl ReadSettings {
         builder
     }
 
-    /// Applies the settings to the builder of a stream.
+    /// Applies the settings to a stream builder.
     ///
     /// # Errors
-    /// `ConfigError` for settings that a stream does not have.
+    /// `ConfigError` for settings that a stream does not support.
     pub(crate) fn apply_to_stream(&self, builder: LoaderBuilder) -> Result<LoaderBuilder, DflopError> {
         let of_steps = [
             ("steps_ahead", self.steps_ahead.is_some()),
@@ -117,7 +117,7 @@ fn error_budget(group: &Group<'_>) -> PyResult<ErrorBudget> {
     Ok(count.map_or(budget, |samples| budget.at_most(samples)))
 }
 
-/// Parses the decoding of samples.
+/// Parses the decode setting.
 fn parse_decode(name: &str, image: Option<&Image>) -> Result<Decode, DflopError> {
     match (name, image) {
         ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),

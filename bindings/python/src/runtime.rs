@@ -1,7 +1,7 @@
-//! Runs waits on one Tokio runtime, lets Ctrl-C interrupt them, and refuses use after a fork.
+//! Runs waits on a Tokio runtime, lets Ctrl-C interrupt them, and rejects use after a fork.
 //!
-//! Threads do not exist in a forked process, so a wait for one that was started before the fork would never
-//! end. Everything with threads therefore records its process, and is refused in any other.
+//! Threads do not exist in a forked process, so waiting for a thread that was started before the fork would
+//! never end. Every object with threads therefore records the process, and rejects use in any other process.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,10 +19,10 @@ const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
 
 static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
 
-/// Returns the runtime of this process. It does I/O and hands over, so two threads suffice.
+/// Returns this process's runtime. It does I/O and hands over, so two threads suffice.
 fn runtime() -> PyResult<&'static Runtime> {
     if RUNTIME.get().is_none() {
-        // Of two that are started at the same time, one is dropped.
+        // If two runtimes are started at the same time, one is dropped.
         let _other = RUNTIME.set((std::process::id(), start_runtime("dflop", 2)?));
     }
     match RUNTIME.get() {
@@ -34,8 +34,8 @@ fn runtime() -> PyResult<&'static Runtime> {
 /// Waits for a future with the interpreter released.
 ///
 /// # Errors
-/// The exception of a signal handler, such as `KeyboardInterrupt`, which drops the future; `ForkError` after
-/// a fork.
+/// The exception from a signal handler, such as `KeyboardInterrupt`, which drops the future; `ForkError`
+/// after a fork.
 pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> PyResult<T> {
     let runtime = runtime()?;
     let mut future = pin!(future);
@@ -54,7 +54,7 @@ pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Se
 /// unobserved.
 ///
 /// # Errors
-/// The errors of [`wait`], and of the work.
+/// The errors of [`wait`], and the work's errors.
 pub(crate) fn run<T: Send + 'static, E: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
@@ -70,11 +70,11 @@ where
     }
 }
 
-/// Value with threads, which can be closed; after a fork it is neither used nor waited for.
+/// Value with threads, which can be closed; after a fork, the value is neither used nor waited for.
 #[derive(Debug)]
 pub(crate) struct Threaded<T> {
     process: u32,
-    /// `None` once it is closed.
+    /// The value; `None` once closed.
     inner: Mutex<Option<Arc<T>>>,
     /// Wakes waits when the value is closed.
     closing: Notify,
@@ -87,7 +87,7 @@ impl<T> Threaded<T> {
     }
 
     /// # Errors
-    /// `ForkError` in a fork of the process that created the value; `Error` once it is closed.
+    /// `ForkError` in a fork of the process that created the value; `Error` once the value is closed.
     pub(crate) fn get(&self) -> PyResult<Arc<T>> {
         if self.process != std::process::id() {
             return Err(DflopError::forked().into());
@@ -95,7 +95,7 @@ impl<T> Threaded<T> {
         self.lock().clone().ok_or_else(|| DflopError::closed().into())
     }
 
-    /// Drops the value, with its threads, and ends waits for it.
+    /// Drops the value and the threads, and ends waits for the value.
     pub(crate) fn close(&self, py: Python<'_>)
     where
         T: Send + Sync,
@@ -111,7 +111,7 @@ impl<T> Threaded<T> {
     /// Waits for work with the value, with the interpreter released.
     ///
     /// # Errors
-    /// Those of [`Self::get`] and [`wait`].
+    /// The errors of [`Self::get`] and [`wait`].
     pub(crate) fn wait<R: Send, F: Future<Output = R> + Send>(
         &self,
         py: Python<'_>,

@@ -1,11 +1,11 @@
-//! Reads the settings dataclasses of `dflop.settings`, field by field.
+//! Reads the settings dataclasses in `dflop.settings`, field by field.
 
 use pyo3::conversion::FromPyObjectOwned;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Module of the dataclasses.
+/// Module with the dataclasses.
 const MODULE: &str = "dflop.settings";
 
 /// A settings dataclass, such as `dflop.Plan`.
@@ -15,10 +15,10 @@ pub(crate) struct Group<'py> {
 }
 
 impl<'py> Group<'py> {
-    /// Takes the argument of a keyword; without it, all fields have their defaults.
+    /// Creates a group from a keyword's argument; without an argument, all fields have the default.
     ///
     /// # Errors
-    /// `TypeError` for an object of another class.
+    /// `TypeError` for an object of any other class.
     pub(crate) fn new(
         py: Python<'py>,
         keyword: &str,
@@ -38,7 +38,7 @@ impl<'py> Group<'py> {
     /// Reads a field.
     ///
     /// # Errors
-    /// The error of the conversion, with the field in its message.
+    /// The conversion error, with the field in the message.
     pub(crate) fn get<T: FromPyObjectOwned<'py>>(&self, field: &str) -> PyResult<T> {
         self.object.getattr(field)?.extract::<T>().map_err(|error| self.wrong(field, &error.into()))
     }
@@ -50,7 +50,7 @@ impl<'py> Group<'py> {
     }
 }
 
-/// Refuses keywords that a loader does not have, with the dataclass of the setting if it is in one.
+/// Rejects unsupported loader keywords, and names the dataclass that has the setting, if there is one.
 pub(crate) fn refuse_keywords(
     py: Python<'_>,
     loader: &str,
@@ -60,7 +60,7 @@ pub(crate) fn refuse_keywords(
     py.import(MODULE)?.call_method1("refuse_keywords", (loader, unknown)).map(drop)
 }
 
-/// Returns the error of a loader that is asked for an item by its index.
+/// Returns the error for a loader that is indexed.
 pub(crate) fn refuse_index(loader: &str) -> PyErr {
     PyTypeError::new_err(format!(
         "a {loader} is iterated, and has no items by index: for a DataLoader wrap it, \

@@ -35,7 +35,7 @@ impl Table {
 
 #[pymethods]
 impl Table {
-    /// Names of the columns.
+    /// Column names.
     #[getter]
     fn column_names(&self) -> Vec<String> {
         self.schema.fields().iter().map(|field| field.name().clone()).collect()
@@ -49,7 +49,7 @@ impl Table {
         format!("Table(rows={}, columns={:?})", self.__len__(), self.column_names())
     }
 
-    /// Returns a capsule of a C stream of the record batches; a requested schema is ignored.
+    /// Returns a capsule with a C stream over the record batches; a requested schema is ignored.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -61,7 +61,7 @@ impl Table {
     }
 }
 
-/// Returns a capsule of a C stream, which owns the batches that are not taken from it.
+/// Returns a capsule with a C stream, which owns the batches that are not read.
 pub(crate) fn stream(
     py: Python<'_>,
     schema: SchemaRef,

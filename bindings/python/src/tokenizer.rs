@@ -1,4 +1,4 @@
-//! Opens tokenizers from files, the Hugging Face cache, or objects of `tokenizers` and `transformers`.
+//! Opens tokenizers from files, the Hugging Face cache, or `tokenizers` and `transformers` objects.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::names::Names;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenizerSettings {
     tokenizer: Option<Tokenizer>,
-    /// Whether there is to be none.
+    /// Whether the user disabled the tokenizer.
     is_refused: bool,
     chat_template: Option<String>,
     caption_prompt: Option<String>,
@@ -42,12 +42,12 @@ impl TokenizerSettings {
         self.tokenizer.is_some()
     }
 
-    /// Returns whether the user wants no tokenizer: ``tokenizer=False``.
+    /// Returns whether the user disabled the tokenizer: ``tokenizer=False``.
     pub(crate) fn is_refused(&self) -> bool {
         self.is_refused
     }
 
-    /// Takes the tokenizer in a model's directory if none was given.
+    /// Uses the tokenizer in a model's directory if none was given.
     pub(crate) fn or_from_model(mut self, names: &[String]) -> Result<Self, DflopError> {
         for name in names.iter().filter(|_| self.tokenizer.is_none() && !self.is_refused) {
             let Some(path) = checkpoint_path(name) else { continue };
@@ -82,9 +82,9 @@ impl TokenizerSettings {
     }
 }
 
-/// Returns the counter of text tokens that an index is read with.
+/// Returns the text token counter for reading an index.
 ///
-/// - `model`: counts texts in the chat format of this model; `None` counts the bare text
+/// - `model`: counts texts in this model's chat format; `None` counts the bare text
 pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>) -> PyResult<TokenCounts> {
     let Some(model) = model else {
         let Some(tokenizer) = settings.tokenizer else { return Ok(TokenCounts::Estimated) };
@@ -98,7 +98,7 @@ pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>
     Ok(TokenCounts::Of(Arc::new(builder.build().map_err(DflopError::from)?.text_counter())))
 }
 
-/// Converts the tokenizer argument of a user.
+/// Converts the user's tokenizer argument.
 fn parse_tokenizer(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     if let Ok(Names(names)) = value.extract::<Names>()
         && let [name] = &names[..]
@@ -106,7 +106,7 @@ fn parse_tokenizer(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
         let path = checkpoint_path(name).unwrap_or_else(|| PathBuf::from(name));
         return Ok(Tokenizer::open(path).map_err(DflopError::from)?);
     }
-    // Fast tokenizers of `transformers` wrap one of `tokenizers`.
+    // Fast tokenizers in `transformers` wrap a tokenizer from `tokenizers`.
     let backend = value.getattr("backend_tokenizer").unwrap_or_else(|_| value.clone());
     let Ok(text) = backend.call_method0("to_str") else {
         let kind = value.get_type().name()?;
@@ -117,7 +117,7 @@ fn parse_tokenizer(value: &Bound<'_, PyAny>) -> PyResult<Tokenizer> {
     };
     let mut tokenizer =
         Tokenizer::from_json(text.extract::<String>()?.as_bytes()).map_err(DflopError::from)?;
-    // `transformers` keeps special tokens and the chat template outside of the backend tokenizer.
+    // `transformers` keeps special tokens and the chat template outside the backend tokenizer.
     if let Ok(special) = value.getattr("special_tokens_map") {
         for item in special.call_method0("items")?.try_iter()? {
             let (name, token): (String, Bound<'_, PyAny>) = item?.extract()?;

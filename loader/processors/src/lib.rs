@@ -1,10 +1,10 @@
-//! Turns samples into model inputs: token ids with media in place, labels, pixels and mel spectrograms.
+//! Converts samples to model inputs: token ids with media in place, labels, pixels and mel spectrograms.
 //!
-//! A [`Preparer`] does to a sample what the Hugging Face processor of the model's family does, and
-//! [`ModelInputs`](dflop_samples::inputs::ModelInputs) hold a microbatch of such samples, ready for
-//! `model(**inputs)`. A balanced loader runs it in its decode pool, directly after decoding.
+//! A [`Preparer`] processes a sample like the Hugging Face processor for the model's family, and
+//! [`ModelInputs`](dflop_samples::inputs::ModelInputs) hold a microbatch of prepared samples, ready for
+//! `model(**inputs)`. A balanced loader runs the preparer in the decode pool, directly after decoding.
 //!
-//! Pure: once a preparer is built, it reads no files and no clock.
+//! A preparer is pure: once built, it reads no files and no clock.
 
 pub mod audio;
 mod chat;

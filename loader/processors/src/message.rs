@@ -1,35 +1,36 @@
-//! Turns of a conversation, in the form that chat templates read.
+//! Conversation turns, in the form that chat templates read.
 
 use dflop_samples::media::Modality;
 use minijinja::Value;
 
-/// Conversation in the form that a template reads.
+/// Conversation in template form.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Dialogue {
     /// Turns, in order.
     pub messages: Vec<Message>,
-    /// Variables of the template beside the messages: `tools`, `documents` and others of the sample.
+    /// Template variables in addition to the messages: `tools`, `documents` and other variables from the
+    /// sample.
     pub variables: Vec<(String, Value)>,
 }
 
-/// Turn in the form that a template reads.
+/// Turn in template form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Role of the speaker: `system`, `user`, `assistant` or another one that the template knows.
+    /// Speaker role: `system`, `user`, `assistant` or any other role that the template knows.
     pub role: String,
-    /// Texts and media of the turn, in order.
+    /// Texts and media in the turn, in order.
     pub content: Vec<MessagePart>,
     /// Whether the content is a string in the sample, rather than a list of parts.
     pub is_string: bool,
     /// Whether the turn is a training target.
     pub is_target: bool,
-    /// Keys beside role and content, such as `tool_calls`, in their order.
+    /// Keys other than role and content, such as `tool_calls`, in order.
     pub keys: Vec<(String, Value)>,
-    /// Text of a call, for a template that writes no calls.
+    /// Text form of a call, for a template that writes no calls.
     pub call_text: Option<String>,
 }
 
-/// Part of a turn.
+/// Turn part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessagePart {
     /// Text between media.
@@ -39,7 +40,7 @@ pub enum MessagePart {
 }
 
 impl Dialogue {
-    /// Makes a conversation of messages alone.
+    /// Creates a conversation from messages, without variables.
     #[must_use]
     pub fn new(messages: Vec<Message>) -> Self {
         Self { messages, variables: Vec::new() }
@@ -47,19 +48,19 @@ impl Dialogue {
 }
 
 impl Message {
-    /// Makes a message of content alone; it is a target if it is the assistant's.
+    /// Creates a message with only content; it is a target if the role is the assistant's.
     #[must_use]
     pub fn new(role: &str, content: Vec<MessagePart>) -> Self {
         let is_target = role == ASSISTANT;
         Self { role: role.to_owned(), content, is_string: true, is_target, keys: Vec::new(), call_text: None }
     }
 
-    /// Returns whether the assistant speaks.
+    /// Returns whether this is an assistant message.
     pub(crate) fn is_assistant(&self) -> bool {
         self.role == ASSISTANT
     }
 
-    /// Returns whether the message has a train of thought beside its content.
+    /// Returns whether the message has reasoning in addition to the content.
     pub(crate) fn has_reasoning(&self) -> bool {
         self.filled(REASONING).is_some()
     }
@@ -74,12 +75,12 @@ impl Message {
         self.filled(CALLS).is_some()
     }
 
-    /// Returns whether the message has text that templates write beside the content.
+    /// Returns whether the message has text that templates write in addition to the content.
     pub(crate) fn has_more_than_content(&self) -> bool {
         [CALLS, REASONING, "reasoning", "thinking"].iter().any(|key| self.filled(key).is_some())
     }
 
-    /// Writes calls as text, where their text is known; returns whether no call is left.
+    /// Writes calls as text, if the text is known; returns whether no call is left.
     pub(crate) fn write_calls(&mut self) -> bool {
         if let Some(text) = self.call_text.take() {
             self.content.push(MessagePart::Text(text));
@@ -89,14 +90,14 @@ impl Message {
     }
 }
 
-/// Role of the side that is trained.
+/// Role that is trained.
 const ASSISTANT: &str = "assistant";
-/// Key of the calls of a message.
+/// Key for tool calls in a message.
 const CALLS: &str = "tool_calls";
-/// Key of the train of thought of a message.
+/// Key for reasoning in a message.
 pub(crate) const REASONING: &str = "reasoning_content";
 
-/// Converts JSON; objects keep their order.
+/// Converts JSON; objects keep the key order.
 pub(crate) fn to_value(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;
     match json {

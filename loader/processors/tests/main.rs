@@ -1,4 +1,4 @@
-//! Model inputs against recorded truth.
+//! Compares model inputs with recorded reference values.
 
 mod omni;
 mod qwen3_vl;

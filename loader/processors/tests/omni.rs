@@ -1,4 +1,4 @@
-//! Compares model inputs of Qwen2.5-Omni and Qwen3-Omni with their processors, as recorded by
+//! Compares model inputs for Qwen2.5-Omni and Qwen3-Omni with the Hugging Face processors, as recorded by
 //! `tests/record/families/qwen2_5_omni.py` and `qwen3_omni.py`, and with the plans.
 
 use dflop_costmodel::tokens::audio::AudioChunks;
@@ -30,18 +30,18 @@ const FAMILIES: [Family; 2] = [
         deviation: 0.5,
     },
 ];
-/// Largest difference of the pixels of videos, which the processor resizes with torch: two of 255 steps.
+/// Maximum difference between video pixels, which the processor resizes with torch: two of 255 steps.
 const STEPS_APART: f32 = 2.01 / 255.0;
-/// Largest difference of the values of a spectrogram, and of the mean of a mel bin.
+/// Maximum difference between spectrogram values, and between mel bin means.
 const MEL_APART: [f64; 2] = [1e-6, 1e-7];
 
-/// Family with its recorded truth.
+/// Family with recorded reference values.
 struct Family {
     name: &'static str,
     model: &'static str,
-    /// Special tokens of the small tokenizer, and the family's names of them.
+    /// Special tokens in the small tokenizer, and the family's token names.
     renamed: &'static [(&'static str, &'static str)],
-    /// Smallest deviation that pixels are divided by.
+    /// Minimum deviation that pixels are divided by.
     deviation: f32,
 }
 
@@ -55,7 +55,7 @@ impl Family {
         ModelSpec::preset(self.model).unwrap()
     }
 
-    /// Returns the small `ChatML` tokenizer with this family's names of special tokens.
+    /// Returns the small `ChatML` tokenizer with this family's special token names.
     fn builder(&self) -> PreparerBuilder {
         let path = format!("{GOLDEN}/model_inputs/chatml/tokenizer.json");
         let mut text = std::fs::read_to_string(path).unwrap();
@@ -71,7 +71,7 @@ fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// Returns values spread over the whole, at the places of the record.
+/// Returns values spread over the tensor, at the recorded positions.
 fn samples(values: &[f32], count: usize) -> Vec<f32> {
     let mix = |mut at: u32| {
         at = (at ^ (at >> 15)).wrapping_mul(0x2C1B_3C6D);
@@ -113,7 +113,7 @@ fn video(of: &Value) -> Video {
     }
 }
 
-/// Returns the sample of a recorded case, as the decoders deliver it, and its media without text.
+/// Returns the sample for a recorded case, as the decoders deliver it, and the media shape without text.
 fn sample(case: &Value) -> (Sample, SampleShape) {
     let field = |extension: String, media| Field { extension: extension.into(), media };
     let mut fields = vec![field("json".to_owned(), Media::Json(case["json"].clone()))];
@@ -153,7 +153,7 @@ fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     }
 }
 
-/// Expands the run lengths of the record.
+/// Expands recorded run lengths.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => vec![run[0].as_i64().unwrap(); run[1].as_u64().unwrap() as usize],
@@ -252,7 +252,7 @@ fn check_family(family: &Family) {
     }
 }
 
-/// A stage of the language model alone has the same ids and positions without tensors of media.
+/// A stage with only the language model has the same ids and positions without media tensors.
 #[test]
 fn media_that_are_only_counted_leave_the_text_as_it_is() {
     for family in &FAMILIES {
@@ -287,7 +287,7 @@ fn rows_of_a_padded_batch_have_no_kinds_of_tokens() {
     }
 }
 
-/// A clip of the published five minutes and more continues in another spectrogram.
+/// A clip longer than the published five minutes continues in another spectrogram.
 #[test]
 fn a_clip_of_ten_minutes_has_two_spectrograms() {
     let processor = ClipProcessor { mels: 1, rule: AudioChunks::QWEN2_5_OMNI };

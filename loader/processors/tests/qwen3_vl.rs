@@ -1,4 +1,4 @@
-//! Compares model inputs of Qwen3-VL with its Hugging Face processor, as recorded by
+//! Compares model inputs for Qwen3-VL with the Hugging Face processor, as recorded by
 //! `tests/record/families/qwen3_vl.py`, and with the plans.
 
 use dflop_costmodel::{ImageSize, ModelSpec, SampleShape, VideoShape};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/model_inputs");
 const MODELS: [&str; 2] = ["qwen3-vl-8b", "qwen3-vl-30b-a3b"];
-/// Largest difference of pixels of videos, which torch resizes in bytes: two of 255 steps, and rounding.
+/// Maximum difference between video pixels, which torch resizes in bytes: two of 255 steps, and rounding.
 const PIXELS_APART: f32 = 2.01 / 255.0 / 0.5;
 
 fn preparer(model: &str) -> Preparer {
@@ -26,7 +26,7 @@ fn number(of: &Value, name: &str) -> u32 {
     u32::try_from(of[name].as_u64().unwrap()).unwrap()
 }
 
-/// Makes the pixels of the record.
+/// Creates the recorded pixels.
 fn pattern(width: u32, height: u32, seed: u32) -> Vec<u8> {
     let first = seed.wrapping_mul(7919);
     let value = |at: u32| (first.wrapping_add(at).wrapping_mul(2_654_435_761) >> 13) as u8;
@@ -47,7 +47,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-/// Returns the sample of a case, as the decoders deliver it.
+/// Returns the sample for a case, as the decoders deliver it.
 fn sample(case: &Value) -> Sample {
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
     for (at, of) in case["images"].as_array().unwrap().iter().enumerate() {
@@ -79,7 +79,7 @@ fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     }
 }
 
-/// Expands the run lengths of the record.
+/// Expands recorded run lengths.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => vec![run[0].as_i64().unwrap(); run[1].as_u64().unwrap() as usize],
@@ -88,7 +88,7 @@ fn flat(values: &Value) -> Vec<i64> {
     values.as_array().unwrap().iter().flat_map(run).collect()
 }
 
-/// Hashes all bits of all values, as the record does.
+/// Hashes all bits in all values, as the record does.
 fn checksum(values: &[f32]) -> String {
     let hash = |(at, value): (u64, &f32)| u64::from(value.to_bits()).wrapping_mul(2 * at + 1);
     format!("{:016x}", (0..).zip(values).map(hash).fold(0_u64, u64::wrapping_add))
@@ -145,8 +145,8 @@ fn inputs_are_those_of_the_processor() {
     }
 }
 
-/// Counted texts and the token rule together are the length of the prepared sample, with and without pixels
-/// of videos. Frames at all rates have times of one to four digits.
+/// Counted texts and the token rule together are the length of the prepared sample, with and without video
+/// pixels. Frames at all rates have times with one to four digits.
 #[test]
 fn planned_tokens_are_delivered() {
     let preparer = preparer("qwen3-vl-8b");
@@ -190,7 +190,7 @@ fn planned_tokens_are_delivered() {
     }
 }
 
-/// Without times, as of a video that nothing decodes, the count leaves all labels to the token rule.
+/// Without times, as for an undecoded video, the count leaves all labels to the token rule.
 #[test]
 fn videos_of_unknown_times_are_counted_by_the_token_rule() {
     let preparer = preparer("qwen3-vl-8b");

@@ -1,4 +1,4 @@
-//! Compares conversations with images with the results of the Hugging Face processors, family by family, as
+//! Compares conversations with images with the Hugging Face processors' results, family by family, as
 //! recorded by `tests/record/families/`.
 
 use std::path::PathBuf;
@@ -17,12 +17,12 @@ fn golden() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/model_inputs"))
 }
 
-/// Reads a JSON file of the recorded directory.
+/// Reads a JSON file in the recorded directory.
 fn read(path: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden().join(path)).unwrap()).unwrap()
 }
 
-/// Makes the tokenizer of a model: the words of `chatml` with the model's added tokens.
+/// Creates a model's tokenizer: the words in `chatml` with the model's added tokens.
 fn tokenizer(model: &Value) -> Tokenizer {
     let mut made = read("chatml/tokenizer.json");
     let first = made["model"]["vocab"].as_object().unwrap().len();
@@ -56,7 +56,7 @@ fn spec(model: &Value) -> ModelSpec {
     ModelFamilies::default().model(model["name"].as_str().unwrap(), &documents).unwrap()
 }
 
-/// Makes a preparer as the loader does: tokens by the model, pixels by the processor's file.
+/// Creates a preparer as the loader does: tokens from the model, pixels from the processor file.
 fn builder(model: &Value) -> PreparerBuilder {
     let spec = spec(model);
     let of_file = ImageProcessor::from_preprocessor_config(&model["files"]["preprocessor"]).unwrap();
@@ -71,7 +71,7 @@ fn mix(value: u32) -> u32 {
     value ^ (value >> 15)
 }
 
-/// Draws the image of the recording script.
+/// Draws an image as in the recording script.
 fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     let mut pixels = Vec::with_capacity(3 * (width * height) as usize);
     for y in 0..height {
@@ -97,7 +97,7 @@ fn sizes(case: &Value) -> Vec<ImageSize> {
     case["images"].as_array().unwrap().iter().map(size).collect()
 }
 
-/// Returns the sample of a case, as the decoders deliver it.
+/// Returns the sample for a case, as the decoders deliver it.
 fn sample(case: &Value) -> Sample {
     let field = |extension: &str, media| Field { extension: extension.into(), media };
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
@@ -109,7 +109,7 @@ fn sample(case: &Value) -> Sample {
     Sample::new("key", fields)
 }
 
-/// Expands the run lengths of the record.
+/// Expands recorded run lengths.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => vec![run[0].as_i64().unwrap(); run[1].as_u64().unwrap() as usize],
@@ -143,7 +143,7 @@ fn assert_inputs(inputs: &ModelInputs, expected: &Value, note: &str) {
     }
 }
 
-/// Checks the inputs of every case, and that the plan has as many tokens as are delivered.
+/// Checks the inputs for every case, and that the plan has as many tokens as are delivered.
 fn check_cases(model: &Value, preparer: &Preparer, note: &str) {
     let rule = spec(model).vision.unwrap().rule;
     let counter = preparer.text_counter();
@@ -161,7 +161,7 @@ fn check_cases(model: &Value, preparer: &Preparer, note: &str) {
     }
 }
 
-/// Checks that media that are only counted have the ids of those whose pixels are made.
+/// Checks that counted media have the same ids as media with pixels.
 fn check_counted(model: &Value) {
     let counted = builder(model).counted_media().build().unwrap();
     for case in model["cases"].as_array().unwrap() {

@@ -1,10 +1,11 @@
-//! Opens local files without waiting: a pipe, a device or a socket in place of a file is refused by name.
+//! Opens local files without waiting, and rejects pipes, devices and sockets by name.
 //!
-//! To open a pipe waits for its other end, and to read one for what comes, so one that lies in a dataset, a
-//! checkpoint or a model directory would hold whoever reads it for ever. [`open`] and [`read`] are for
-//! everything that a file, a directory or a list names, and for shards, indexes and models. [`read_named`] is
-//! for texts that the command line names: there, `/dev/stdin` and the pipes of process substitutions, as in
-//! `dflop balance <(zcat instance.json.gz)`, are files, too, and the user waits as for every pipe.
+//! Opening a pipe blocks until the other end is opened, and reading a pipe blocks until data arrive, so a
+//! pipe in a dataset, a checkpoint or a model directory would block the reader forever. [`open`] and [`read`]
+//! are for everything that a file, a directory or a list names, and for shards, indexes and models.
+//! [`read_named`] is for texts that the command line names: there, `/dev/stdin` and pipes from process
+//! substitutions, as in `dflop balance <(zcat instance.json.gz)`, are valid files, and the user waits as for
+//! every pipe.
 
 use std::fs::{File, FileType};
 use std::io::{Error, ErrorKind, IsTerminal, Read, Result};
@@ -18,15 +19,15 @@ use rustix::io::Errno;
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`ErrorKind::IsADirectory`] or [`ErrorKind::InvalidInput`] with what was found instead of a file, or the
-/// error of the operating system.
+/// [`ErrorKind::IsADirectory`] or [`ErrorKind::InvalidInput`] with the type that was found instead of a file,
+/// or the operating system error.
 pub fn open(path: &Path) -> Result<File> {
-    // Looked at before it is opened, because to open a device may already have an effect.
+    // Checked before the file is opened, because opening a device may already have an effect.
     check(std::fs::metadata(path)?.file_type())?;
-    // Opened without waiting and looked at again, because it may be another one by now.
+    // Opened without waiting and checked again, because the path may name a different file by now.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = match File::options().read(true).custom_flags(flags).open(path) {
-        // Another process holds a lease, which it gives up for an open that waits.
+        // Another process holds a lease, and releases it for an open call that waits.
         Err(error) if error.kind() == ErrorKind::WouldBlock => File::open(path)?,
         opened => opened?,
     };
@@ -34,7 +35,7 @@ pub fn open(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Reads a whole regular file.
+/// Reads a regular file.
 ///
 /// # Errors
 /// See [`open`].
@@ -42,19 +43,19 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     to_end(open(path)?)
 }
 
-/// Reads a whole regular file as text.
+/// Reads a regular file as text.
 ///
 /// # Errors
-/// See [`open`]; [`ErrorKind::InvalidData`] if it is not UTF-8.
+/// See [`open`]; [`ErrorKind::InvalidData`] if the file is not UTF-8.
 pub fn read_text(path: &Path) -> Result<String> {
     text(read(path)?)
 }
 
-/// Reads a file, a pipe or a terminal that the command line names, to its end.
+/// Reads a file, a pipe or a terminal that the command line names, up to the end.
 ///
 /// # Errors
-/// [`ErrorKind::IsADirectory`] or [`ErrorKind::InvalidInput`] with what was found instead of them, or the
-/// error of the operating system.
+/// [`ErrorKind::IsADirectory`] or [`ErrorKind::InvalidInput`] with the type that was found instead, or the
+/// operating system error.
 pub fn read_named(path: &Path) -> Result<Vec<u8>> {
     let found = std::fs::metadata(path)?.file_type();
     if found.is_fifo() {
@@ -62,7 +63,7 @@ pub fn read_named(path: &Path) -> Result<Vec<u8>> {
     }
     if found.is_char_device() {
         let device = File::open(path)?;
-        // Of other devices, most never end.
+        // Most other devices never end.
         if device.is_terminal() || path.canonicalize()? == Path::new("/dev/null") {
             return to_end(device);
         }
@@ -70,28 +71,28 @@ pub fn read_named(path: &Path) -> Result<Vec<u8>> {
     read(path)
 }
 
-/// Reads what [`read_named`] reads, as text.
+/// Reads the input of [`read_named`] as text.
 ///
 /// # Errors
-/// See [`read_named`]; [`ErrorKind::InvalidData`] if it is not UTF-8.
+/// See [`read_named`]; [`ErrorKind::InvalidData`] if the input is not UTF-8.
 pub fn read_named_text(path: &Path) -> Result<String> {
     text(read_named(path)?)
 }
 
-/// Returns whether an error is that of a machine without room for more, in descriptors or memory, and thus
-/// says nothing about the file.
+/// Returns whether an error means that the machine lacks descriptors or memory, which implies nothing about
+/// the file.
 #[must_use]
 pub fn is_shortage(error: &Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS))
 }
 
-/// Age at which a file that is being written has been locked by its writer.
+/// Age after which a file that is being written is locked by the writer.
 const LOCKED_WITHIN: Duration = Duration::from_mins(1);
 
-/// Removes the files of a directory whose names start and end so, if no process has locked them: those of
-/// writers that were killed. A writer locks its file right after it has created it.
+/// Removes unlocked files in a directory whose names have this start and end: files that killed writers left
+/// behind. A writer locks a file right after creating it.
 ///
-/// What cannot be removed stays: a file that is left over does no harm.
+/// Files that cannot be removed stay: a leftover file does no harm.
 pub fn remove_abandoned(directory: &Path, start: &str, end: &str) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();

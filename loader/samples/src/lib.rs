@@ -1,8 +1,8 @@
-//! Samples of multimodal training data, without shards, threads or models.
+//! Samples for multimodal training, without shards, threads or models.
 //!
-//! [`RawSample`] is a sample as it is stored, [`sample::Sample`] the same after decoding. [`media`] decodes
-//! fields and probes their headers, [`sample`] orders media and texts and measures their shapes, and
-//! [`inputs`] holds what a model is given, with the trait that makes it: [`inputs::SampleProcessor`].
+//! [`RawSample`] is a sample as stored, [`sample::Sample`] a sample after decoding. [`media`] decodes fields
+//! and probes headers, [`sample`] orders media and texts and measures shapes, and [`inputs`] holds model
+//! inputs, with the trait that creates them: [`inputs::SampleProcessor`].
 //!
 //! # Examples
 //! ```

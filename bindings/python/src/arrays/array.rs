@@ -18,9 +18,9 @@ use super::storage::{Owner, Storage};
 
 /// Array in C order that Rust owns, shared with Python and other libraries without a copy.
 ///
-/// It has the buffer protocol (``numpy.asarray``, ``memoryview``, ``bytes``) and DLPack
-/// (``torch.from_dlpack``, ``jax.dlpack.from_dlpack``). The memory lives as long as any view of it. Undecoded
-/// fields of shards are read-only.
+/// An array has the buffer protocol (``numpy.asarray``, ``memoryview``, ``bytes``) and DLPack
+/// (``torch.from_dlpack``, ``jax.dlpack.from_dlpack``). The memory lives as long as any view. Undecoded shard
+/// fields are read-only.
 ///
 /// Examples:
 ///     >>> loader = dflop.Loader("shards/", read=dflop.Read(fields="cls", decode="raw"))
@@ -42,7 +42,7 @@ pub(crate) struct Array {
 
 impl Array {
     /// # Panics
-    /// If the values do not fill the shape, which is a defect of the caller.
+    /// If the values do not fill the shape, which is a bug in the caller.
     pub(crate) fn new(owner: Owner, shape: &[usize]) -> Self {
         let storage = Storage::new(owner);
         let values: usize = shape.iter().product();
@@ -70,19 +70,19 @@ impl Array {
 
 #[pymethods]
 impl Array {
-    /// Lengths of the axes.
+    /// Axis lengths.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.shape.iter())
     }
 
-    /// Type of a value, by its NumPy name.
+    /// Value type, by NumPy name.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.storage.value_type.name
     }
 
-    /// Size of all values in bytes.
+    /// Total size in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.storage.bytes
@@ -168,7 +168,7 @@ impl Array {
     }
 
     /// # Safety
-    /// Python calls this with a view to fill.
+    /// Fills a view; Python calls this for the buffer protocol.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("expected a view to fill, found a null pointer"));
@@ -201,7 +201,7 @@ impl Array {
     }
 }
 
-/// Returns an array of a NumPy type that [`Array`] does not have.
+/// Returns an array with a NumPy type that [`Array`] does not have.
 ///
 /// - `shape`, `order`: as in `numpy.ndarray`
 pub(crate) fn numpy_from_stored<'py>(

@@ -2,7 +2,7 @@
 //!
 //! # Source
 //! `DLPack` 1.0, `dlpack.h`, and "Python Specification for `DLPack`": a consumer renames the capsule and
-//! calls the deleter; the destructor of a capsule that was not consumed calls it.
+//! calls the deleter; the destructor of an unconsumed capsule calls the deleter.
 
 #![expect(unsafe_code, reason = "the protocol consists of C structures and function pointers")]
 
@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use super::storage::Storage;
 
-/// Device type and number of the CPU.
+/// CPU device type and number.
 pub(crate) const CPU: (i32, i32) = (1, 0);
 
 const NAME: &CStr = c"dltensor";
@@ -62,7 +62,7 @@ struct ManagedVersioned {
     tensor: RawTensor,
 }
 
-/// Owner of everything that a managed tensor points to.
+/// Owner of all data that a managed tensor points to.
 struct Context {
     _storage: Arc<Storage>,
     shape: Vec<i64>,
@@ -125,7 +125,7 @@ pub(crate) fn capsule(
     }
 }
 
-/// Frees a managed tensor; its consumer calls this once, on any thread.
+/// Frees a managed tensor; the consumer calls this once, on any thread.
 unsafe extern "C" fn delete(managed: *mut Managed) {
     if !managed.is_null() {
         // SAFETY: `capsule` created it, and the protocol calls this once.
@@ -145,7 +145,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     }
 }
 
-/// Destroys a capsule; if it still has its first name, no consumer took the tensor.
+/// Destroys a capsule; if the capsule still has the first name, no consumer took the tensor.
 unsafe extern "C" fn drop_unversioned(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with the capsule, whose pointer is the one that it was created with.
     unsafe {

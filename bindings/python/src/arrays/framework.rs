@@ -1,4 +1,4 @@
-//! Delivers arrays in the type of NumPy, PyTorch or JAX, or as [`Array`].
+//! Delivers NumPy, PyTorch or JAX arrays, or [`Array`].
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -15,7 +15,7 @@ pub(crate) enum Framework {
     Numpy,
     Torch,
     Jax,
-    /// Our own [`Array`], for every consumer of `DLPack` or the buffer protocol.
+    /// dflop's own [`Array`], for every consumer of `DLPack` or the buffer protocol.
     Dlpack,
     /// `PyTorch` if the process has imported it, else `NumPy`.
     Auto,
@@ -23,7 +23,7 @@ pub(crate) enum Framework {
 
 impl Framework {
     /// # Errors
-    /// `ConfigError` for another name.
+    /// `ConfigError` for an unknown name.
     pub(crate) fn parse(name: &str) -> PyResult<Self> {
         Ok(match name {
             "numpy" => Self::Numpy,
@@ -68,8 +68,8 @@ impl Framework {
         }
     }
 
-    /// Converts an array of `NumPy`; other libraries do not support read-only memory, so it is copied for
-    /// them.
+    /// Converts a `NumPy` array; other libraries do not support read-only memory, so read-only arrays are
+    /// copied for them.
     pub(crate) fn convert_numpy(self, array: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
         let py = array.py();
         match self.resolved(py)? {

@@ -11,7 +11,7 @@ pub(crate) fn numpy(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     import(py, &NUMPY, "numpy")
 }
 
-/// Imports a module into `cell`, or returns the one that is there.
+/// Imports a module into `cell`, or returns the module that is already there.
 pub(super) fn import<'py>(
     py: Python<'py>,
     cell: &'static PyOnceLock<Py<PyModule>>,

@@ -1,4 +1,4 @@
-//! Owns the memory of arrays, with its address and the type of its values.
+//! Owns array memory, with address and value type.
 
 #![expect(unsafe_code, reason = "memory is shared by its address")]
 
@@ -8,10 +8,10 @@ use bytes::Bytes;
 use dflop_loader::decode::Tensor;
 use dflop_loader::media::PixelType;
 
-/// Memory that Rust allocated and gives away as a whole.
+/// Memory that Rust allocated and hands over as a whole.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// Batch of images, whose memory returns to a pool.
+    /// Image batch, whose memory returns to a pool.
     Pixels(Tensor),
     /// Model inputs, PCM.
     F32(Vec<f32>),
@@ -23,17 +23,17 @@ pub(crate) enum Owner {
     I32(Vec<i32>),
     /// Timestamps.
     F64(Vec<f64>),
-    /// Pixels of images and videos.
+    /// Image and video pixels.
     U8(Vec<u8>),
     /// Undecoded field, possibly a view of a mapped file.
     Stored(Bytes),
 }
 
-/// Type of a value.
+/// Value type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ValueType {
     pub(crate) name: &'static str,
-    /// Format character of the `struct` module.
+    /// Format character in the `struct` module.
     pub(crate) format: &'static CStr,
     pub(crate) bytes: usize,
     /// `DLDataTypeCode`: 0 signed, 1 unsigned, 2 floating point, 4 bfloat.
@@ -41,14 +41,14 @@ pub(crate) struct ValueType {
 }
 
 const F32: ValueType = ValueType { name: "float32", format: c"f", bytes: 4, code: 2 };
-/// The buffer protocol has no bfloat, so that its consumers get the bits.
+/// The buffer protocol has no bfloat, so buffer consumers get the bits.
 const BF16: ValueType = ValueType { name: "bfloat16", format: c"H", bytes: 2, code: 4 };
 const F64: ValueType = ValueType { name: "float64", format: c"d", bytes: 8, code: 2 };
 const I64: ValueType = ValueType { name: "int64", format: c"q", bytes: 8, code: 0 };
 const I32: ValueType = ValueType { name: "int32", format: c"i", bytes: 4, code: 0 };
 const U8: ValueType = ValueType { name: "uint8", format: c"B", bytes: 1, code: 1 };
 
-/// Memory with its address, shared by all of its views.
+/// Memory with an address, shared by all views.
 #[derive(Debug)]
 pub(crate) struct Storage {
     /// Keeps the memory alive.
@@ -59,8 +59,8 @@ pub(crate) struct Storage {
     pub(crate) is_readonly: bool,
 }
 
-// SAFETY: the owner may be moved and shared between threads, and its memory stays in place. Races of writes
-// through Python's views are up to the writers, as for every array in Python.
+// SAFETY: the owner may be moved and shared between threads, and the memory stays in place. Races between
+// writes through Python's views are up to the writers, as for every array in Python.
 unsafe impl Send for Storage {}
 // SAFETY: the same as for `Send`.
 unsafe impl Sync for Storage {}

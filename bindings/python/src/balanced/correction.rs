@@ -1,4 +1,4 @@
-//! Learns corrections of later plans from measured stage times of all ranks.
+//! Learns corrections for later plans from all ranks' measured stage times.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::error::DflopError;
 /// Seconds by module, DP rank and microbatch; values that are not finite were not measured.
 pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 
-/// Learns corrections from the times of a run; equal on all ranks that get the same times.
+/// Learns corrections from measured times; equal on all ranks that get the same times.
 pub(super) struct Learner {
     tracker: CorrectionTracker,
-    /// Slow ranks that were warned of.
+    /// Slow ranks with a warning so far.
     warned: Vec<u32>,
 }
 
@@ -27,7 +27,7 @@ impl Learner {
         Ok(Self { tracker: CorrectionTracker::new(options)?, warned: Vec::new() })
     }
 
-    /// Returns the slow ranks of a report that were not warned of before.
+    /// Returns the slow ranks in a report that had no warning before.
     pub(super) fn newly_slow(&mut self, report: &IntervalReport) -> Vec<SlowRank> {
         let is_new = |slow: &&SlowRank| !self.warned.contains(&slow.rank);
         let new: Vec<SlowRank> = report.slow_ranks.iter().filter(is_new).copied().collect();
@@ -35,8 +35,7 @@ impl Learner {
         new
     }
 
-    /// Adds the times of the modules in a step. At the end of an interval plans may change from a later step
-    /// on.
+    /// Adds the module times for a step. At the end of an interval plans may change from a later step on.
     pub(super) fn learn(
         &mut self,
         running: &RunningLoader,
@@ -45,7 +44,7 @@ impl Learner {
     ) -> Result<Option<IntervalReport>, DflopError> {
         let modules = running.planner.model().modules();
         check_names(modules, seconds)?;
-        // In the model's order, so that all ranks make the same observations in the same order.
+        // In model order, so that all ranks make the same observations in the same order.
         for &module in modules {
             let Some(ranks) = seconds.get(module.name()) else { continue };
             check(module.name(), plan, ranks)?;
@@ -54,7 +53,7 @@ impl Learner {
         self.end_step(running)
     }
 
-    /// Adds the times of whole microbatches in a step.
+    /// Adds the times for whole microbatches in a step.
     pub(super) fn learn_whole(
         &mut self,
         running: &RunningLoader,
@@ -75,7 +74,7 @@ impl Learner {
     ) -> Result<(), DflopError> {
         for (rank, microbatches) in ranks.iter().enumerate() {
             for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite()) {
-                // The tracker counts in integer nanoseconds, so that all ranks compute the same.
+                // The tracker counts in integer nanoseconds, so that all ranks compute the same values.
                 let measured_ns = (seconds * 1e9).round() as u64;
                 let place = [rank, microbatch];
                 let observation = running.planner.observation(plan, place, module, measured_ns);
@@ -127,7 +126,7 @@ fn check(name: &str, plan: &StepPlan, ranks: &[Vec<f64>]) -> Result<(), DflopErr
     Ok(())
 }
 
-/// The plan of a step, for all data-parallel ranks: ``Step.plan``.
+/// The step plan for all data-parallel ranks: ``Step.plan``.
 ///
 /// Examples:
 ///     >>> loader = dflop.BalancedLoader(
@@ -162,27 +161,27 @@ impl PyStepPlan {
         Ok((slf.get_type(), (json,)))
     }
 
-    /// Places of samples in the global batch, by DP rank and microbatch.
+    /// Sample indices in the global batch, by DP rank and microbatch.
     #[getter]
     fn ranks(&self) -> Vec<Vec<Vec<u32>>> {
         self.plan.ranks.clone()
     }
 
-    /// Samples that the model does not support, by their place in the global batch, with the reason.
+    /// Unsupported samples, by index in the global batch, with the reason.
     #[getter]
     fn refused(&self) -> Vec<(usize, String)> {
         self.plan.refused.clone()
     }
 
-    /// Dataset and number in its index of every sample of the global batch, in order.
+    /// Dataset and index number for every sample in the global batch, in order.
     #[getter]
     fn samples(&self) -> Vec<(usize, u64)> {
         self.plan.samples.iter().map(|sample| (sample.dataset, sample.sample)).collect()
     }
 
-    /// Predicted forward and backward seconds of every module, in the order of ``BalancedLoader.modules``, by
-    /// DP rank and microbatch: what the samples add, padding to a fixed length in those of the LLM, and what
-    /// every microbatch takes besides.
+    /// Predicted forward and backward seconds for every module, in the order of ``BalancedLoader.modules``,
+    /// by DP rank and microbatch: the time for the samples, for the LLM including padding to a fixed length,
+    /// and the fixed time per microbatch.
     #[getter]
     fn module_seconds(&self) -> Vec<Vec<Vec<f64>>> {
         let seconds = |ns: Vec<u64>| ns.into_iter().map(|ns| ns as f64 / 1e9).collect();

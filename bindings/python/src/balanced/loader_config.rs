@@ -16,17 +16,17 @@ use crate::error::DflopError;
 use crate::read::ReadSettings;
 use crate::runtime::Threaded;
 
-/// Key of the corrections in a state, next to the fields of the Rust loader.
+/// State key for the corrections, next to the Rust loader's fields.
 const CORRECTIONS: &str = "corrections";
 
-/// Settings of a balanced loader, from which it is built again for every iteration.
+/// Balanced loader settings, from which the loader is built again for every iteration.
 pub(super) struct LoaderConfig {
     pub(super) planner: StepPlannerBuilder,
     pub(super) preparer: Option<Arc<Preparer>>,
     pub(super) read: ReadSettings,
-    /// Number of steps after which the run ends, if its epochs do not end before.
+    /// Number of steps after which the run ends, unless the epochs end before.
     pub(super) steps: Option<u64>,
-    /// A `dflop.inputs.Inputs`: the user's code that makes model inputs.
+    /// A `dflop.inputs.Inputs`: user code that creates model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
     pub(super) dp_rank: usize,
     pub(super) accepts_changed_data: bool,
@@ -46,13 +46,13 @@ impl Share for PartOfShare {
     }
 }
 
-/// A loader with its planner.
+/// A loader with the planner.
 pub(super) struct RunningLoader {
     pub(super) planner: StepPlanner,
     pub(super) loader: Threaded<BalancedLoader>,
-    /// Correction tables of the planner, in order.
+    /// The planner's correction tables, in order.
     corrections: Mutex<Vec<CorrectionTable>>,
-    /// Whether the loader was restored at the end of its run, and no iteration has shown that yet.
+    /// Whether the loader was restored at the end of a run, and no iteration has shown that yet.
     is_restored_at_end: AtomicBool,
 }
 
@@ -80,15 +80,15 @@ impl LoaderConfig {
         Ok(running)
     }
 
-    /// Builds a loader of a run that starts with an epoch.
+    /// Builds a loader for a run that starts with an epoch.
     pub(super) fn build_at_epoch(&self, epoch: u64) -> Result<RunningLoader, DflopError> {
         self.at(self.planner.clone().first_epoch(epoch).build()?, 0, Vec::new())
     }
 
-    /// Builds the loader of the next iteration: after the last delivered step, or at the first step if the
+    /// Builds the loader for the next iteration: after the last delivered step, or at the first step if the
     /// run has ended in an earlier iteration.
     ///
-    /// - `next_step`: step after the last delivered one
+    /// - `next_step`: step after the last delivered step
     pub(super) fn restart(
         &self,
         running: &RunningLoader,
@@ -103,7 +103,7 @@ impl LoaderConfig {
         Ok(restarted)
     }
 
-    /// Returns the number of the first step that the run does not have; `None` if it has no end.
+    /// Returns the number of the first step after the run; `None` if the run has no end.
     pub(super) fn end(&self, planner: &StepPlanner) -> Option<u64> {
         [planner.steps().len(), self.steps].into_iter().flatten().min()
     }
@@ -112,7 +112,7 @@ impl LoaderConfig {
         self.end(planner).is_some_and(|end| step >= end)
     }
 
-    /// Builds a loader of some microbatches of one step of the same run.
+    /// Builds a loader for some microbatches of a step in the same run.
     pub(super) fn read_step(
         &self,
         running: &RunningLoader,
@@ -162,12 +162,12 @@ impl RunningLoader {
         self.is_restored_at_end.load(Ordering::Relaxed)
     }
 
-    /// Lets the next iteration start the run again: the caller has seen its end.
+    /// Lets the next iteration start the run again: the caller has seen the end.
     pub(super) fn end_seen(&self) {
         self.is_restored_at_end.store(false, Ordering::Relaxed);
     }
 
-    /// Applies a correction table from its step on.
+    /// Applies a correction table from the table's step on.
     pub(super) fn correct(&self, table: CorrectionTable) -> Result<(), DflopError> {
         self.planner.correct(table.clone())?;
         self.corrections().push(table);
@@ -198,7 +198,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Reads a state from its JSON.
+    /// Reads a state from JSON.
     pub(super) fn parse(text: &str) -> Result<Self, DflopError> {
         let mut value: Value = serde_json::from_str(text).map_err(|error| no_state(&error))?;
         let tables = value.as_object_mut().and_then(|fields| fields.remove(CORRECTIONS));

@@ -1,4 +1,4 @@
-//! Shares the media of a microbatch between the ranks of a tensor-parallel group.
+//! Divides the media in a microbatch between the ranks of a tensor-parallel group.
 
 use dflop_loader::{SampleMedium, StepPlan};
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use super::loader_config::RunningLoader;
 use crate::convert::class;
 use crate::error::DflopError;
 
-/// Returns `dflop.batches.Medium` by rank of the group.
+/// Returns `dflop.batches.Medium` by rank in the group.
 pub(super) fn media_shares<'py>(
     py: Python<'py>,
     running: &RunningLoader,

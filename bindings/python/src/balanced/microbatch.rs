@@ -11,10 +11,10 @@ use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::model::module_seconds;
 
-/// Scale, mean and standard deviation of pixels.
+/// Pixel scale, mean and standard deviation.
 type Statistics = (f64, [f64; 3], [f64; 3]);
 
-/// Returns how the pixels are normalized, if they are bytes.
+/// Returns the pixel normalization, if pixels are bytes.
 fn of_bytes(inputs: Option<&ModelInputs>, normalization: Option<Normalization>) -> Option<Statistics> {
     let is_bytes = |tensor: &NamedTensor| matches!(tensor.values, TensorValues::U8(_));
     let Normalization { scale, mean, deviation } = normalization?;
@@ -23,8 +23,8 @@ fn of_bytes(inputs: Option<&ModelInputs>, normalization: Option<Normalization>) 
 
 /// Converts a microbatch.
 ///
-/// - `plan`: of its step
-/// - `normalization`: of the model's pixels
+/// - `plan`: step plan
+/// - `normalization`: model's pixel normalization
 pub(super) fn microbatch<'py>(
     py: Python<'py>,
     of: Microbatch,
@@ -51,7 +51,7 @@ pub(super) fn microbatch<'py>(
     made.setattr("pixel_normalization", of_bytes(of.inputs.as_ref(), normalization))?;
     if let Some(inputs) = of.inputs {
         tensors(&made, inputs.tensors, framework)?;
-        // Models with a cache, which is their default, attend across packed samples.
+        // Models with a cache, which is the default, attend across packed samples.
         made.set_item("use_cache", false)?;
         let length = [inputs.cu_seqlens.len()];
         made.setattr("cu_seqlens", framework.array(py, Owner::I32(inputs.cu_seqlens), &length)?)?;

@@ -1,4 +1,4 @@
-//! `dflop.BalancedLoader`: delivers one DP rank's share of every global batch as balanced microbatches.
+//! `dflop.BalancedLoader`: delivers a DP rank's share of every global batch as balanced microbatches.
 
 mod correction;
 mod loader_config;
@@ -36,7 +36,7 @@ use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
 use crate::settings::{Group, refuse_index, refuse_keywords};
 
-/// Warning of an iteration that delivers nothing.
+/// Warning for an iteration that delivers nothing.
 const RUN_IS_OVER: &CStr =
     c"the loaded state is that of a run that has ended: this iteration delivers nothing, and the next one \
     starts the run again; to train on, raise `epochs` or `steps`";
@@ -46,9 +46,9 @@ const RUN_IS_OVER: &CStr =
 pub(crate) struct PyBalancedLoader {
     arguments: Arguments,
     config: Arc<LoaderConfig>,
-    /// The loader of the current iteration, or of the next one.
+    /// The loader for the current iteration, or for the next iteration.
     running: Mutex<Arc<RunningLoader>>,
-    /// Iterations that have not ended, which are closed with the loader.
+    /// Iterations in progress, which are closed with the loader.
     iterations: Mutex<Vec<Weak<Iteration>>>,
     learner: Mutex<Option<Learner>>,
     options: CorrectionOptions,
@@ -63,7 +63,7 @@ impl PyBalancedLoader {
             steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, transforms=None,
             filter=None, array_type="auto", **unknown
         ),
-        // The same without the keywords that are refused.
+        // The same without the rejected keywords.
         text_signature = "(dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, \
                           epochs=None, steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, \
                           transforms=None, filter=None, array_type='auto')"
@@ -120,8 +120,8 @@ impl PyBalancedLoader {
         Self::start(py, arguments, settings, source)
     }
 
-    /// Resumes after the last delivered step; restarts if the run has ended. After the state of a run that
-    /// has ended was loaded, the first iteration delivers nothing.
+    /// Resumes after the last delivered step; restarts if the run has ended. If the loaded state belongs to a
+    /// run that has ended, the first iteration delivers nothing.
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
         let running = self.running().clone();
         let next_step = running.loader.get()?.state().map_err(DflopError::from)?.step;
@@ -139,7 +139,7 @@ impl PyBalancedLoader {
         Ok(iterator)
     }
 
-    /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs`` or ``steps``.
+    /// Number of steps in the whole run, as planned; only for a run that ends, with ``epochs`` or ``steps``.
     fn __len__(&self) -> PyResult<usize> {
         let steps = self.config.end(&self.running().planner);
         let endless = "the run has no end: set `epochs` or `steps`; in a DataLoader, wrap the loader: \
@@ -147,19 +147,19 @@ impl PyBalancedLoader {
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
     }
 
-    /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    /// Rejects an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
     #[expect(clippy::unused_self, reason = "a method of the class")]
     fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(refuse_index("BalancedLoader"))
     }
 
-    /// The next step, after the last delivered one.
+    /// Number of the next step, after the last delivered step.
     #[getter]
     fn step(&self) -> PyResult<u64> {
         Ok(self.running().loader.get()?.state().map_err(DflopError::from)?.step)
     }
 
-    /// Number of steps that start in one epoch.
+    /// Number of steps that start in an epoch.
     #[getter]
     fn steps_per_epoch(&self) -> u64 {
         self.running().planner.steps().per_epoch()
@@ -171,13 +171,13 @@ impl PyBalancedLoader {
         self.running().planner.microbatches()
     }
 
-    /// Number of samples of a step, over all ranks.
+    /// Number of samples per step, over all ranks.
     #[getter]
     fn global_batch_size(&self) -> u64 {
         self.running().planner.steps().global_batch()
     }
 
-    /// Names of the model's modules, in the order of their times.
+    /// Module names in the model, in the order of module times.
     #[getter]
     fn modules(&self) -> Vec<&'static str> {
         self.running().planner.model().modules().iter().map(|module| module.name()).collect()
@@ -189,25 +189,24 @@ impl PyBalancedLoader {
         self.running().planner.dp_size()
     }
 
-    /// Data-parallel rank of this loader.
+    /// Data-parallel rank that this loader serves.
     #[getter]
     fn dp_rank(&self) -> usize {
         self.config.dp_rank
     }
 
-    /// Corrects later plans by measured times of the model's modules; call it on every rank with the same
-    /// times.
+    /// Corrects later plans by measured module times; call it on every rank with the same times.
     ///
-    /// `dflop.torch.StageTimer` measures and calls it.
+    /// `dflop.torch.StageTimer` measures the times and calls this method.
     ///
     /// Args:
     ///     step (Step): the delivered step.
-    ///     seconds (Mapping): by module name, forward and backward of the whole module, in seconds: a list by
-    ///         DP rank of lists by microbatch; NaN if not measured.
+    ///     seconds (Mapping): by module name, forward and backward time for the whole module, in seconds: a
+    ///         list by DP rank with lists by microbatch; NaN if not measured.
     ///
     /// Returns:
     ///     dict | None: a report at the end of an interval (``Plan.correction_interval``), with errors as
-    ///     fractions of measured time; otherwise ``None``.
+    ///     fractions of the measured time; otherwise ``None``.
     ///
     /// Raises:
     ///     ConfigError: modules, ranks or microbatches do not match, or the loader has a cost function.
@@ -231,14 +230,14 @@ impl PyBalancedLoader {
         self.report(py, step, |learner, running, plan| learner.learn(running, plan, &seconds))
     }
 
-    /// Corrects later plans by measured times of whole microbatches: forward and backward of all modules
+    /// Corrects later plans by measured times for whole microbatches: forward and backward for all modules
     /// together, which any training loop can measure with two events. Corrects as ``report_stage_seconds``
-    /// does, which tells modules apart; a run uses one of the two.
+    /// does, which separates modules; a run uses only one of the two methods.
     ///
     /// Args:
     ///     step (Step): the delivered step.
-    ///     seconds (Sequence): forward and backward, in seconds: a list by DP rank of lists by microbatch;
-    ///         NaN if not measured.
+    ///     seconds (Sequence): forward and backward time, in seconds: a list by DP rank with lists by
+    ///         microbatch; NaN if not measured.
     ///
     /// Returns:
     ///     dict | None: as ``report_stage_seconds``.
@@ -264,17 +263,17 @@ impl PyBalancedLoader {
         self.report(py, step, |learner, running, plan| learner.learn_whole(running, plan, &seconds))
     }
 
-    /// Shares the media of one of this rank's microbatches between the ranks of a tensor-parallel group,
-    /// where each of them holds the encoder: the longest medium first, to the rank with the least predicted
-    /// time. The same on all ranks.
+    /// Divides the media in a microbatch of this rank between the ranks in a tensor-parallel group, if each
+    /// rank holds the encoder: the longest medium first, to the rank with the least predicted time. The
+    /// result is the same on all ranks.
     ///
     /// Args:
     ///     step (Step): a delivered step.
-    ///     microbatch (int): its index in the step.
-    ///     ranks (int): number of ranks of the group, at least 1.
+    ///     microbatch (int): microbatch index in the step.
+    ///     ranks (int): number of ranks in the group, at least 1.
     ///
     /// Returns:
-    ///     list[list[Medium]]: for each rank of the group its media.
+    ///     list[list[Medium]]: media for each rank in the group.
     ///
     /// Raises:
     ///     ConfigError: the step has no such microbatch, or there is no rank.
@@ -298,7 +297,7 @@ impl PyBalancedLoader {
         media_shares::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
 
-    /// Returns the state of the run: small, and equal on all ranks at the same step.
+    /// Returns the run state: small, and equal on all ranks at the same step.
     ///
     /// Returns:
     ///     dict: a mapping that JSON can hold, for a checkpoint.
@@ -325,7 +324,7 @@ impl PyBalancedLoader {
     ///     state_dict (Mapping): state that ``state_dict`` returned.
     ///
     /// Raises:
-    ///     StateError: the state belongs to another dataset, mixture, seed or shuffle.
+    ///     StateError: the state has a different dataset, mixture, seed or shuffle.
     fn load_state_dict(&self, py: Python<'_>, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = State::parse(&convert::json_text(state_dict)?)?;
         let config = self.config.clone();
@@ -345,7 +344,7 @@ impl PyBalancedLoader {
         self.restart(py, move || config.build_at_epoch(epoch))
     }
 
-    /// Ends the threads of the loader and its iterators; neither can be used afterwards.
+    /// Ends the threads of the loader and the iterators; neither can be used afterwards.
     fn close(&self, py: Python<'_>) {
         let running = self.running().clone();
         let iterations = std::mem::take(&mut *self.iterations.lock().unwrap_or_else(PoisonError::into_inner));
@@ -372,15 +371,15 @@ impl PyBalancedLoader {
         self.load_state_dict(py, state)
     }
 
-    /// The first 1,000 skipped samples, including those that indexing found: dictionaries with ``shard``,
-    /// ``offset``, ``key``, ``field``, ``reason``. ``skipped_samples`` is the number of all.
+    /// The first 1,000 skipped samples, including samples skipped by indexing: dictionaries with ``shard``,
+    /// ``offset``, ``key``, ``field``, ``reason``. ``skipped_samples`` is the total number.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         convert::skipped(py, &running.loader.get()?.skipped())
     }
 
-    /// Number of samples that ``filter`` left out, of all datasets.
+    /// Number of samples that ``filter`` excluded, over all datasets.
     #[getter]
     fn filtered_samples(&self) -> u64 {
         self.running().planner.datasets().iter().map(dflop_loader::Dataset::filtered).sum()
@@ -393,12 +392,12 @@ impl PyBalancedLoader {
         Ok(running.loader.get()?.skip_log().skipped_samples())
     }
 
-    /// Returns the metrics of every stage since the last ``iter``.
+    /// Returns the stage metrics since the last ``iter``.
     ///
     /// Returns:
     ///     dict: ``stages``, each with ``stage``, ``items``, ``bytes``, ``busy_seconds``, waiting seconds, …;
     ///     the ``bottleneck``, the stage that limits the throughput; ``seconds`` and
-    ///     ``consumer_wait_seconds``; ``sources``, samples and tokens of each dataset; bytes that wait.
+    ///     ``consumer_wait_seconds``; ``sources``, samples and tokens for each dataset; waiting bytes.
     ///
     /// Examples:
     ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, steps=2)
@@ -411,11 +410,11 @@ impl PyBalancedLoader {
         to_python(py, &running.loader.get()?.metrics())
     }
 
-    /// Returns the account of preparing samples for the model since the last ``iter``.
+    /// Returns the sample preparation report since the last ``iter``.
     ///
     /// Returns:
     ///     dict: counted and planned tokens, truncated and dropped samples. With a `CustomProcessor`, since
-    ///     the start of the loader: ``microbatches`` with all their planned samples, their ``tokens`` and
+    ///     the start of the loader: ``microbatches`` with all planned samples, with ``tokens`` and
     ///     ``planned_tokens``, and ``differing``, the first 100 microbatches where the two are not equal,
     ///     with ``keys``.
     ///
@@ -439,7 +438,7 @@ impl PyBalancedLoader {
 }
 
 impl PyBalancedLoader {
-    /// Builds the loader of the first iteration.
+    /// Builds the loader for the first iteration.
     fn start<'py>(
         py: Python<'py>,
         arguments: Arguments,
@@ -457,7 +456,7 @@ impl PyBalancedLoader {
         Ok(Self { arguments, config, running, iterations, learner, options })
     }
 
-    /// Lets the learner take the times of a step.
+    /// Passes the times for a step to the learner.
     fn report<'py>(
         &self,
         py: Python<'py>,
@@ -481,7 +480,7 @@ impl PyBalancedLoader {
         report.map(|report| to_python(py, &report)).transpose()
     }
 
-    /// Replaces the loader by one of another run, or of another state of the run.
+    /// Replaces the loader by a loader for another run, or for another state of the run.
     fn restart(
         &self,
         py: Python<'_>,
@@ -491,7 +490,7 @@ impl PyBalancedLoader {
         self.running().loader.get()?;
         let running = runtime::run(py, build)?;
         *self.running() = Arc::new(running);
-        // Observations before belong to other plans.
+        // Earlier observations belong to other plans.
         *self.learner.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok(())
     }
@@ -501,7 +500,7 @@ impl PyBalancedLoader {
     }
 }
 
-/// Returns the settings of the built-in processor, and the user's own one, a `dflop.inputs.Inputs`.
+/// Returns the settings for the built-in processor, and the user's own processor, a `dflop.inputs.Inputs`.
 fn processors<'py>(
     py: Python<'py>,
     given: Option<Bound<'py, PyAny>>,

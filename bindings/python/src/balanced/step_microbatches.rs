@@ -1,4 +1,4 @@
-//! `dflop.StepMicrobatches`: the microbatches of a step, decoded one ahead of the other.
+//! `dflop.StepMicrobatches`: the microbatches in a step, decoded one microbatch ahead.
 
 use std::ffi::CString;
 use std::ops::Range;
@@ -16,11 +16,11 @@ use super::steps::{Iteration, Live};
 use crate::error::DflopError;
 use crate::runtime::{self, Threaded};
 
-/// Microbatches of a step, in the order in which a pipeline runs them: a sequence that decodes ahead and
-/// holds nothing that was delivered. ``Step.microbatches`` is one.
+/// Microbatches in a step, in pipeline order: a sequence that decodes ahead and does not keep delivered
+/// microbatches. ``Step.microbatches`` has this type.
 ///
-/// Microbatch k + 1 is decoded while k is trained on. Going over them a second time, or after the next step,
-/// reads and decodes them again, exactly the same; ``step.hold()`` keeps all of them.
+/// Microbatch k + 1 is decoded while k is trained on. A second pass over the microbatches, or a pass after
+/// the next step, reads and decodes them again, exactly the same; ``step.hold()`` keeps all of them.
 ///
 /// Examples:
 ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, microbatches=4)
@@ -35,7 +35,7 @@ pub(crate) struct StepMicrobatches {
     taken: Arc<Taken>,
 }
 
-/// Microbatches that were delivered and are still in use, so that each is one object.
+/// Delivered microbatches that are still in use, so that each microbatch is a single object.
 struct Taken {
     /// A `weakref.WeakValueDictionary` by number.
     in_use: Py<PyAny>,
@@ -91,7 +91,7 @@ impl StepMicrobatches {
 }
 
 impl StepMicrobatches {
-    /// Makes the sequence of the `len` microbatches of a step.
+    /// Creates the sequence with the `len` microbatches in a step.
     pub(super) fn new(
         py: Python<'_>,
         iteration: Arc<Iteration>,
@@ -103,7 +103,7 @@ impl StepMicrobatches {
         Bound::new(py, Self { iteration, plan, len, taken })
     }
 
-    /// Returns an iterator over some microbatches; the user's inputs are made one microbatch ahead.
+    /// Returns an iterator over some microbatches; user inputs are created one microbatch ahead.
     fn numbers<'py>(&self, py: Python<'py>, numbers: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
         let (iteration, plan, taken) =
             (Arc::clone(&self.iteration), Arc::clone(&self.plan), Arc::clone(&self.taken));
@@ -124,7 +124,7 @@ impl StepMicrobatches {
     }
 }
 
-/// Iterator over the microbatches of a step.
+/// Iterator over the microbatches in a step.
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct MicrobatchIterator {
     iteration: Arc<Iteration>,
@@ -133,22 +133,22 @@ pub(crate) struct MicrobatchIterator {
     position: Threaded<tokio::sync::Mutex<Position>>,
 }
 
-/// Where an iterator over microbatches stands.
+/// Position of a microbatch iterator.
 struct Position {
-    /// Numbers of the microbatches to come.
+    /// Numbers of the remaining microbatches.
     numbers: Range<usize>,
-    /// The step, read once more, where the stream of the iteration is elsewhere.
+    /// The step, read again, if the iteration's stream is at another position.
     again: Option<Again>,
 }
 
-/// A stream of one step, from some microbatch on.
+/// A stream with a single step, from some microbatch on.
 struct Again {
     live: Live,
-    /// Keeps the threads of the stream.
+    /// Keeps the stream threads alive.
     _running: RunningLoader,
 }
 
-/// A microbatch with its number, and whether it is the first that was read again.
+/// A microbatch with a number, and whether it is the first microbatch that was read again.
 type Next = Option<(usize, Microbatch, bool)>;
 
 #[pymethods]
@@ -173,14 +173,14 @@ impl MicrobatchIterator {
         let Iteration { config, running, .. } = &*self.iteration;
         let normalization = config.preparer.as_ref().and_then(|preparer| preparer.pixel_normalization());
         let made = microbatch(py, next, (&running.planner, &self.plan), normalization, delivery)?;
-        // A microbatch whose inputs are still to be made is not shown to others.
+        // A microbatch whose inputs are not created yet is not shown to others.
         if config.inputs.is_none() {
             self.taken.in_use.bind(py).set_item(number, &made)?;
         }
         Ok(Some(made))
     }
 
-    /// Counts a sample of which no inputs can be made as skipped.
+    /// Counts a sample as skipped because model inputs cannot be created.
     ///
     /// Raises:
     ///     ErrorBudgetError: too many samples are bad.
@@ -223,7 +223,7 @@ impl MicrobatchIterator {
         Ok(Some((number, microbatch, is_first)))
     }
 
-    /// Reads microbatches of the step once more.
+    /// Reads microbatches in the step again.
     async fn read_again(&self, numbers: Range<usize>) -> Result<Again, Error> {
         let Iteration { config, running, .. } = &*self.iteration;
         let running = config.read_step(running, self.plan.step, numbers)?;
@@ -234,7 +234,7 @@ impl MicrobatchIterator {
     }
 }
 
-/// Tells that microbatches are decoded twice, which a training loop does not want.
+/// Warns that microbatches are decoded twice, which a training loop should avoid.
 fn warn_of_second_read(py: Python<'_>, step: u64) -> PyResult<()> {
     let message = format!(
         "microbatches of step {step} are read and decoded again, because they were asked for out of order, twice, or after \

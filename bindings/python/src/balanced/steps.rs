@@ -1,4 +1,4 @@
-//! Delivers steps, whose microbatches are taken one by one.
+//! Delivers steps, whose microbatches are delivered one by one.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use super::step_microbatches::StepMicrobatches;
 use crate::convert::class;
 use crate::runtime::Threaded;
 
-/// What the steps of one iteration share.
+/// State shared by all steps in an iteration.
 pub(super) struct Iteration {
     pub(super) config: Arc<LoaderConfig>,
     pub(super) running: Arc<RunningLoader>,
     pub(super) live: Threaded<Mutex<Live>>,
-    /// Whether launches were warned of.
+    /// Whether there was a warning about launches.
     pub(super) is_warned: AtomicBool,
 }
 
-/// A stream of steps, and where it stands.
+/// A step stream, and the position in the stream.
 pub(super) struct Live {
     parts: PartStream,
-    /// Number of the step that was started last.
+    /// Number of the last started step.
     pub(super) step: Option<u64>,
-    /// StepMicrobatches of it that were delivered.
+    /// Number of delivered microbatches in that step.
     pub(super) delivered: usize,
 }
 
@@ -40,7 +40,7 @@ impl Live {
         Self { parts, step: None, delivered: 0 }
     }
 
-    /// Starts the next step; microbatches of the last one that nobody took are passed over.
+    /// Starts the next step; undelivered microbatches from the last step are skipped.
     pub(super) async fn next_step(&mut self) -> Result<Option<(Arc<StepPlan>, usize)>, Error> {
         while let Some(part) = self.parts.next().await.transpose()? {
             if let StepPart::Start { plan, microbatches } = part {
@@ -52,7 +52,7 @@ impl Live {
         Ok(None)
     }
 
-    /// Takes the next microbatch of the step that was started last.
+    /// Returns the next microbatch in the last started step.
     pub(super) async fn next_microbatch(&mut self) -> Result<Microbatch, Error> {
         let part = self.parts.next().await.transpose()?;
         let Some(StepPart::Microbatch(microbatch)) = part else {
@@ -70,7 +70,7 @@ impl Iteration {
         Ok(Self { config, running, live, is_warned: AtomicBool::new(false) })
     }
 
-    /// Warns once if most of a step's time is that of launches.
+    /// Warns once if launches take most of the step time.
     fn warn_of_launches(&self, py: Python<'_>, plan: &StepPlan) -> PyResult<()> {
         let limit = plan.launch_limit(&self.running.planner.model().launch_limits());
         let Some(limit) = limit.filter(|_| !self.is_warned.swap(true, Ordering::Relaxed)) else {
@@ -84,13 +84,13 @@ impl Iteration {
         PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)
     }
 
-    /// Ends the stream, and waits for it.
+    /// Ends the stream, and waits for the end.
     pub(super) fn close(&self, py: Python<'_>) {
         self.live.close(py);
     }
 }
 
-/// Iterator over the steps of a run, which ``iter`` of a `BalancedLoader` returns.
+/// Iterator over the steps in a run, returned by ``iter`` on a `BalancedLoader`.
 ///
 /// Examples:
 ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16)
@@ -110,7 +110,7 @@ impl StepIterator {
 
 #[pymethods]
 impl StepIterator {
-    /// Ends the stream of the iterator, and waits for it.
+    /// Ends the iterator's stream, and waits for the end.
     fn close(&self, py: Python<'_>) {
         self.iteration.close(py);
     }
@@ -128,8 +128,7 @@ impl StepIterator {
         slf
     }
 
-    /// Returns the next step, whose microbatches are decoded as they are asked for; other Python threads run
-    /// meanwhile.
+    /// Returns the next step, whose microbatches are decoded on demand; other Python threads run meanwhile.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let next = self.iteration.live.wait(py, async |live| live.lock().await.next_step().await)?;
         let next = next.map_err(|error| self.iteration.config.read.first_exception.explain(py, error))?;
@@ -142,7 +141,7 @@ impl StepIterator {
     }
 }
 
-/// Makes a `dflop.batches.Step`.
+/// Creates a `dflop.batches.Step`.
 fn step<'py>(
     py: Python<'py>,
     iteration: &Arc<Iteration>,

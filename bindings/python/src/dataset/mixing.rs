@@ -1,4 +1,4 @@
-//! `dflop.mix`: makes mixtures of datasets.
+//! `dflop.mix`: creates dataset mixtures.
 
 use dflop_loader::Stop;
 use pyo3::prelude::*;
@@ -7,25 +7,24 @@ use super::mixture::PyMixture;
 use super::source::Source;
 use crate::error::DflopError;
 
-/// Mixes datasets: every draw of a `BalancedLoader` takes the next sample of one of them.
+/// Mixes datasets: every `BalancedLoader` draw selects the next sample from a dataset.
 ///
 /// Args:
-///     datasets (Sequence): pairs of dataset, a `Dataset` or shards as in it, and weight; weights need not
-///         add up to one and are rounded to four decimals.
-///     weights_from (Sequence): weights from a step on: pairs of step and weights, one per dataset. Default:
-///         the weights do not change.
-///     choose (Sequence[int]): numbers of datasets, a pattern that repeats, in place of weights.
-///     stop (str): end of a mixture of datasets with ``repeat``: ``first_exhausted``, the default, or
-///         ``all_exhausted``.
-///     names (Sequence[str]): names of the datasets, in ``Microbatch.sources`` and metrics. Default: the
-///         directories of their shards.
+///     datasets (Sequence): pairs of dataset, a `Dataset` or shards as in `Dataset`, and weight; weights need
+///         not add up to 1 and are rounded to four decimals.
+///     weights_from (Sequence): weights from a step on: pairs of step and weights, a weight per dataset.
+///         Default: the weights do not change.
+///     choose (Sequence[int]): dataset numbers, a pattern that repeats, in place of weights.
+///     stop (str): end of a mixture with ``repeat``: ``first_exhausted``, the default, or ``all_exhausted``.
+///     names (Sequence[str]): dataset names, in ``Microbatch.sources`` and metrics. Default: the shard
+///         directories.
 ///
 /// Returns:
-///     Mixture: the ``dataset`` of a `BalancedLoader`.
+///     Mixture: the ``dataset`` argument of a `BalancedLoader`.
 ///
 /// Raises:
-///     ConfigError: weights or pattern do not fit the datasets, raised by the loader; or there is not one
-///         name, different from the others, for each of them.
+///     ConfigError: weights or pattern do not fit the datasets, raised by the loader; or the names are not
+///         distinct, or their number differs from the number of datasets.
 ///
 /// Examples:
 ///     >>> photos, clips = "shards/{000..002}.tar", "shards/003.tar"
@@ -60,7 +59,7 @@ pub(crate) fn mix<'py>(
     Ok(PyMixture { datasets, weights_from, pattern: choose, stop, names })
 }
 
-/// Checks that each dataset has a name of its own.
+/// Checks that each dataset has a distinct name.
 fn check_names(names: &[String], datasets: usize) -> Result<(), DflopError> {
     let refused = |reason| Err(DflopError::config("names", reason));
     if names.len() != datasets {

@@ -1,4 +1,4 @@
-//! `dflop.Mixture`: datasets that are drawn from by weights.
+//! `dflop.Mixture`: weighted datasets.
 
 use dflop_loader::index::TokenCounts;
 use dflop_loader::{Mixture, Stop};
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::PyDataset;
 use crate::arguments::{Arguments, arguments};
 
-/// Datasets that are drawn from by weights; created by `mix`. Its length is the number of datasets.
+/// Datasets that samples are drawn from by weight; created by `mix`. The length is the number of datasets.
 ///
 /// Examples:
 ///     >>> mixture = dflop.mix([("shards/000.tar", 2), ("shards/001.tar", 1)], stop="all_exhausted")

@@ -1,4 +1,4 @@
-//! `dflop.Dataset`: shards, with an index that is opened on demand; mixtures of datasets.
+//! `dflop.Dataset`: shards, with an index that is opened on demand; dataset mixtures.
 
 mod mixing;
 mod mixture;
@@ -36,7 +36,7 @@ pub(crate) use self::source::Source;
 #[derive(Debug)]
 pub(crate) struct PyDataset {
     opener: Opener,
-    /// Arguments of the constructor, to create the dataset again in another process.
+    /// Constructor arguments, to create the dataset again in another process.
     arguments: Arguments,
 }
 
@@ -93,21 +93,20 @@ impl PyDataset {
         Ok(Self { opener, arguments })
     }
 
-    /// Pickles the URLs of the shards, with their credentials, and the settings; another process lists the
-    /// shards again.
+    /// Pickles the shard URLs, with credentials, and the settings; another process lists the shards again.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
         let this = slf.get();
         let addresses = this.shard_list().iter().map(|shard| shard.address().into_owned()).collect();
         Ok((this.arguments.constructor(&slf.get_type())?, (addresses,)))
     }
 
-    /// Names of the shards, in order: their paths and URLs, without credentials.
+    /// Shard names, in order: paths and URLs, without credentials.
     #[getter]
     fn shards(&self) -> Vec<String> {
         self.shard_list().iter().map(|shard| shard.url.to_string()).collect()
     }
 
-    /// Digest of shard names and sizes, keys, offsets and lengths, 32 hex digits; opens the index.
+    /// Digest over shard names and sizes, keys, offsets and lengths, 32 hex digits; opens the index.
     #[getter]
     fn fingerprint(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.open(py)?.index().fingerprint().to_owned())
@@ -119,34 +118,34 @@ impl PyDataset {
         Ok(self.open(py)?.index().path().map(ToOwned::to_owned))
     }
 
-    /// Payload bytes of all good samples, including those outside the split; opens the index.
+    /// Number of payload bytes in all good samples, including samples outside the split; opens the index.
     #[getter]
     fn payload_bytes(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.open(py)?.index().payload_bytes())
     }
 
-    /// Samples and shards that are bad according to their headers: dictionaries with ``shard``, ``offset``,
-    /// ``key``, ``field``, ``reason``; opens the index.
+    /// Samples and shards with bad headers: dictionaries with ``shard``, ``offset``, ``key``, ``field``,
+    /// ``reason``; opens the index.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         skipped(py, self.open(py)?.skipped())
     }
 
-    /// Oddities that cost no sample, such as repeated keys; opens the index.
+    /// Oddities that exclude no sample, such as repeated keys; opens the index.
     #[getter]
     fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(self.open(py)?.index().warnings().to_vec())
     }
 
-    /// Number of good samples in which no token is a training target; opens the index.
+    /// Number of good samples without target tokens; opens the index.
     #[getter]
     fn samples_without_target(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.open(py)?.index().samples_without_target())
     }
 
-    /// Parts of samples that nothing uses: dictionaries with ``field``, ``part`` (a key of the field's
-    /// document, or empty for the whole field), ``samples``, and the ``key`` and value (``example``) of the
-    /// first of them; opens the index.
+    /// Unused sample parts: dictionaries with ``field``, ``part`` (a key in the field's document, or empty
+    /// for the whole field), ``samples``, and the ``key`` and value (``example``) from the first sample;
+    /// opens the index.
     #[getter]
     fn unused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.open(py)?.index().unused())
@@ -157,7 +156,8 @@ impl PyDataset {
         Ok(self.open(py)?.len() as usize)
     }
 
-    /// Reads one sample, or those of a slice as a list; opens the index. Python shows the class's text only.
+    /// Reads a single sample, or the samples in a slice as a list; opens the index. Python shows only the
+    /// class text.
     fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         samples::at(self.open(index.py())?, index)
     }
@@ -180,7 +180,7 @@ impl PyDataset {
         Ok(format!("Dataset({})", shown.join(", ")))
     }
 
-    /// Returns a capsule of the rows of the index, one record batch per shard: ``pyarrow.table(dataset)``.
+    /// Returns a capsule with the index rows, a record batch per shard: ``pyarrow.table(dataset)``.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
@@ -198,7 +198,7 @@ impl PyDataset {
 }
 
 impl PyDataset {
-    /// Opens the index with the settings of the dataset, or builds it.
+    /// Opens the index with the dataset settings, or builds the index.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
         self.open_counted(py, TokenCounts::Estimated)
     }
@@ -224,7 +224,7 @@ impl PyDataset {
         self.opener.mark_rebuilt();
     }
 
-    /// Returns whether a split is selected, which only a reader through the index can honor.
+    /// Returns whether a split is selected, which only a reader that uses the index can honor.
     pub(crate) fn has_split(&self) -> bool {
         self.opener.split.is_some()
     }

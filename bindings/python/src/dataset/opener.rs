@@ -1,4 +1,4 @@
-//! Opens the index of a dataset on demand, once for each way of counting its texts.
+//! Opens a dataset index on demand, once per text counter.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
-/// Shards, and the settings with which their index is opened. Clones share what was opened.
+/// Shards, and the settings for opening the index. Clones share the opened datasets.
 #[derive(Debug, Clone)]
 pub(super) struct Opener {
     pub(super) shards: Vec<Shard>,
@@ -22,17 +22,17 @@ pub(super) struct Opener {
     pub(super) opened: Arc<Mutex<Opened>>,
 }
 
-/// Datasets that were opened.
+/// Opened datasets.
 #[derive(Debug, Default)]
 pub(super) struct Opened {
-    /// Datasets by the digest of their token counter.
+    /// Datasets by token counter digest.
     datasets: Vec<(Option<String>, Dataset)>,
-    /// Whether the index was rebuilt, so that it is not rebuilt once more.
+    /// Whether the index was rebuilt, so that it is not rebuilt again.
     is_made: bool,
 }
 
 impl Opener {
-    /// Opens the index, or builds it; `counts` applies if the options do not name a tokenizer.
+    /// Opens the index, or builds the index; `counts` applies if the options do not name a tokenizer.
     pub(super) fn open(mut self, counts: TokenCounts) -> Result<Dataset, DflopError> {
         if matches!(self.options.token_counts, TokenCounts::Estimated) {
             self.options.token_counts = counts;
@@ -76,7 +76,7 @@ impl Opener {
     }
 }
 
-/// Parses the use of index files of other tools.
+/// Parses the setting for index files from other tools.
 pub(super) fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
     Ok(match name {
         "ignore" => ForeignIndexes::Ignore,

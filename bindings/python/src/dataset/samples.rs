@@ -1,4 +1,4 @@
-//! Reads single samples of a dataset by their places, decoded as `dflop.Loader` delivers them.
+//! Reads individual dataset samples by index, decoded as `dflop.Loader` delivers them.
 
 use dflop_costmodel::SampleShape;
 use dflop_loader::decode::Decode;
@@ -14,14 +14,14 @@ use crate::convert::{self, Delivery};
 use crate::error::DflopError;
 use crate::runtime;
 
-/// Decode threads of one read.
+/// Maximum number of decode threads per read.
 const WORKERS_MAX: usize = 2;
-/// Samples that a description takes its distribution from, spread evenly over the dataset.
+/// Maximum number of samples for the distributions in a description, spread evenly over the dataset.
 const DESCRIBED_MAX: u64 = 10_000;
-/// Keys of a description.
+/// Maximum number of keys in a description.
 const KEYS_MAX: u64 = 5;
 
-/// Returns the sample at an index, or a list of those of a slice.
+/// Returns the sample at an index, or a list with the samples in a slice.
 pub(super) fn at<'py>(dataset: Dataset, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let (py, len) = (index.py(), dataset.len());
     if let Ok(slice) = index.cast::<PySlice>() {
@@ -45,7 +45,7 @@ pub(super) fn at<'py>(dataset: Dataset, index: &Bound<'py, PyAny>) -> PyResult<B
     read(py, &dataset, &[place])?.get_item(0)
 }
 
-/// Reads samples at ascending places.
+/// Reads samples at ascending indices.
 ///
 /// # Errors
 /// `ErrorBudgetError` that names the first sample that cannot be read or decoded.
@@ -72,7 +72,7 @@ fn read<'py>(py: Python<'py>, dataset: &Dataset, places: &[u64]) -> PyResult<Bou
     convert::samples(py, batch.samples, delivery)
 }
 
-/// Describes a dataset for its HTML: counts, the first keys, bytes and text tokens of some samples.
+/// Describes a dataset for HTML: counts, the first keys, bytes and text tokens for some samples.
 pub(super) fn describe<'py>(py: Python<'py>, dataset: &Dataset) -> PyResult<Bound<'py, PyDict>> {
     let (index, len) = (dataset.index(), dataset.len());
     let row = |place: u64| index.sample(dataset.sample_number(place));

@@ -1,4 +1,4 @@
-//! Lists the shards of a dataset.
+//! Lists the shards in a dataset.
 
 use dflop_loader::error::SelectionError;
 use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
-/// Settings of the stores that shards are in.
+/// Settings for the shard stores.
 pub(super) struct ShardSettings {
     pub(super) cache: Option<ShardCache>,
     pub(super) requests_max: usize,
@@ -38,7 +38,7 @@ impl ShardSettings {
     }
 }
 
-/// Checks that local shards exist; remote ones are not looked at.
+/// Checks that local shards exist; remote shards are not checked.
 fn check_present(shards: &[Shard]) -> Result<(), DflopError> {
     let is_missing = |shard: &&Shard| shard.path().is_some_and(|path| !path.exists());
     let Some(missing) = shards.iter().find(is_missing) else { return Ok(()) };
@@ -46,7 +46,7 @@ fn check_present(shards: &[Shard]) -> Result<(), DflopError> {
     Err(dflop_loader::Error::from(SelectionError::ShardList { pattern, reason }).into())
 }
 
-/// Parses the access to local and cached shards.
+/// Parses the access mode for local and cached shards.
 pub(super) fn parse_read(name: &str) -> PyResult<ReadMode> {
     Ok(match name {
         "auto" => ReadMode::Auto,

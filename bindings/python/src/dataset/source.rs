@@ -1,4 +1,4 @@
-//! Argument of the loaders for their data: a dataset, a mixture, or the names of shards.
+//! Data argument of the loaders: a dataset, a mixture, or shard names.
 
 use dflop_loader::Mixture;
 use dflop_loader::index::TokenCounts;
@@ -9,7 +9,7 @@ use super::mixture::PyMixture;
 use crate::error::DflopError;
 use crate::names::Names;
 
-/// Dataset argument of a loader: a dataset, a mixture, or the names of shards.
+/// Data argument of a loader: a dataset, a mixture, or shard names.
 #[derive(FromPyObject)]
 pub(crate) enum Source<'py> {
     Dataset(Bound<'py, PyDataset>),
@@ -18,7 +18,7 @@ pub(crate) enum Source<'py> {
 }
 
 impl<'py> Source<'py> {
-    /// Makes a dataset of names of shards.
+    /// Creates a dataset from shard names.
     pub(crate) fn resolved(self, py: Python<'py>) -> PyResult<Self> {
         match self {
             Self::Shards(_) => self.dataset(py).map(Self::Dataset),
@@ -26,7 +26,7 @@ impl<'py> Source<'py> {
         }
     }
 
-    /// Returns the dataset or mixture; `None` for names of shards.
+    /// Returns the dataset or mixture; `None` for shard names.
     pub(crate) fn object(&self) -> Option<Bound<'py, PyAny>> {
         match self {
             Self::Dataset(dataset) => Some(dataset.clone().into_any()),
@@ -35,7 +35,7 @@ impl<'py> Source<'py> {
         }
     }
 
-    /// Returns the dataset of the source.
+    /// Returns the source dataset.
     ///
     /// # Errors
     /// `ConfigError` for a mixture, which only the balanced loader supports.

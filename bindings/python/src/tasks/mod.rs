@@ -28,7 +28,7 @@ use crate::runtime;
 
 pub(crate) use self::writer::PyShardWriter;
 
-/// Reads some shards of a dataset for its index; returns bytes for `merge_index`.
+/// Reads some shards in a dataset for the index; returns bytes for `merge_index`.
 #[pyfunction]
 pub(crate) fn index_part<'py>(
     py: Python<'py>,
@@ -47,7 +47,7 @@ pub(crate) fn index_part<'py>(
     Ok(PyBytes::new(py, &part))
 }
 
-/// Joins the results of `index_part`, in any order, into the index of the dataset.
+/// Joins results from `index_part`, in any order, into the dataset index.
 #[pyfunction]
 pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<PyBackedBytes>) -> PyResult<()> {
     let (shards, options) = (dataset.shard_list().to_vec(), dataset.index_options().clone());
@@ -59,10 +59,10 @@ pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<PyBack
     Ok(())
 }
 
-/// Most characters of a value in a message.
+/// Maximum number of characters for a value in a message.
 const SHOWN_MAX: usize = 80;
 
-/// Settings of packing, an argument of all functions below.
+/// Packing settings, an argument of all functions below.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct PackSettings {
@@ -121,9 +121,9 @@ pub(crate) fn pack_all(
     report(py, packed)
 }
 
-/// Packs the rows of tables, each an Arrow IPC stream in bytes, that an iterator yields.
+/// Packs table rows, each table an Arrow IPC stream in bytes, from an iterator.
 ///
-/// - `name`: stands for the file in the documents of the rows
+/// - `name`: used instead of a file name in the documents of the rows
 #[pyfunction]
 pub(crate) fn pack_tables(
     py: Python<'_>,
@@ -139,12 +139,12 @@ pub(crate) fn pack_tables(
         Ok(batches) => batches.map(|batches| batches.into_iter().map(Ok).collect::<Vec<_>>()),
         Err(error) => {
             failure = Some(error);
-            // It ends packing, so that the rows so far do not pass for all; the caller gets the failure
-            // itself.
+            // The error ends packing, so that partial rows do not pass for all rows; the caller gets the
+            // failure itself.
             Some(vec![Err(dflop_loader::Error::StageEnded { stage: "tables" })])
         }
     });
-    // On this thread, because the iterator is Python's, and may depend on it.
+    // On this thread, because the iterator is a Python object, and may depend on the thread.
     let packed = py.detach(|| pack_batches(batches.flatten(), &name, &out, &options));
     match failure {
         Some(error) => Err(error),
@@ -152,7 +152,7 @@ pub(crate) fn pack_tables(
     }
 }
 
-/// Returns the record batches of the next table; `None` after the last one.
+/// Returns the record batches in the next table; `None` after the last table.
 fn next_batches(tables: &Py<PyIterator>) -> PyResult<Option<Vec<RecordBatch>>> {
     Python::attach(|py| {
         let Some(table) = tables.clone_ref(py).into_bound(py).next() else { return Ok(None) };
@@ -176,7 +176,7 @@ pub(crate) fn pack_list(
     listed.iter().map(|part| to_bytes(py, part)).collect()
 }
 
-/// Packs a part of a source; returns bytes for `pack_finish`.
+/// Packs part of a source; returns bytes for `pack_finish`.
 #[pyfunction]
 pub(crate) fn pack_one<'py>(
     py: Python<'py>,

@@ -1,4 +1,5 @@
-//! `dflop._native.ShardWriter`: writes samples of bytes to shards; `dflop.Writer` encodes their values.
+//! `dflop._native.ShardWriter`: writes samples with encoded fields to shards; `dflop.Writer` encodes the
+//! values.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -12,23 +13,23 @@ use pyo3::types::PyDict;
 use crate::error::DflopError;
 use crate::runtime;
 
-/// Writes samples, a key and the payloads of its fields each, to numbered shards in one directory.
+/// Writes samples, each with a key and field payloads, to numbered shards in a directory.
 ///
-/// A shard appears under its name when it is complete. The rows of the index are collected meanwhile and
-/// written by ``finish``.
+/// A shard appears under the final name when it is complete. Index rows are collected meanwhile and written
+/// by ``finish``.
 ///
 /// Args:
-///     directory (str | PathLike): directory or URL of the shards.
+///     directory (str | PathLike): shard directory or URL.
 ///     shard_bytes (int): size in bytes at which the next shard starts, before compression. Default: 256 MiB.
 ///     shard_samples (int): number of samples at which the next shard starts. Default: no limit.
 ///     zstd (bool): compresses shards. Default: ``False``.
 ///     index (bool): writes the index. Default: ``True``.
-///     append (bool): adds shards to those in the directory. Default: ``False``.
+///     append (bool): adds shards to the shards in the directory. Default: ``False``.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid.
 ///     DataError: the directory contains shards.
-///     ReadError: it cannot be created or listed.
+///     ReadError: the directory cannot be created or listed.
 #[pyclass(frozen, name = "ShardWriter", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyShardWriter(Mutex<Option<ShardWriter>>);
@@ -60,7 +61,7 @@ impl PyShardWriter {
         Ok(Self(Mutex::new(Some(writer))))
     }
 
-    /// Appends a sample: its key, and extension and payload of each field, in order.
+    /// Appends a sample: the key, and extension and payload for each field, in order.
     fn write(&self, py: Python<'_>, key: &str, fields: Vec<(String, PyBackedBytes)>) -> PyResult<()> {
         let fields: Vec<(&str, &[u8])> = fields.iter().map(|(name, payload)| (&**name, &**payload)).collect();
         py.detach(|| match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -82,7 +83,7 @@ impl PyShardWriter {
         Ok(report)
     }
 
-    /// Removes the shard under construction; complete ones stay, without an index.
+    /// Removes the shard under construction; complete shards stay, without an index.
     fn abort(&self) {
         drop(self.take());
     }

@@ -21,27 +21,26 @@ use crate::convert::{Delivery, class, json_text, media};
 use crate::error::DflopError;
 use crate::names::Names;
 
-/// A function for fields: called with a list of values, it returns a list of the same length.
+/// A function for fields: called with a list of values, it returns a list with the same length.
 ///
-/// Model inputs need values of the types that the built-in decoders return: uint8 arrays ``[height, width,
-/// 3]``, `Audio`, text, JSON.
+/// Model inputs need values with the types that the built-in decoders return: uint8 arrays
+/// ``[height, width, 3]``, `Audio`, text, JSON.
 ///
 /// Args:
-///     fields (str | Sequence[str]): names of the fields: extensions, or ``images``, ``audio``, ``video``,
-///         ``text``.
-///     function (Callable): takes a list of values, as samples have them, except that numbers (``cls``) are
-///         still `Array`s of their bytes; returns a list of new ones, of any type. An exception among the
-///         values makes its sample bad. If a call with several values raises, each value is tried alone, so
-///         that only those that raise are lost.
-///     decodes (bool): takes the field's bytes as stored (`Array`) instead of the result of the built-in
+///     fields (str | Sequence[str]): field names: extensions, or ``images``, ``audio``, ``video``, ``text``.
+///     function (Callable): accepts a list of values, as in samples, except that numbers (``cls``) are still
+///         `Array`s of bytes; returns a list of new values, with any type. An exception among the values
+///         makes the sample bad. If a call with several values raises, each value is tried separately, so
+///         that only the values that raise are lost.
+///     decodes (bool): passes the field's bytes as stored (`Array`) instead of the result of the built-in
 ///         decoder. Default: ``False``.
-///     has_context (bool): gives the function a second list: for each value a dictionary of ``key``,
-///         ``shard``, ``extension``, ``epoch`` and ``seed``, a seed for all random choices of the value.
+///     has_context (bool): passes a second list to the function: for each value a dictionary with ``key``,
+///         ``shard``, ``extension``, ``epoch`` and ``seed``, a seed for all random choices for the value.
 ///         Default: ``False``.
 ///
 /// Raises:
 ///     TypeError: ``function`` is not a function.
-///     ConfigError: a name of a field is invalid.
+///     ConfigError: a field name is invalid.
 ///
 /// Examples:
 ///     >>> def numbers(values, contexts):
@@ -88,7 +87,7 @@ impl PyTransform {
     }
 }
 
-/// The first exception that the user's functions raised for a sample of a pass.
+/// The first exception that user functions raised for a sample in a pass.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FirstException(Arc<Mutex<Option<PyErr>>>);
 
@@ -103,7 +102,7 @@ impl FirstException {
         first.get_or_insert_with(|| error.clone_ref(py));
     }
 
-    /// Converts an error of a stream; that of too many bad samples gets the exception as its cause.
+    /// Converts a stream error; the exception becomes the cause of an error about too many bad samples.
     pub(crate) fn explain(&self, py: Python<'_>, error: dflop_loader::Error) -> DflopError {
         let is_explained = matches!(error, dflop_loader::Error::ErrorBudget(_));
         let first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,11 +111,11 @@ impl FirstException {
     }
 }
 
-/// Settings of user functions.
+/// User function settings.
 pub(crate) struct UserCode {
     threads: usize,
     seed: u64,
-    /// Form of the values that functions get.
+    /// Form of values passed to functions.
     delivery: Delivery,
     /// Whether the results become model inputs.
     is_prepared: bool,
@@ -175,7 +174,7 @@ impl UserCode {
     }
 }
 
-/// A Python function as the loader calls it.
+/// A Python function that the loader calls.
 #[derive(Debug)]
 struct Function {
     transform: Py<PyTransform>,
@@ -211,10 +210,10 @@ impl Function {
                 let message = format!("expected {expected} values from a transform, found {given}");
                 return Err(PyTypeError::new_err(message));
             }
-            // An interrupt or an exit is not the fault of a sample.
+            // An interrupt or an exit is not a fault in a sample.
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
             Err(error) if values.len() == 1 => vec![Err(error)],
-            // An exception does not tell which of the values caused it.
+            // An exception does not identify the value that caused it.
             Err(_) => (0..values.len())
                 .map(|at| {
                     let context = contexts.get(at..=at).unwrap_or_default();
@@ -256,7 +255,7 @@ impl Function {
     }
 }
 
-/// Converts a value of user code: model inputs need Rust values; otherwise the Python object passes through
+/// Converts a value from user code: model inputs need Rust values; otherwise the Python object passes through
 /// unchanged.
 pub(crate) fn to_media(value: &Bound<'_, PyAny>, is_prepared: bool) -> PyResult<Media> {
     if is_prepared { prepared(value) } else { Ok(custom(value)) }
@@ -313,7 +312,7 @@ fn clip(value: &Bound<'_, PyAny>) -> PyResult<Audio> {
     })
 }
 
-/// Converts an array of any library to one with the buffer protocol; `None` for other values.
+/// Converts an array from any library to an array with the buffer protocol; `None` for other values.
 fn numpy_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if value.hasattr("__dlpack__")? || value.hasattr("__array__")? {
         return crate::arrays::numpy(value.py())?.call_method1("asarray", (value,)).map(Some);

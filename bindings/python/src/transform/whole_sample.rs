@@ -11,20 +11,21 @@ use super::{FirstException, to_media};
 use crate::arguments::{Arguments, arguments};
 use crate::convert::{self, Delivery};
 
-/// A function for whole samples: called with a list of `Sample`, it returns a list of the same length.
+/// A function for whole samples: called with a list of `Sample`, it returns a list with the same length.
 ///
-/// It runs where it stands among the transforms of ``transforms=``, after the built-in decoders. With
-/// ``image=`` samples come without their images. Model inputs need values of the types that the built-in
-/// decoders return: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
+/// The function runs at the transform's position in ``transforms=``, after the built-in decoders. With
+/// ``image=`` samples come without images. Model inputs need values with the types that the built-in decoders
+/// return: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
 ///
 /// Args:
-///     function (Callable): takes a list of samples, of at most 64, and returns for each a mapping of its
-///         fields, or ``None`` to leave it out, which counts as dropped and not as bad. It may change, add
-///         and remove fields. An exception among the results makes its sample bad. If a call with several
-///         samples raises, each is tried alone, with the fields that it had, so that only those that raise
-///         are lost; values that the function changed in place stay changed.
-///     has_context (bool): gives the function a second list: for each sample a dictionary of ``seed``, a seed
-///         for all random choices of the sample. Default: ``False``.
+///     function (Callable): accepts a list of at most 64 samples, and returns for each sample a mapping with
+///         the sample's fields, or ``None`` to exclude the sample, which counts as dropped and not as bad.
+///         The function may change, add and remove fields. An exception among the results makes the sample
+///         bad. If a call with several samples raises, each sample is tried separately, with the original
+///         fields, so that only the samples that raise are lost; values that the function changed in place
+///         stay changed.
+///     has_context (bool): passes a second list to the function: for each sample a dictionary with ``seed``,
+///         a seed for all random choices for the sample. Default: ``False``.
 ///
 /// Raises:
 ///     TypeError: ``function`` is not a function.
@@ -74,7 +75,7 @@ impl PySampleTransform {
     }
 }
 
-/// A Python function as the loader calls it.
+/// A Python function that the loader calls.
 #[derive(Debug)]
 pub(crate) struct SampleFunction {
     pub(crate) transform: Py<PySampleTransform>,
@@ -105,10 +106,10 @@ impl SampleFunction {
                 let message = format!("expected {expected} samples from a transform, found {found}");
                 return Err(PyTypeError::new_err(message));
             }
-            // An interrupt or an exit is not the fault of a sample.
+            // An interrupt or an exit is not a fault in a sample.
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
             Err(error) if given.len() == 1 => vec![Err(error)],
-            // An exception does not tell which of the samples caused it.
+            // An exception does not identify the sample that caused it.
             Err(_) => (0..kept.len()).map(|at| self.one(&kept, &seeds, at)).collect(),
         };
         let answers = answers.into_iter().map(|answer| {
@@ -138,7 +139,7 @@ impl SampleFunction {
         function.call1((given, contexts))?.try_iter()?.collect()
     }
 
-    /// Converts a result to fields; `None` leaves the sample out.
+    /// Converts a result to fields; `None` excludes the sample.
     fn fields(&self, answer: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Field>>> {
         if answer.is_none() {
             return Ok(None);
@@ -160,7 +161,7 @@ impl SampleFunction {
     }
 }
 
-/// Copies samples with their fields, not the values: a call that raises may have changed some of them before.
+/// Copies samples with fields, but not the values: a call that raises may have changed some of them before.
 fn copies<'py>(samples: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
     let py = samples.py();
     if samples.len() == 1 {

@@ -1,10 +1,9 @@
-//! Converts audio clips to log-mel spectrograms of their own length: Qwen2.5-Omni, Qwen3-Omni.
+//! Converts audio clips to log-mel spectrograms with the clip length: Qwen2.5-Omni, Qwen3-Omni.
 //!
-//! A spectrogram that is padded has a frame per started 10 ms. The values are those that the feature
-//! extractor makes of the clip and the silence after it, up to the length it pads to; the frames of silence
-//! are left out. A longer clip continues in another spectrogram, where the feature extractor cuts it off.
-//! Without padding there is a frame per full 10 ms, of the values that the feature extractor makes of a clip
-//! alone.
+//! A padded spectrogram has a frame per started 10 ms. The values equal the feature extractor's values for
+//! the clip followed by silence, up to the length it pads to; silent frames are omitted. A longer clip
+//! continues in another spectrogram, where the feature extractor would cut it off. An unpadded spectrogram
+//! has a frame per full 10 ms, with the feature extractor's values for a clip without padding.
 
 use dflop_costmodel::AudioLength;
 use dflop_costmodel::tokens::audio::AudioChunks;
@@ -14,23 +13,24 @@ use dflop_samples::{BoxError, Error, Result};
 
 use super::{HOP_SAMPLES, SAMPLE_RATE_HZ, WINDOW_SAMPLES, WINDOWS_MAX, resample, with_log_mel};
 
-/// Most samples of a clip, two hours: longer clips are rejected before memory of their size is allocated.
+/// Maximum number of samples per clip, two hours: longer clips are rejected before memory of that size is
+/// allocated.
 const SAMPLES_MAX: usize = WINDOWS_MAX * WINDOW_SAMPLES;
 
-/// Audio processor of a model that takes clips of their own length.
+/// Audio processor for models that accept clips with variable length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClipProcessor {
-    /// Mel filters.
+    /// Number of mel filters.
     pub mels: u16,
-    /// Token rule, with the length of a spectrogram.
+    /// Token rule, including the spectrogram length.
     pub rule: AudioChunks,
 }
 
 impl ClipProcessor {
-    /// Prepares one clip of any rate and any number of channels; an empty clip has no spectrogram.
+    /// Prepares a clip with any rate and any number of channels; an empty clip has no spectrogram.
     ///
-    /// The features are `[1, mels, frames]`, or, of a clip of several spectrograms, `[spectrograms, mels,
-    /// frames of a whole one]`, zeros after the last frame.
+    /// The features are `[1, mels, frames]`, or, for a clip with several spectrograms,
+    /// `[spectrograms, mels, frames per full spectrogram]`, with zeros after the last frame.
     ///
     /// # Errors
     /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours or too

@@ -1,8 +1,8 @@
-//! Computes the mel filters and the window of Whisper: Slaney's scale and area normalization, 0 to 8000 Hz.
+//! Computes Whisper's mel filters and window: Slaney's scale and area normalization, 0 to 8000 Hz.
 
 use super::FFT_SAMPLES;
 
-/// Frequency bins of a real transform.
+/// Number of frequency bins in a real transform.
 pub(super) const BINS: usize = FFT_SAMPLES / 2 + 1;
 const FREQUENCY_MAX_HZ: f64 = 8_000.0;
 /// Slaney's scale is linear below this frequency: 15 mels up to 1000 Hz.
@@ -16,7 +16,7 @@ pub(super) struct MelFilter {
     pub(super) weights: Vec<f64>,
 }
 
-/// Returns the filters of a mel spectrogram, from low to high.
+/// Returns the mel spectrogram filters, from low to high.
 pub(super) fn mel_filters(mels: usize) -> Vec<MelFilter> {
     let top = hertz_to_mel(FREQUENCY_MAX_HZ);
     let step = top / (mels + 1) as f64;

@@ -1,7 +1,7 @@
-//! Computes the log-mel spectrogram of one window.
+//! Computes the log-mel spectrogram of a window.
 //!
-//! Transforms of 400 samples every 160, in double precision; the result is rounded to single precision where
-//! the NumPy version rounds, so that values differ only in the last bits of the logarithm.
+//! Transforms 400 samples every 160, in double precision; the result is rounded to single precision where the
+//! NumPy version rounds, so that values differ only in the last bits of the logarithm.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl LogMel {
         self.filters.len()
     }
 
-    /// Writes the first frames of the spectrogram of one window.
+    /// Writes the first frames of a window's spectrogram.
     ///
     /// - `samples`: 16 kHz mono, at most `window_samples`; silence follows
     /// - `out`: `[mels, frames]`
@@ -70,15 +70,15 @@ impl LogMel {
                 row[frame] = value;
             }
         }
-        // Values are logarithms to base 10 of power: 8 are 80 dB.
+        // Values are base-10 logarithms of power: 8 are 80 dB.
         let floor = loudest - 8.0;
         for value in out {
             *value = (value.max(floor) + 4.0) / 4.0;
         }
     }
 
-    /// Copies the samples around a frame, reflected at both ends of the window and weighted by the Hann
-    /// window; returns whether there are any.
+    /// Copies the samples around a frame, reflected at both window ends and weighted by the Hann window;
+    /// returns whether there are any.
     fn cut_frame(&mut self, samples: &[f32], window_samples: usize, frame: usize) -> bool {
         let first = (frame * HOP_SAMPLES).checked_sub(FFT_SAMPLES / 2);
         if let Some(samples) = first.and_then(|first| samples.get(first..first + FFT_SAMPLES)) {
@@ -132,7 +132,7 @@ mod tests {
         LogMel::new(80).window(&samples, WINDOW_SAMPLES, &mut out);
         let at = |mel: usize| out[mel * WINDOW_FRAMES + 1_500];
         let loudest = (0..80).max_by(|a, b| at(*a).total_cmp(&at(*b))).unwrap();
-        // 440 Hz are 6.6 mels; corners lie 45.2 / 81 mels apart.
+        // 440 Hz are 6.6 mels; filter corners are 45.2 / 81 mels apart.
         assert!((10..=12).contains(&loudest), "{loudest}");
     }
 }

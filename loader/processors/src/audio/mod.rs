@@ -1,14 +1,14 @@
-//! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio and Qwen2.5-Omni.
+//! Converts audio clips to Whisper's log-mel spectrograms, the input for Qwen2-Audio and Qwen2.5-Omni.
 //!
-//! 16 kHz mono in windows of 30 seconds, or of a clip's own length ([`ClipProcessor`]): transforms of 25 ms
-//! every 10 ms, mel filters on Slaney's scale, logarithm, values more than 80 dB below the maximum raised to
-//! that level, `(x + 4) / 4`. A window equals, to the last bits, the output of the NumPy version of
-//! `WhisperFeatureExtractor` in transformers 4.57.1 (its `PyTorch` version computes in single precision).
+//! Clips become 16 kHz mono in windows of 30 seconds, or with the clip length ([`ClipProcessor`]): 25 ms
+//! transforms every 10 ms, mel filters on Slaney's scale, logarithm, values more than 80 dB below the maximum
+//! raised to that level, `(x + 4) / 4`. A window equals, to the last bits, the output of the NumPy version of
+//! `WhisperFeatureExtractor` in transformers 4.57.1 (the `PyTorch` version computes in single precision).
 //!
-//! **Clips over 30 seconds**: the feature extractor of Whisper, and therefore Qwen2-Audio's processor,
-//! truncates them. The cost model counts every started window, and nothing should be lost silently, so a clip
-//! becomes as many windows as it needs unless [`LongClips::CutOff`] is set; the tokens of its windows follow
-//! each other like those of separate clips.
+//! **Clips over 30 seconds**: Whisper's feature extractor, and therefore Qwen2-Audio's processor, truncates
+//! them. The cost model counts every started window, and nothing should be lost silently, so a clip becomes
+//! as many windows as needed unless [`LongClips::CutOff`] is set; window tokens follow each other like tokens
+//! from separate clips.
 
 mod clips;
 mod filters;
@@ -34,25 +34,25 @@ const FFT_SAMPLES: usize = 400;
 const HOP_SAMPLES: usize = 160;
 const WINDOW_SAMPLES: usize = 480_000;
 pub(super) const WINDOW_FRAMES: usize = WINDOW_SAMPLES / HOP_SAMPLES;
-/// Two hours: longer clips are rejected before memory of their size is allocated.
+/// Maximum number of windows, two hours: longer clips are rejected before memory of that size is allocated.
 const WINDOWS_MAX: usize = 240;
 
-/// Treatment of clips over 30 seconds.
+/// Treatment for clips over 30 seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LongClips {
-    /// Number of windows needed, as counted by the cost model. The default.
+    /// Uses the number of windows needed, as counted by the cost model. The default.
     #[default]
     Windows,
-    /// Only the first 30 seconds, as in the feature extractor.
+    /// Uses only the first 30 seconds, as in the feature extractor.
     CutOff,
 }
 
-/// Audio processor of a model.
+/// Audio processor for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioProcessor {
-    /// Mel filters: 80, or 128 for Whisper-large-v3 and Qwen2-Audio.
+    /// Number of mel filters: 80, or 128 for Whisper-large-v3 and Qwen2-Audio.
     pub mels: u16,
-    /// Treatment of clips over 30 seconds.
+    /// Treatment for clips over 30 seconds.
     pub long_clips: LongClips,
 }
 
@@ -60,7 +60,7 @@ thread_local! {
     static LOG_MEL: RefCell<Option<LogMel>> = const { RefCell::new(None) };
 }
 
-/// Calls a function with the filters of this thread for a number of mels.
+/// Calls a function with this thread's filters for a number of mels.
 fn with_log_mel(mels: usize, run: impl FnOnce(&mut LogMel)) {
     LOG_MEL.with_borrow_mut(|log_mel| match log_mel {
         Some(log_mel) if log_mel.mels() == mels => run(log_mel),
@@ -69,26 +69,27 @@ fn with_log_mel(mels: usize, run: impl FnOnce(&mut LogMel)) {
 }
 
 impl AudioProcessor {
-    /// Returns the processor of a model of the cost model; `None` for a model without audio.
+    /// Returns the processor for a model in the cost model; `None` for a model without audio.
     #[must_use]
     pub fn for_model(model: &ModelSpec) -> Option<Self> {
         Self::for_encoder(&model.audio?.encoder)
     }
 
-    /// Returns the processor of an encoder of Whisper's form; `None` if its stem takes too many mels.
+    /// Returns the processor for a Whisper-like encoder; `None` if the encoder stem has too many mels.
     ///
-    /// The number of mels follows from the encoder's stem: two outputs of a convolution of width 3 over the
-    /// mels, and one of width 3 over the channels.
+    /// The number of mels follows from the inputs per token in the encoder stem, `6 * mels + 3 * hidden`: two
+    /// outputs of a convolution with width 3 over the mels, and one output of a convolution with width 3 over
+    /// the channels.
     #[must_use]
     pub fn for_encoder(encoder: &EncoderSpec) -> Option<Self> {
         let mels = encoder.stem_inputs.saturating_sub(3 * encoder.hidden) / 6;
         Some(Self { mels: u16::try_from(mels).ok()?.clamp(1, 1024), long_clips: LongClips::default() })
     }
 
-    /// Reads a `preprocessor_config.json` of Hugging Face; long clips become windows.
+    /// Reads a Hugging Face `preprocessor_config.json`; long clips become windows.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not Whisper's, or if its rate, hop, transform or window length differs.
+    /// [`Error::Config`] if it is not Whisper's, or if rate, hop, transform or window length differs.
     pub fn from_preprocessor_config(json: &Value) -> Result<Self> {
         let read = || {
             let fields = ConfigFields::new(PREPROCESSOR_FILE, json)?;
@@ -119,7 +120,7 @@ impl AudioProcessor {
         })
     }
 
-    /// Prepares one clip of any rate and any number of channels; an empty clip has no windows.
+    /// Prepares a clip with any rate and any number of channels; an empty clip has no windows.
     ///
     /// # Errors
     /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.

@@ -1,8 +1,8 @@
 //! Resamples any rate and number of channels to 16 kHz mono.
 //!
-//! Channels are averaged. The rate is changed by a windowed sinc in blocks of the Fourier transform (crate
-//! `rubato`, Blackman-Harris squared window) with its delay removed; the result has ⌈frames x 16000 / rate⌉
-//! samples. The feature extractors of `transformers` take only 16 kHz.
+//! Channels are averaged. The rate is changed by a windowed sinc in Fourier transform blocks (crate `rubato`,
+//! Blackman-Harris squared window) with the delay removed; the result has ⌈frames x 16000 / rate⌉ samples.
+//! The feature extractors in `transformers` accept only 16 kHz.
 
 use std::borrow::Cow;
 
@@ -13,9 +13,9 @@ use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
 use super::SAMPLE_RATE_HZ;
 
-/// Range of supported sample rates.
+/// Supported sample rates in Hz.
 const RATES_HZ: std::ops::RangeInclusive<u32> = 1_000..=768_000;
-/// Least number of frames in a block of the resampler.
+/// Minimum number of frames per resampler block.
 const CHUNK_FRAMES: u32 = 512;
 
 /// Resamples the start of a clip to 16 kHz mono.
@@ -43,7 +43,7 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
     let mono: Vec<f64> = mono(clip, frames).iter().map(|sample| f64::from(*sample)).collect();
     let (input, output) = (clip.sample_rate_hz as usize, SAMPLE_RATE_HZ as usize);
     let (chunk, window) = (chunk_frames(clip.sample_rate_hz), WindowFunction::BlackmanHarris2);
-    // In 64 bits, as the spectrograms are: one set of Fourier transforms is compiled, not two.
+    // In 64 bits, like the spectrograms: a single set of Fourier transforms is compiled, not two.
     let mut resampler = Fft::<f64>::new_custom(input, output, chunk, 1, 1, window, FixedSync::Both)?;
     let resampled = resampler.process_all(&InterleavedSlice::new(&mono, 1, frames)?, frames, None)?;
     let mut resampled: Vec<f32> = resampled.take_data().into_iter().map(|sample| sample as f32).collect();
@@ -51,8 +51,8 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
     Ok(Cow::Owned(resampled))
 }
 
-/// Returns the frames of a chunk: a multiple of the period in which both rates align, and even, so that the
-/// filter has a middle sample and its delay is an integer.
+/// Returns the number of frames per chunk: a multiple of the period in which both rates align, and even, so
+/// that the filter has a middle sample and the delay is an integer.
 fn chunk_frames(rate_hz: u32) -> usize {
     let (mut divisor, mut rest) = (rate_hz, SAMPLE_RATE_HZ);
     while rest != 0 {
@@ -62,13 +62,13 @@ fn chunk_frames(rate_hz: u32) -> usize {
     (period * CHUNK_FRAMES.div_ceil(period).next_multiple_of(2)) as usize
 }
 
-/// Returns the number of samples of a clip at 16 kHz, rounded up.
+/// Returns the number of samples in a clip at 16 kHz, rounded up.
 pub(super) fn samples_of(clip: &Audio) -> usize {
     let samples = clip.frames() as u64 * u64::from(SAMPLE_RATE_HZ);
     samples.div_ceil(u64::from(clip.sample_rate_hz.max(1))) as usize
 }
 
-/// Returns the mean of the channels of the first `frames` frames.
+/// Returns the channel mean for the first `frames` frames.
 fn mono(clip: &Audio, frames: usize) -> Cow<'_, [f32]> {
     let channels = usize::from(clip.channels.max(1));
     let samples = &clip.samples[..clip.samples.len().min(frames * channels)];

@@ -1,10 +1,10 @@
-//! Renders the turns of a conversation to text by the model's chat template.
+//! Renders conversation turns to text with the model's chat template.
 //!
-//! A model defines in Jinja how its turns are written. Templates are rendered as `transformers` does: trimmed
+//! A model defines in Jinja how turns are written. Templates are rendered as in `transformers`: trimmed
 //! blocks, Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML,
-//! and `{% generation %}` blocks, whose content is what the model is trained on. Messages keep all of their
-//! keys, and `tools` and `documents` are none where a sample has none. The clock is read once, when the
-//! template is parsed, so that prompts do not change at midnight during a run.
+//! and `{% generation %}` blocks, whose content the model is trained on. Messages keep all keys, and `tools`
+//! and `documents` are none if a sample has none. The clock is read once, when the template is parsed, so
+//! that prompts do not change at midnight during a run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,18 +20,18 @@ use serde_json::json;
 use crate::family::{Family, Placeholder, VideoText};
 use crate::message::{Dialogue, Message, MessagePart, REASONING, to_value};
 
-/// Name of the only template of an environment.
+/// Name of the only template in an environment.
 const NAME: &str = "chat_template";
 
-/// Most instructions that rendering a conversation may take; templates in use take about a hundred per turn.
+/// Maximum number of instructions for rendering a conversation; real templates need about a hundred per turn.
 const FUEL: u64 = 10_000_000;
-/// Most bytes of a rendered conversation.
+/// Maximum number of bytes in a rendered conversation.
 const RENDERED_BYTES_MAX: usize = 256 << 20;
 
-/// Deepest nesting of macros and of values.
+/// Maximum nesting depth for macros and values.
 const DEPTH_MAX: usize = 100;
 
-/// Variables that hold what is written at the bounds of a `{% generation %}` block.
+/// Variables with the text written at the bounds of a `{% generation %}` block.
 const BOUNDS: [&str; 2] = ["__generation_start__", "__generation_end__"];
 /// Variables that `transformers` always passes.
 const ALWAYS_PASSED: [&str; 2] = ["tools", "documents"];
@@ -43,38 +43,37 @@ pub struct ChatTemplate {
     variables: BTreeMap<String, String>,
     family: Family,
     form: ContentForm,
-    /// Whether a content that is a string in the sample is passed as a string.
+    /// Whether a string content in the sample is passed as a string.
     takes_strings: bool,
     has_generation: bool,
     written: Written,
 }
 
-/// What a template writes beside roles and contents.
+/// Message parts that a template writes in addition to roles and contents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Calls of tools.
+    /// Tool calls.
     pub(crate) calls: bool,
-    /// Descriptions of tools.
+    /// Tool descriptions.
     pub(crate) tools: bool,
-    /// The train of thought of the last turn.
+    /// Reasoning in the last turn.
     pub(crate) reasoning: bool,
 }
 
-/// Form that a template expects of the content of a message.
+/// Form that a template expects for message content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ContentForm {
-    /// A list of typed parts.
+    /// A list with typed parts.
     Parts,
-    /// One string that contains the placeholders of media.
+    /// A string that contains media placeholders.
     Text,
 }
 
 impl ChatTemplate {
-    /// Parses a template; `variables` are available to it in addition to the messages, for example
-    /// `bos_token`.
+    /// Parses a template; `variables` are available in addition to the messages, for example `bos_token`.
     ///
     /// # Errors
-    /// [`Error::Config`] with the line, if it is not valid Jinja or cannot render a turn of the user.
+    /// [`Error::Config`] with the line, if the template is not valid Jinja or cannot render a user turn.
     pub fn parse(
         source: &str,
         variables: BTreeMap<String, String>,
@@ -101,12 +100,12 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Returns whether the template marks what the model is trained on, by `{% generation %}`.
+    /// Returns whether the template marks training targets with `{% generation %}`.
     pub(crate) fn has_generation(&self) -> bool {
         self.has_generation
     }
 
-    /// Returns what the template writes beside roles and contents.
+    /// Returns the message parts that the template writes in addition to roles and contents.
     pub(crate) fn written(&self) -> Written {
         self.written
     }
@@ -114,14 +113,15 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// The message of the template's `raise_exception`, or the reason why rendering failed.
+    /// The message from the template's `raise_exception`, or the reason why rendering failed.
     pub fn render(&self, dialogue: &Dialogue, has_generation_prompt: bool) -> Result<String, String> {
         let rendered =
             self.render_as(self.form, self.takes_strings, dialogue, has_generation_prompt, ["", ""]);
         rendered.map_err(|error| reason(&error))
     }
 
-    /// Renders a conversation with a text before and one after the content of each `{% generation %}` block.
+    /// Renders a conversation with a text before and a text after the content of each `{% generation %}`
+    /// block.
     ///
     /// # Errors
     /// See [`render`](Self::render).
@@ -195,7 +195,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Returns whether the template renders strings like lists of parts, whoever speaks.
+    /// Returns whether the template renders strings like lists of parts, for every role.
     fn probe_strings(&self) -> bool {
         let turn = |role: &str| Message::new(role, vec![MessagePart::Text(format!("probe of {role}"))]);
         let dialogues = [["user", "assistant"], ["system", "user"]];
@@ -207,14 +207,14 @@ impl ChatTemplate {
             });
             match (parts, strings) {
                 (Ok(parts), Ok(strings)) => parts == strings,
-                // The roles are refused, whatever their content.
+                // The roles are rejected, regardless of the content.
                 (Err(_), _) => true,
                 (Ok(_), Err(_)) => false,
             }
         })
     }
 
-    /// Looks for calls, tools and reasoning in rendered conversations.
+    /// Detects calls, tools and reasoning in rendered conversations.
     fn probe_written(&self) -> Written {
         const WORD: &str = "probe_of_keys";
         let function = |name: &str| json!({"name": name, "description": "", "parameters": {}});
@@ -230,7 +230,7 @@ impl ChatTemplate {
             }
             let variables = vec![("tools".to_owned(), to_value(&tools))];
             let dialogue = Dialogue { messages: vec![question, answer], variables };
-            // A template that refuses this conversation has its own words for a real one.
+            // A template that rejects this conversation reports an error for a real conversation itself.
             self.render(&dialogue, false).map_or(true, |text| text.contains(WORD))
         };
         Written {
@@ -281,7 +281,7 @@ fn part_value(part: &MessagePart) -> Value {
     Value::from(value)
 }
 
-/// Makes an environment like that of `transformers`.
+/// Creates an environment like the environment in `transformers`.
 fn environment(now: SystemTime) -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
@@ -298,8 +298,8 @@ fn environment(now: SystemTime) -> Environment<'static> {
     environment
 }
 
-/// Replaces `{% generation %}` tags, which do not exist in Jinja, by the variables of their bounds; returns
-/// whether there are any.
+/// Replaces `{% generation %}` tags, which do not exist in Jinja, by the bound variables; returns whether
+/// there are any.
 fn with_bounds(source: &str) -> (String, bool) {
     let mut plain = String::with_capacity(source.len());
     let mut has_generation = false;
@@ -316,7 +316,7 @@ fn with_bounds(source: &str) -> (String, bool) {
             _ => None,
         };
         match replaced.zip(tag.split_once(name)) {
-            // A tag on either side of the variable keeps the control of white space there.
+            // A tag on either side of the variable keeps the white space control there.
             Some(((bound, word), (before, after))) => {
                 has_generation = true;
                 for part in [before, word, " %}{{ ", bound, " }}{% ", word, after] {
@@ -428,7 +428,7 @@ fn invalid(error: &minijinja::Error) -> Error {
     Error::Config { setting: "chat_template", reason: reason(error) }
 }
 
-/// Returns the message of a template error, with its line.
+/// Returns a template error's message, with the line.
 fn reason(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let what = excerpt(&what, EXCERPT_CHARACTERS);

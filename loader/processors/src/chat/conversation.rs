@@ -1,7 +1,7 @@
-//! Converts the fields of a sample to turns.
+//! Converts sample fields to turns.
 //!
-//! The text is read by [`dflop_samples::sample::document`], which also estimated the sample's tokens: a JSON
-//! conversation takes precedence, then text fields, then a question and its answer, then a caption. Only text
+//! [`dflop_samples::sample::document`] reads the text, and also estimated the sample's tokens: a JSON
+//! conversation takes precedence, then text fields, then a question and an answer, then a caption. Only text
 //! that was counted is prepared.
 
 use dflop_samples::inputs::PrepareError;
@@ -11,33 +11,33 @@ use dflop_samples::sample::{Field, Sample};
 
 use crate::message::{Dialogue, Message, MessagePart, to_value};
 
-/// Text of a sample, with the positions of its media.
+/// Sample text, with media positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Conversation {
-    /// Turns of a chat; those of the assistant are training targets.
+    /// Chat turns; assistant turns are training targets.
     Turns(Dialogue),
-    /// Text without turns, such as a caption, all of which is a training target.
+    /// Text without turns, such as a caption; all text is a training target.
     Plain(Vec<MessagePart>),
 }
 
-/// Conversation with the media it contains, in the order of their placeholders.
+/// Conversation and media, in placeholder order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleConversation {
     /// Turns or plain text.
     pub conversation: Conversation,
-    /// Indices of the images in the sample's fields.
+    /// Image indices in the sample's fields.
     pub images: Vec<usize>,
-    /// Indices of the audio clips in the sample's fields.
+    /// Audio clip indices in the sample's fields.
     pub clips: Vec<usize>,
-    /// Indices of the videos in the sample's fields.
+    /// Video indices in the sample's fields.
     pub videos: Vec<usize>,
 }
 
-/// Reads the conversation of a sample.
+/// Reads the conversation in a sample.
 ///
-/// Media are matched with placeholders as in [`dflop_samples::sample::document`]. In a conversation, media of
-/// a modality without any placeholder go before the first turn of the user. Media for which `takes` is false
-/// are left out.
+/// Media are matched with placeholders as in [`dflop_samples::sample::document`]. In a conversation, media
+/// whose modality has no placeholder go before the first user turn. Media for which `takes` is false are
+/// omitted.
 ///
 /// # Errors
 /// [`PrepareError::Conversation`] if turns cannot be read, or placeholders and media do not match.
@@ -56,7 +56,7 @@ pub fn read_conversation(
         None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
     };
     if let Conversation::Turns(dialogue) = &mut conversation {
-        // Each is put in front of the previous one, so images end up first.
+        // Each modality is put before the previous modality, so images end up first.
         for modality in [Modality::Video, Modality::Audio, Modality::Image] {
             placed.prepend_unplaced(&mut dialogue.messages, modality);
         }
@@ -72,10 +72,10 @@ pub fn read_conversation(
     Ok(SampleConversation { conversation, images, clips, videos })
 }
 
-/// Media with a position in the text, in the order of their placeholders.
+/// Media with a position in the text, in placeholder order.
 struct PlacedMedia<'m, 'a> {
     media: &'m SampleMedia<'a>,
-    /// By modality, in the order of [`Modality::ALL`].
+    /// Media by modality, in the order of [`Modality::ALL`].
     placed: [Vec<&'a Field>; 3],
 }
 
@@ -107,7 +107,7 @@ impl PlacedMedia<'_, '_> {
     }
 }
 
-/// Returns the indices of these fields among those of the sample.
+/// Returns the indices of these fields in the sample.
 fn field_indices(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
     // By identity, because two fields may be equal.
     let index = |field: &&Field| sample.fields.iter().position(|known| std::ptr::eq(known, *field));

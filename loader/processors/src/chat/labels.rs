@@ -1,14 +1,13 @@
-//! Finds the training targets: what the assistant says, and the token that ends each of its turns.
+//! Finds the training targets: assistant text, and the token that ends each assistant turn.
 //!
-//! A template with `{% generation %}` blocks marks the targets itself, as for the assistant masks of
-//! `transformers`. Of other templates a conversation is rendered twice, once unchanged and once with marks in
-//! place of texts, see [`super::marks`]: the text between the marks is the template's own.
+//! A template with `{% generation %}` blocks marks the targets itself, as for the assistant masks in
+//! `transformers`. With any other template a conversation is rendered twice, once unchanged and once with
+//! marks in place of texts, see [`super::marks`]: the text between the marks comes from the template.
 //!
-//! - Where the assistant's turns have only content, the marks are in place of that. The rest of the first
-//!   rendering is the assistant's, to the byte.
-//! - Where they have calls or reasoning, or where the template rewrites the content, the marks are in place
-//!   of all other turns. A target is what follows the text that asks for the turn, up to the token that ends
-//!   it.
+//! - If assistant turns have only content, the marks replace the content. The rest of the first rendering is
+//!   assistant text, to the byte.
+//! - If assistant turns have calls or reasoning, or if the template rewrites the content, the marks replace
+//!   all other turns. A target is the text after the generation prompt, up to the token that ends the turn.
 
 use std::ops::Range;
 
@@ -19,35 +18,34 @@ use super::marks::{Aligned, Marked, align};
 use super::tokenizer::{Encoded, Tokenizer};
 use crate::message::{Dialogue, Message, MessagePart};
 
-/// Private-use characters, of which two that a text lacks are the bounds of its generation blocks.
+/// Private-use characters; a pair that does not occur in a text delimits generation blocks.
 const BOUNDS: [[&str; 2]; 3] =
     [["\u{F0002}", "\u{F0003}"], ["\u{F0004}", "\u{F0005}"], ["\u{F0006}", "\u{F0007}"]];
 
-/// Text with the byte ranges that are training targets.
+/// Text with training target byte ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MarkedText {
     pub(crate) text: String,
     pub(crate) targets: Vec<Range<usize>>,
 }
 
-/// Renders conversations and finds the targets in them.
+/// Renders conversations and finds the targets.
 #[derive(Debug, Clone)]
 pub(crate) struct Labeler {
     template: ChatTemplate,
-    /// Text that the template writes after every turn of the assistant, up to and including the first control
-    /// token.
+    /// Text that the template writes after every assistant turn, up to and including the first control token.
     end_of_turn: Option<String>,
-    /// Text that asks for a turn of the assistant; empty if there is none.
+    /// Text that asks for an assistant turn; empty if there is none.
     generation_prompt: String,
     control_tokens: Vec<String>,
 }
 
 impl Labeler {
-    /// Tests the template on a question and its answer.
+    /// Tests the template with a question and an answer.
     ///
     /// # Errors
-    /// [`Error::Config`] if the template cannot render them, or changes the answer so that it is not found
-    /// again.
+    /// [`Error::Config`] if the template cannot render the test, or changes the answer so that it is not
+    /// found again.
     pub(crate) fn new(template: ChatTemplate, tokenizer: &Tokenizer) -> Result<Self> {
         let turn = |role: &str, words: &str| Message::new(role, vec![MessagePart::Text(words.to_owned())]);
         let question = Dialogue::new(vec![turn("user", "question")]);
@@ -70,10 +68,10 @@ impl Labeler {
         Ok(labeler)
     }
 
-    /// Renders a conversation and finds the targets in it.
+    /// Renders a conversation and finds the targets.
     ///
     /// # Errors
-    /// The error of the template, or the reason why the targets cannot be found.
+    /// The template error, or the reason why the targets cannot be found.
     pub(crate) fn render(&self, mut dialogue: Dialogue) -> Result<MarkedText, String> {
         self.check_written(&mut dialogue)?;
         let text = self.template.render(&dialogue, false)?;
@@ -88,7 +86,7 @@ impl Labeler {
             .or_else(|reason| self.mark_turns(text, &dialogue).map_err(|_| reason))
     }
 
-    /// Refuses what the template would drop; calls whose text is known become text.
+    /// Rejects content that the template would drop; calls with known text become text.
     fn check_written(&self, dialogue: &mut Dialogue) -> Result<(), String> {
         let written = self.template.written();
         let dropped =
@@ -106,7 +104,7 @@ impl Labeler {
         Ok(())
     }
 
-    /// Finds the generation blocks of the template, those of turns that are targets.
+    /// Finds the template's generation blocks, and keeps the blocks of target turns.
     fn mark_generation(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
         let bounds = BOUNDS.into_iter().find(|bounds| !bounds.iter().any(|bound| text.contains(bound)));
         let bounds = bounds.ok_or("the text has the characters that mark its generation blocks")?;
@@ -133,7 +131,7 @@ impl Labeler {
         Ok(MarkedText { text, targets })
     }
 
-    /// Finds the contents of the assistant by marks in their place.
+    /// Finds assistant contents by marks that replace them.
     fn mark_contents(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
         let marked = Marked::new(dialogue, Message::is_assistant);
         let rendered = self.template.render(&marked.dialogue, false)?;
@@ -160,13 +158,13 @@ impl Labeler {
         Ok(MarkedText { text, targets })
     }
 
-    /// Finds whole turns of the assistant by marks in place of the other turns.
+    /// Finds whole assistant turns by marks that replace the other turns.
     fn mark_turns(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
         let marked = Marked::new(dialogue, |message| !message.is_assistant());
         let rendered = self.template.render(&marked.dialogue, false)?;
         let aligned = align(&text, &rendered, &marked.words)?;
         let mut targets: Vec<Range<usize>> = Vec::new();
-        // End of the last turn of the assistant, and the next mark after it.
+        // End of the last assistant turn, and the next mark after that turn.
         let (mut from, mut next_mark) = (0, 0);
         for (number, message) in dialogue.messages.iter().enumerate() {
             if !message.is_assistant() {
@@ -200,14 +198,14 @@ impl Labeler {
         Ok(MarkedText { text, targets })
     }
 
-    /// Returns the place after the text that asks for a turn.
+    /// Returns the position after the generation prompt.
     fn after_prompt(&self, segment: &str) -> Option<usize> {
         let prompt = self.generation_prompt.as_str();
         segment.find(prompt).filter(|_| !prompt.is_empty()).map(|at| at + prompt.len())
     }
 
-    /// Returns the place after what the template writes between the previous turn and this one: as far as it
-    /// asks for a turn there in the same words.
+    /// Returns the position after the text that the template writes between the previous turn and this turn:
+    /// as far as the text equals the generation prompt.
     fn after_header(&self, segment: &str, marked: &Marked<'_>, number: usize) -> Option<usize> {
         let before = Dialogue {
             messages: marked.dialogue.messages[..number].to_vec(),
@@ -220,17 +218,17 @@ impl Labeler {
         }
         let common =
             segment.char_indices().zip(header.chars()).find(|((_, a), b)| a != b).map(|((at, _), _)| at)?;
-        // A word that only begins like the header, such as a tag, is the turn's.
+        // A word that only starts like the header, such as a tag, belongs to the turn.
         let line = segment[..common].rfind('\n').map(|at| at + 1);
         let control =
             |control: &String| segment[..common].rfind(control.as_str()).map(|at| at + control.len());
         self.control_tokens.iter().filter_map(control).chain(line).max()
     }
 
-    /// Returns the length of a turn with the token that ends it.
+    /// Returns the turn length, including the token that ends the turn.
     ///
-    /// - `messages`: the conversation up to the turn
-    /// - `is_followed`: whether the next turn is the assistant's too
+    /// - `messages`: conversation up to the turn
+    /// - `is_followed`: whether the next turn is an assistant turn too
     fn turn_length(
         &self,
         rest: &str,
@@ -245,7 +243,7 @@ impl Labeler {
         if let Some(length) = self.end_of_turn.as_deref().and_then(place) {
             return Some(length);
         }
-        // Some templates end a call in a way of its own.
+        // Some templates end a call differently.
         let variables = dialogue.variables.clone();
         let upto = self.template.render(&Dialogue { messages: messages.to_vec(), variables }, false).ok()?;
         let upto = upto.trim_end();
@@ -257,7 +255,7 @@ impl Labeler {
     }
 }
 
-/// Splits a text at the bounds of its generation blocks; returns it without them, and the blocks.
+/// Splits a text at generation block bounds; returns the text without bounds, and the blocks.
 fn blocks(bounded: &str, [open, close]: [&str; 2]) -> Option<(String, Vec<Range<usize>>)> {
     let mut text = String::with_capacity(bounded.len());
     let mut found = Vec::new();
@@ -280,12 +278,13 @@ fn blocks(bounded: &str, [open, close]: [&str; 2]) -> Option<(String, Vec<Range<
     Some((text, found))
 }
 
-/// Returns for each token whether it lies in a target, at least in part.
+/// Returns for each token whether it is in a target, at least in part.
 ///
-/// A tokenizer may merge the template's last line break with a leading one of the assistant; such a token is
-/// a target, as in the assistant masks of `transformers`.
+/// A tokenizer may merge the template's last line break with a leading line break in the assistant text; such
+/// a token is a target, as in the assistant masks in `transformers`.
 ///
-/// A token of nothing but trimmed spaces has an empty range; it belongs to the target that contains its end.
+/// A token that consists only of trimmed spaces has an empty range; it belongs to the target that contains
+/// the range end.
 pub(crate) fn target_tokens(encoded: &Encoded, targets: &[Range<usize>]) -> Vec<bool> {
     let is_in = |start: usize, end: usize, target: &Range<usize>| {
         let begins = if start < end { start < target.end } else { end <= target.end };

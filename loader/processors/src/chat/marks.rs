@@ -1,25 +1,26 @@
-//! Finds texts of a conversation in its rendered form, by rendering it again with marks in their place.
+//! Finds conversation texts in the rendered form, by rendering the conversation again with marks in place of
+//! the texts.
 
 use std::ops::Range;
 
 use crate::message::{Dialogue, Message, MessagePart};
 
-/// Private-use characters around the number of a mark, which no template trims.
+/// Private-use characters around a mark number, which no template trims.
 const MARK: [char; 2] = ['\u{F0000}', '\u{F0001}'];
 
-/// Conversation with marks in place of the texts of some messages.
+/// Conversation with marks that replace the texts of some messages.
 #[derive(Debug)]
 pub(super) struct Marked<'a> {
     pub(super) dialogue: Dialogue,
-    /// The replaced texts, by the number of their mark.
+    /// The replaced texts, by mark number.
     pub(super) words: Vec<&'a str>,
-    /// Message of each mark.
+    /// Message index for each mark.
     pub(super) messages: Vec<usize>,
 }
 
 impl<'a> Marked<'a> {
-    /// Replaces the texts of the messages that are wanted. One that does not end with a text, because it is
-    /// empty or ends with a medium, gets an empty text in the end, so that its end is found.
+    /// Replaces the texts of the wanted messages. A message that does not end with a text, because it is
+    /// empty or ends with a medium, gets an empty final text, so that the message end is found.
     pub(super) fn new(dialogue: &'a Dialogue, is_wanted: impl Fn(&Message) -> bool) -> Self {
         let mut marked = Self { dialogue: dialogue.clone(), words: Vec::new(), messages: Vec::new() };
         for (number, message) in dialogue.messages.iter().enumerate() {
@@ -46,7 +47,7 @@ impl<'a> Marked<'a> {
         MessagePart::Text(mark)
     }
 
-    /// Returns what a rendered text has after its last mark.
+    /// Returns the part of a rendered text after the last mark.
     pub(super) fn after_last_mark<'t>(&self, rendered: &'t str) -> &'t str {
         let mut rest = rendered;
         while let Some((_, _, after)) = split_mark(rest, self.words.len()) {
@@ -59,13 +60,13 @@ impl<'a> Marked<'a> {
 /// Text that was found again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Aligned {
-    /// Number of its mark.
+    /// Mark number.
     pub(super) number: usize,
-    /// Its bytes in the rendered text, where the template may have trimmed it.
+    /// Byte range in the rendered text, where the template may have trimmed the text.
     pub(super) range: Range<usize>,
 }
 
-/// Finds the words of every mark of `marked` in `text`, in the order of the rendered text.
+/// Finds the words for every mark of `marked` in `text`, in the order of the rendered text.
 ///
 /// # Errors
 /// The reason, if the template writes a mark twice, or renders marks differently from other texts.
@@ -93,11 +94,11 @@ pub(super) fn align(text: &str, marked: &str, words: &[&str]) -> Result<Vec<Alig
         at = end + own.len();
         rest = next;
     }
-    // Text left over means that the template renders marks differently from other texts.
+    // Remaining text means that the template renders marks differently from other texts.
     if at == text.len() { Ok(aligned) } else { Err(changed()) }
 }
 
-/// Splits a text at its first mark: what is before it, its number, and what is after it.
+/// Splits a text at the first mark: text before the mark, mark number, and text after the mark.
 fn split_mark(text: &str, marks: usize) -> Option<(&str, usize, &str)> {
     let mut from = 0;
     while let Some(found) = text[from..].find(MARK[0]) {
@@ -105,7 +106,7 @@ fn split_mark(text: &str, marks: usize) -> Option<(&str, usize, &str)> {
         let after = at + MARK[0].len_utf8();
         let digits = text[after..].bytes().take_while(u8::is_ascii_digit).count();
         let number = text[after..after + digits].parse().ok().filter(|&number: &usize| number < marks);
-        // The characters alone are somebody's text.
+        // The characters without a number are ordinary text.
         if let (Some(number), Some(rest)) = (number, text[after + digits..].strip_prefix(MARK[1])) {
             return Some((&text[..at], number, rest));
         }
@@ -114,9 +115,9 @@ fn split_mark(text: &str, marks: usize) -> Option<(&str, usize, &str)> {
     None
 }
 
-/// Returns the length of `words` in `text`, where the template may have trimmed it before `next`.
+/// Returns the length of `words` in `text`, where the template may have trimmed `words` before `next`.
 fn written_length(text: &str, words: &str, next: &str) -> Option<usize> {
-    // Templates commonly trim a text; whichever form the following text fits is the right one.
+    // Templates commonly trim a text; the right form is the form that the following text fits.
     let forms = [
         words,
         words.trim_end(),

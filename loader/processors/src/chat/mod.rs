@@ -1,4 +1,4 @@
-//! Conversations of samples as text: turns, the chat template, the training targets, the tokenizer.
+//! Sample conversations as text: turns, the chat template, the training targets, the tokenizer.
 
 mod chat_template;
 mod conversation;

@@ -1,4 +1,4 @@
-//! Reads the model's tokenizer and its companion files.
+//! Reads the model's tokenizer and companion files.
 //!
 //! In a Hugging Face repository `tokenizer.json` is the tokenizer itself, `tokenizer_config.json` names the
 //! special tokens, and the chat template is in `chat_template.jinja`, `chat_template.json` or the
@@ -11,10 +11,10 @@ use dflop_costmodel::config::parse_json;
 use dflop_samples::{Error, Result, file, guarded};
 use serde_json::Value;
 
-/// Largest file to read, in bytes; tokenizers of 256,000 entries take about 35 MB.
+/// Maximum size of a file in bytes; tokenizers with 256,000 entries are about 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Tokenizer with its special tokens and, if present in its files, its chat template.
+/// Tokenizer with special tokens and, if present in the files, a chat template.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -22,12 +22,12 @@ pub struct Tokenizer {
     chat_template: Option<String>,
 }
 
-/// Token ids of a text, with the byte range of the text that each covers.
+/// Token ids for a text, with the byte range that each token covers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// Ids in the vocabulary.
+    /// Vocabulary ids.
     pub ids: Vec<u32>,
-    /// Start and end in bytes of the text; equal for tokens without text.
+    /// Start and end byte in the text; equal for tokens without text.
     pub offsets: Vec<(usize, usize)>,
 }
 
@@ -35,7 +35,7 @@ impl Tokenizer {
     /// Reads a tokenizer from a model directory, or from a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if its content is invalid.
+    /// [`Error::File`] if a file cannot be read, [`Error::Config`] if the content is invalid.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_owned() };
@@ -55,12 +55,12 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Parses the text of a `tokenizer.json`, without special tokens or a chat template.
+    /// Parses a `tokenizer.json` text, without special tokens or a chat template.
     ///
     /// Truncation and padding configured in the file are disabled.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not a tokenizer.
+    /// [`Error::Config`] if the JSON is not a tokenizer.
     pub fn from_json(json: &[u8]) -> Result<Self> {
         let invalid = |error: tokenizers::Error| config_error(error.to_string());
         let parsed = guarded(|| tokenizers::Tokenizer::from_bytes(json)).map_err(config_error)?;
@@ -84,7 +84,7 @@ impl Tokenizer {
         self
     }
 
-    /// Returns the special tokens by their names in `tokenizer_config.json`: `bos_token`, `eos_token`, …
+    /// Returns the special tokens by name in `tokenizer_config.json`: `bos_token`, `eos_token`, …
     #[must_use]
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special
@@ -96,7 +96,7 @@ impl Tokenizer {
         self.chat_template.as_deref()
     }
 
-    /// Returns the id of a token.
+    /// Returns the token's id.
     #[must_use]
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
@@ -108,8 +108,8 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// Returns the id that pads rows: the id of `pad_token`, else of `eos_token`, else 0, which the attention
-    /// mask hides.
+    /// Returns the padding id: the id of `pad_token`, else of `eos_token`, else 0, which the attention mask
+    /// hides.
     #[must_use]
     pub fn pad_id(&self) -> u32 {
         let mut names = ["pad_token", "eos_token"].into_iter();
@@ -126,7 +126,7 @@ impl Tokenizer {
         tokens
     }
 
-    /// Returns the whole tokenizer as JSON, which identifies it.
+    /// Returns the whole tokenizer as JSON, which identifies the tokenizer.
     pub(crate) fn serialized(&self) -> String {
         // A tokenizer that was parsed can be serialized, so the default is unreachable.
         self.inner.to_string(false).unwrap_or_default()
@@ -136,7 +136,7 @@ impl Tokenizer {
     /// a beginning-of-sequence token.
     ///
     /// # Errors
-    /// The message of the tokenizer.
+    /// The tokenizer's error message.
     pub fn encode(&self, text: &str, has_special: bool) -> Result<Encoded, String> {
         let encoding =
             guarded(|| self.inner.encode(text, has_special))?.map_err(|error| error.to_string())?;
@@ -146,7 +146,7 @@ impl Tokenizer {
     /// Decodes ids to text, including special tokens.
     ///
     /// # Errors
-    /// The message of the tokenizer.
+    /// The tokenizer's error message.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
         guarded(|| self.inner.decode(ids, false))?.map_err(|error| error.to_string())
     }
@@ -189,7 +189,7 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
     parse_json(&read_text(path)?).map(Some).map_err(invalid)
 }
 
-/// Returns every `*_token` of the configuration: a string, or the `content` of an object.
+/// Returns every `*_token` in the configuration: a string, or an object's `content`.
 fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     let entries = config.as_object().into_iter().flatten();
     let token = |(name, value): (&String, &Value)| {
@@ -199,7 +199,7 @@ fn special_tokens(config: &Value) -> BTreeMap<String, String> {
     entries.filter_map(token).collect()
 }
 
-/// Returns the template, or the one named `default` in a list of templates.
+/// Returns the template, or the template named `default` in a list.
 fn configured_template(config: &Value) -> Option<String> {
     match config.get("chat_template")? {
         Value::String(template) => Some(template.clone()),

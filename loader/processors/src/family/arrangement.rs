@@ -1,25 +1,25 @@
-//! Arranges the features of an image in the text.
+//! Arranges image features in the text.
 
-/// Arrangement of the tokens that stand for one image.
+/// Arrangement of the tokens that represent an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrangement {
-    /// Copies of the placeholder in one run.
+    /// A single run of placeholder copies.
     Run,
-    /// Rows of copies, as many as the grid of the image has: Pixtral.
+    /// Rows of copies, with the number of rows in the image grid: Pixtral.
     Rows {
         /// Token after each row but the last.
         row_end: &'static str,
         /// Token after the last row.
         image_end: &'static str,
     },
-    /// Tiles, each after a token and one that names its row and column, with a line break after each row;
-    /// then a blank line and a tile of the whole image: Idefics3.
+    /// Tiles, each after a token and a token that names the tile's row and column, with a line break after
+    /// each row; then a blank line and a tile with the whole image: Idefics3.
     NamedTiles {
-        /// Copies of the placeholder in a tile.
+        /// Number of placeholder copies per tile.
         tile_tokens: u32,
         /// Token before each tile and after the last.
         edge: &'static str,
-        /// Token that names the tile of the whole image.
+        /// Token that names the tile with the whole image.
         whole: &'static str,
     },
 }

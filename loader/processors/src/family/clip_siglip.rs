@@ -22,11 +22,11 @@ use crate::image::{
     positions, square_bytes,
 };
 
-/// CLIP, whose placeholders and template are those of LLaVA.
+/// CLIP, with LLaVA's placeholders and template.
 #[derive(Debug)]
 pub(super) struct Clip;
 
-/// SigLIP, whose placeholders and template are those of LLaVA.
+/// SigLIP, with LLaVA's placeholders and template.
 #[derive(Debug)]
 pub(super) struct Siglip;
 
@@ -84,30 +84,31 @@ fn inputs(vision: &VisionSpec) -> Option<VisionInputs> {
     })
 }
 
-/// Settings of a processor that makes one square from an image.
+/// Settings for a processor that converts an image to a single square.
 ///
 /// # Source
 /// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Square {
-    /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole image.
+    /// Length of the shorter side in pixels before the crop, at least `side`; `None` stretches the whole
+    /// image.
     pub shortest_side: Option<u16>,
-    /// Whether the image is first padded to a square with its mean color, centered.
+    /// Whether the image is first padded to a centered square with the mean color.
     pub is_padded: bool,
-    /// Side of the square in pixels.
+    /// Side length of the square in pixels.
     pub side: u16,
-    /// LLM positions of the square.
+    /// Number of LLM positions for the square.
     pub tokens: u32,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
-    /// Largest number of frames of a video; more are sampled down to it.
+    /// Maximum number of frames per video; longer videos are sampled down to it.
     pub frames_max: u32,
 }
 
 impl Square {
-    /// CLIP ViT-L/14 at 336 pixels, the vision encoder of LLaVA 1.5.
+    /// CLIP ViT-L/14 at 336 pixels, LLaVA 1.5's vision encoder.
     pub const CLIP_336: Self = Self {
         shortest_side: Some(336),
         is_padded: false,
@@ -128,7 +129,8 @@ impl Square {
         frames_max: u32::MAX,
     };
 
-    /// Returns the published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
+    /// Returns the published CLIP processor for a rule that crops, the SigLIP processor for a rule that
+    /// stretches.
     #[must_use]
     pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
@@ -138,7 +140,7 @@ impl Square {
         Self { shortest_side, side: tile_pixels, tokens, frames_max, ..square }
     }
 
-    /// Makes `[frames, 3, side, side]`; an image is one frame.
+    /// Creates `[frames, 3, side, side]`; an image is a single frame.
     pub(super) fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
         let color = self.normalization.mean_color();

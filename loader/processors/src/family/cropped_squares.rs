@@ -1,4 +1,4 @@
-//! Makes one square of an image and one of each of its crops, as Gemma 3 does with pan and scan.
+//! Creates a square for an image and a square for each crop, as Gemma 3 does with pan and scan.
 
 use dflop_costmodel::Result;
 use dflop_costmodel::tokens::VisionRule;
@@ -12,13 +12,13 @@ use crate::image::{GenericProcessor, Pixel, PixelSettings, RgbView};
 /// Image processor with crops.
 ///
 /// # Source
-/// `Gemma3ImageProcessorPil` of transformers 5.24.0. `Gemma3ImageProcessor`, on torchvision, cuts the same
-/// crops and resizes them by another arithmetic.
+/// `Gemma3ImageProcessorPil` in transformers 5.24.0. `Gemma3ImageProcessor`, on torchvision, cuts the same
+/// crops and resizes them with different arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CroppedSquares {
-    /// Settings of each square.
+    /// Settings for each square.
     pub(super) square: Square,
-    /// Number of crops.
+    /// Rule for the number of crops.
     pub(super) rule: PanAndScan,
 }
 
@@ -39,8 +39,8 @@ impl GenericProcessor for CroppedSquares {
         GenericProcessor::item_bytes(&self.square)
     }
 
-    /// Makes `[1 + crops, 3, side, side]`: all of the image, then its crops from left to right or from top to
-    /// bottom.
+    /// Creates `[1 + crops, 3, side, side]`: the whole image, then the crops from left to right or from top
+    /// to bottom.
     fn image<T: Pixel>(
         &self,
         image: RgbView<'_>,
@@ -58,7 +58,7 @@ impl GenericProcessor for CroppedSquares {
     }
 }
 
-/// Cuts an image into columns and rows; returns width and height of each crop and a copy of its pixels.
+/// Cuts an image into columns and rows; returns width and height of each crop and a pixel copy.
 fn crops(image: RgbView<'_>, [columns, rows]: [u64; 2]) -> Vec<([u32; 2], Vec<u8>)> {
     if columns * rows == 0 {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! Gemma 3: one square per image, written between line breaks with begin and end; with pan and scan one per
-//! crop of it, too, with words around them.
+//! Gemma 3: a square per image, written between line breaks with begin and end; with pan and scan also a
+//! square per crop, with words around them.
 
 use std::num::NonZeroU32;
 
@@ -26,13 +26,13 @@ const WORD: ImageWord = ImageWord {
     text: "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
     crops: None,
 };
-/// Words around crops, blanks at their ends included.
+/// Words around crops, including leading and trailing blanks.
 const BEFORE_CROPPED: &str = "Here is the original image ";
 const BEFORE_CROPS: &str = " and here are some crops to help you see better ";
 
-/// Side of an image in pixels, if no file has it.
+/// Image side in pixels, if no file defines it.
 const SIDE_PIXELS: u16 = 224;
-/// Pixels along the side of the square that becomes a token: 4 patches of 14.
+/// Side length in pixels of the square that becomes a token: 4 patches of 14 pixels.
 const TOKEN_PIXELS: u32 = 56;
 
 /// Gemma 3 with images.
@@ -88,7 +88,7 @@ impl ProcessorFamily for Gemma3 {
     }
 
     /// # Source
-    /// `Gemma3ImageProcessorPil` of transformers 5.24.0.
+    /// `Gemma3ImageProcessorPil` in transformers 5.24.0.
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
         let side = square_side(fields, "size", SIDE_PIXELS)?;
         let tokens = (u32::from(side) / TOKEN_PIXELS).pow(2);

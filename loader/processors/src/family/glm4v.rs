@@ -11,14 +11,14 @@ use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::normalize::Normalization;
 use crate::image::{Filter, ImageProcessor};
 
-/// Images.
+/// Image placeholder.
 const IMAGE: Placeholder = Placeholder {
     token: "<|image|>",
     markers: Some(["<|begin_of_image|>", "<|end_of_image|>"]),
     has_markers_in_text: true,
 };
 
-/// GLM-4.1V or GLM-4.5V; videos, whose frames have their time in the text, are refused.
+/// GLM-4.1V or GLM-4.5V; rejects videos, whose frame times are in the text.
 #[derive(Debug)]
 pub(super) struct Glm4vFamily {
     id: FamilyId,
@@ -60,7 +60,7 @@ impl ProcessorFamily for Glm4vFamily {
         self.image_processor_types
     }
 
-    /// Reads filter and statistics; the limits of pixels, which mean another size here, are the model's.
+    /// Reads filter and statistics; the pixel limits, which mean another size here, come from the model.
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
         let mut processor = qwen_vl::read(fields)?;
         processor.rule.enlarges_thin = true;

@@ -1,4 +1,4 @@
-//! Idefics3 and `SmolVLM`: an image scaled and cut into tiles, and a tile that shows all of it.
+//! Idefics3 and `SmolVLM`: an image scaled and cut into tiles, and a tile that shows the whole image.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
@@ -17,7 +17,7 @@ use crate::image::{
     Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, positions, square_bytes,
 };
 
-/// Images.
+/// Image placeholder.
 const IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
 
 /// Idefics3 or `SmolVLM`.
@@ -76,22 +76,22 @@ impl ProcessorFamily for Idefics3Family {
     }
 }
 
-/// Image processor of Idefics3 and `SmolVLM`.
+/// Image processor for Idefics3 and `SmolVLM`.
 ///
 /// # Source
-/// `Idefics3ImageProcessor` of transformers 5.24.0 with its Pillow backend.
+/// `Idefics3ImageProcessor` in transformers 5.24.0 with the Pillow backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Idefics3 {
     /// Sizes, tiles and tokens.
     pub rule: ScaledTiles,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
 }
 
 impl Idefics3 {
-    /// Resizes an image to `[width, height]` and returns its bytes.
+    /// Resizes an image to `[width, height]` and returns the bytes.
     fn resized(&self, image: RgbView<'_>, size: [u64; 2], resampler: &mut Resampler) -> Vec<u8> {
         let [width, height] = size.map(|length| length as usize);
         let mut pixels = Vec::with_capacity(3 * width * height);
@@ -118,7 +118,7 @@ impl GenericProcessor for Idefics3 {
         square_bytes(self.rule.tile_pixels)
     }
 
-    /// Makes `[tiles, 3, side, side]`: the tiles of the grid row by row, then the global tile.
+    /// Creates `[tiles, 3, side, side]`: the grid tiles row by row, then the global tile.
     fn image<T: Pixel>(
         &self,
         image: RgbView<'_>,
@@ -131,7 +131,8 @@ impl GenericProcessor for Idefics3 {
             height: height as u32,
             pixels,
         };
-        // Every step rounds to bytes, as in the original, so that it needs the image of the step before.
+        // Every step rounds to bytes, as in the original, so each step needs the image from the previous
+        // step.
         let scaled = self.rule.scaled(size)?;
         let pixels = self.resized(image, scaled, resampler);
         let canvas = self.rule.canvas(size)?;
@@ -166,7 +167,7 @@ impl GenericProcessor for Idefics3 {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults.
+/// Reads the processor from a configuration file; missing settings have defaults.
 fn read(fields: &ConfigFields<'_>) -> Result<Idefics3> {
     let edge = |key: &str, default: u16| match fields.value(key) {
         Some(size) if size.get("longest_edge").is_some() => {

@@ -19,7 +19,7 @@ use crate::image::{
     square_bytes,
 };
 
-/// Images, in the spelling of its converted checkpoints.
+/// Image placeholder, in the spelling of converted checkpoints.
 const IMAGE: Placeholder =
     Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
 
@@ -56,24 +56,24 @@ impl ProcessorFamily for InternVlFamily {
     }
 }
 
-/// Image processor of InternVL.
+/// Image processor for InternVL.
 ///
 /// # Source
-/// `GotOcr2ImageProcessor` of transformers 4.57.1 with `crop_to_patches`, the processor of InternVL 3 there.
-/// The remote code of InternVL 2.5 resizes in the same way; grids of equal tile count, whose order it leaves
-/// unspecified, are ordered as in the former. A frame of a video is one tile.
+/// `GotOcr2ImageProcessor` in transformers 4.57.1 with `crop_to_patches`, the InternVL 3 processor there. The
+/// remote code of InternVL 2.5 resizes in the same way; grids with equal tile count, whose order the remote
+/// code leaves unspecified, are ordered as in transformers. A video frame is a single tile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InternVl {
     /// Grids, tiles and tokens.
     pub rule: DynamicTiles,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
 }
 
 impl InternVl {
-    /// Makes `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if there is more than
+    /// Creates `[tiles, 3, side, side]`: the grid's tiles row by row, and the thumbnail if there is more than
     /// one tile.
     fn tiles<T: Pixel>(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = image.size();
@@ -96,7 +96,7 @@ impl InternVl {
         Ok(self.pixel_values(target.into_values(), tiles))
     }
 
-    /// Makes `[frames, 3, side, side]`: every frame stretched onto one tile.
+    /// Creates `[frames, 3, side, side]`: every frame stretched onto a tile.
     fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
@@ -148,7 +148,7 @@ impl GenericProcessor for InternVl {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults.
+/// Reads the processor from a configuration file; missing settings have defaults.
 pub(super) fn read(fields: &ConfigFields<'_>) -> Result<InternVl> {
     let tile_pixels = square_side(fields, "size", 384)?;
     if fields.count("min_patches", 1)? != 1 {

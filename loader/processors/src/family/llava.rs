@@ -1,4 +1,4 @@
-//! LLaVA 1.5: one square per image, cropped by CLIP's processor or padded by LLaVA's own.
+//! LLaVA 1.5: a square per image, cropped by CLIP's processor or padded by LLaVA's own.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
@@ -30,7 +30,7 @@ impl ProcessorFamily for LlavaFamily {
         })
     }
 
-    /// Returns the format of LLaVA's training, without its system prompt.
+    /// Returns LLaVA's training format, without the system prompt.
     fn chat_template(&self) -> &'static str {
         include_str!("templates/llava.jinja")
     }

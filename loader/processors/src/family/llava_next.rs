@@ -1,4 +1,4 @@
-//! LLaVA-NeXT: a base tile and a padded grid of tiles for every image.
+//! LLaVA-NeXT: a base tile and a padded tile grid for every image.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
@@ -38,7 +38,7 @@ impl ProcessorFamily for LlavaNextFamily {
         })
     }
 
-    /// Returns the format of the checkpoints with Vicuna; those with Mistral have a template in their files.
+    /// Returns the format for Vicuna checkpoints; Mistral checkpoints have a template in their files.
     fn chat_template(&self) -> &'static str {
         LlavaFamily.chat_template()
     }
@@ -56,15 +56,15 @@ impl ProcessorFamily for LlavaNextFamily {
     }
 }
 
-/// Image processor of LLaVA-NeXT.
+/// Image processor for LLaVA-NeXT.
 ///
 /// # Source
-/// `LlavaNextImageProcessor` of transformers 5.24.0 with its Pillow backend.
+/// `LlavaNextImageProcessor` in transformers 5.24.0 with the Pillow backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlavaNext {
     /// Grids, tiles and tokens.
     pub rule: ListedGrids,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
@@ -111,7 +111,7 @@ impl GenericProcessor for LlavaNext {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults. Grids are the model's.
+/// Reads the processor from a configuration file; missing settings have defaults. Grids come from the model.
 fn read(fields: &ConfigFields<'_>) -> Result<LlavaNext> {
     let tile_pixels = square_side(fields, "size", 224)?;
     if square_side(fields, "crop_size", 224)? != tile_pixels || !fields.flag("do_center_crop", true)? {

@@ -1,4 +1,4 @@
-//! LLaVA-OneVision: a base tile and a padded grid of tiles, or one padded tile per image.
+//! LLaVA-OneVision: a base tile and a padded tile grid, or a single padded tile per image.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
@@ -19,10 +19,10 @@ use crate::image::{
     square_bytes,
 };
 
-/// Images of LLaVA-OneVision.
+/// Image placeholder for LLaVA-OneVision.
 pub(super) const IMAGE: Placeholder =
     Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
-/// Videos of LLaVA-OneVision.
+/// Video placeholder for LLaVA-OneVision.
 pub(super) const VIDEO: Placeholder =
     Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
 
@@ -59,23 +59,23 @@ impl ProcessorFamily for LlavaOneVisionFamily {
     }
 }
 
-/// Image processor of LLaVA-OneVision.
+/// Image processor for LLaVA-OneVision.
 ///
 /// # Source
-/// `LlavaOnevisionImageProcessor` of transformers 4.57.1; videos as in its video processor, with Pillow's
+/// `LlavaOnevisionImageProcessor` in transformers 4.57.1; videos as in the video processor, with Pillow's
 /// resizing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlavaOneVision {
     /// Grids, tiles and tokens.
     pub rule: AnyRes,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
-    /// Conversion from bytes to values; its mean also pads images if a sample has several.
+    /// Conversion from bytes to values; the mean also pads images if a sample has several.
     pub normalization: Normalization,
 }
 
 impl LlavaOneVision {
-    /// Makes `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's
+    /// Creates `[1 + tiles, 3, side, side]`: the whole image stretched onto the base tile, then the grid's
     /// tiles row by row, with the image centered on black.
     fn lone_image<T: Pixel>(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let size = image.size();
@@ -87,7 +87,7 @@ impl LlavaOneVision {
         Ok(self.pixel_values(values, tiles, Some(image), tokens))
     }
 
-    /// Makes `[1, 3, side, side]`: the image padded to a square with the mean color.
+    /// Creates `[1, 3, side, side]`: the image padded to a square with the mean color.
     fn one_of_several<T: Pixel>(&self, image: RgbView<'_>, resampler: &mut Resampler) -> Result<PixelValues> {
         let tokens = self.rule.several_images(&[image.size()])?.tokens;
         let side = usize::from(self.rule.tile_pixels);
@@ -101,7 +101,7 @@ impl LlavaOneVision {
         Ok(self.pixel_values(target.into_values(), 1, Some(image), tokens))
     }
 
-    /// Makes `[frames, 3, side, side]`: every frame stretched onto one tile.
+    /// Creates `[frames, 3, side, side]`: every frame stretched onto a tile.
     fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let taken = frames_taken(frames, self.rule.frames_max);
         let side = usize::from(self.rule.tile_pixels);
@@ -163,7 +163,7 @@ impl GenericProcessor for LlavaOneVision {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults.
+/// Reads the processor from a configuration file; missing settings have defaults.
 pub(super) fn read(fields: &ConfigFields<'_>) -> Result<LlavaOneVision> {
     let tile_pixels = square_side(fields, "size", 384)?;
     let rule = AnyRes {
@@ -177,8 +177,8 @@ pub(super) fn read(fields: &ConfigFields<'_>) -> Result<LlavaOneVision> {
     Ok(LlavaOneVision { rule, filter: filter(fields)?, normalization })
 }
 
-/// Returns the longest side of a grid; the rule has all grids of 1 to n columns and rows, so the file must
-/// list all.
+/// Returns the longest grid side; the rule has all grids with 1 to n columns and rows, so the file must list
+/// all.
 fn grid_side_max(fields: &ConfigFields<'_>, tile: u64) -> Result<u8> {
     let key = "image_grid_pinpoints";
     let Some(listed) = fields.value(key) else { return Ok(6) };
@@ -192,7 +192,7 @@ fn grid_side_max(fields: &ConfigFields<'_>, tile: u64) -> Result<u8> {
     u8::try_from(side).map_err(|_| fields.invalid(key, "has too many grids"))
 }
 
-/// Makes `[1 + tiles, 3, side, side]`, and returns the number of tiles: the whole image stretched onto the
+/// Creates `[1 + tiles, 3, side, side]`, and returns the number of tiles: the whole image stretched onto the
 /// base tile, then the grid's tiles row by row, with the image centered on black.
 pub(super) fn base_and_grid<T: Pixel>(
     image: RgbView<'_>,
@@ -230,7 +230,7 @@ pub(super) fn base_and_grid<T: Pixel>(
     (target.into_values(), tiles)
 }
 
-/// Returns width and height of an image scaled to fit a canvas exactly, rounded up.
+/// Returns width and height for an image scaled to fit a canvas exactly, rounded up.
 fn fitted(size: ImageSize, canvas: [usize; 2]) -> [usize; 2] {
     let (width, height) = (f64::from(size.width), f64::from(size.height));
     let (scale_x, scale_y) = (canvas[0] as f64 / width, canvas[1] as f64 / height);

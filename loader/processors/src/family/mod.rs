@@ -1,9 +1,9 @@
-//! Describes model families: how media are written into the text, and which tensors the model takes.
+//! Describes model families: how media are written into the text, and which tensors the model accepts.
 //!
-//! The processor of every family replaces the placeholder of a medium by as many copies as the encoder
-//! produces tokens. One file has one family, with its placeholders, pixel layout, chat template and image
-//! processor; [`ProcessorFamilies`] finds it by the id that a [`ModelSpec`](dflop_costmodel::ModelSpec)
-//! carries.
+//! Every family's processor replaces a medium placeholder by as many copies as the encoder produces tokens.
+//! Each file in this module defines a family, with placeholders, pixel layout, chat template and image
+//! processor; [`ProcessorFamilies`] finds the family by the id in a
+//! [`ModelSpec`](dflop_costmodel::ModelSpec).
 
 mod arrangement;
 mod clip_siglip;
@@ -37,10 +37,10 @@ use dflop_samples::media::Modality;
 
 use crate::message::MessagePart;
 
-/// Text form of one modality.
+/// Text form for a modality.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placeholder {
-    /// Token that represents one encoder output, and before expansion the whole medium.
+    /// Token that represents an encoder output, and before expansion the whole medium.
     pub token: &'static str,
     /// Tokens before and after the copies.
     pub markers: Option<[&'static str; 2]>,
@@ -59,45 +59,45 @@ impl Placeholder {
     }
 }
 
-/// Layout of the pixels of several images in one tensor, with its companion tensors.
+/// Pixel layout for several images in a tensor, with companion tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PixelLayout {
-    /// `pixel_values [images, most tiles, 3, side, side]`, padded with zeros, with `image_sizes` and
+    /// `pixel_values [images, max tiles, 3, side, side]`, padded with zeros, with `image_sizes` and
     /// `batch_num_images`: LLaVA-OneVision.
     PaddedTiles,
     /// The same without `batch_num_images`: LLaVA-NeXT.
     SizedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
-    /// The same, and `token_type_ids` that tell tokens of images from others: Gemma 3.
+    /// The same, and `token_type_ids` that distinguish image tokens from other tokens: Gemma 3.
     TypedTiles,
-    /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The mask of pixels that its processor makes is
-    /// left out: it is all ones, which the model takes it for.
+    /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The pixel mask from the Hugging Face processor is
+    /// omitted: it is all ones, which the model assumes without a mask.
     TileRow,
-    /// `pixel_values [images, 3, most rows, most columns]`, padded with zeros at the right and the bottom,
-    /// with `image_sizes`: Pixtral.
+    /// `pixel_values [images, 3, max rows, max columns]`, padded with zeros at the right and the bottom, with
+    /// `image_sizes`: Pixtral.
     PaddedImages,
     /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
     Patches {
-        /// Patches along each side of the square that becomes one token.
+        /// Number of patches along each side of the square that becomes one token.
         merge: u32,
-        /// Positions of the layers of a video.
+        /// Positions of video layers.
         time: LayerTime,
     },
 }
 
-/// Positions in time of the layers of frames of a video, with the tensor that comes in addition to the grids.
+/// Time positions for video frame layers, with the tensor required in addition to the grids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LayerTime {
     /// Layers are counted: Qwen2-VL.
     Counted,
-    /// Layers are where they begin, to the position, with `second_per_grid_ts`; tokens have types:
-    /// Qwen2.5-VL.
+    /// Layers are positioned by start time, rounded down to a position, with `second_per_grid_ts`; tokens
+    /// have types: Qwen2.5-VL.
     TypedSeconds {
         /// Positions per second.
         positions: u32,
     },
-    /// The same with `video_second_per_grid`; all tokens have one type: Qwen2.5-Omni, Qwen3-Omni.
+    /// The same with `video_second_per_grid`; all tokens have the same type: Qwen2.5-Omni, Qwen3-Omni.
     Seconds {
         /// Positions per second.
         positions: u32,
@@ -105,7 +105,7 @@ pub enum LayerTime {
 }
 
 impl LayerTime {
-    /// Returns the name of the tensor with the seconds of the layers of every video, if there is one.
+    /// Returns the name of the tensor with the seconds per layer for every video, if there is such a tensor.
     pub(crate) const fn tensor(self) -> Option<&'static str> {
         match self {
             Self::Counted => None,
@@ -114,39 +114,39 @@ impl LayerTime {
         }
     }
 
-    /// Returns whether the model takes the kinds of tokens, `mm_token_type_ids`.
+    /// Returns whether the model accepts token types, `mm_token_type_ids`.
     pub(crate) const fn has_token_types(self) -> bool {
         !matches!(self, Self::Seconds { .. })
     }
 }
 
-/// Word that chat templates write for an image, which the text form of the image replaces before
-/// tokenization: Gemma 3.
+/// Word that chat templates write for an image, replaced by the image's text form before tokenization: Gemma
+/// 3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ImageWord {
-    /// Word in the text of a chat template.
+    /// Word in a chat template's text.
     pub word: &'static str,
-    /// Text with the placeholder and its markers.
+    /// Text with the placeholder and markers.
     pub text: &'static str,
-    /// Words around the crops of an image, if the model takes crops.
+    /// Words around image crops, if the model accepts crops.
     pub crops: Option<CropWords>,
 }
 
-/// Words around an image and its crops, each of which has the whole text of an image.
+/// Words around an image and the crops; the image and each crop have the full text of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CropWords {
     /// Words before the image.
     pub before: &'static str,
-    /// Words between the image and its first crop.
+    /// Words between the image and the first crop.
     pub between: &'static str,
     /// Text between crops.
     pub separator: &'static str,
-    /// LLM positions of the image, and of each crop.
+    /// Number of LLM positions for the image, and for each crop.
     pub tile_tokens: NonZeroU32,
 }
 
 impl ImageWord {
-    /// Returns the tokens of each run of placeholders of an image that has `tokens` in all.
+    /// Returns the token count of each placeholder run for an image with `tokens` in total.
     pub(crate) fn runs(&self, tokens: u32) -> impl Iterator<Item = u32> + use<> {
         let (tiles, each) = match self.crops {
             Some(crops) => ((tokens / crops.tile_tokens).max(1), crops.tile_tokens.get().min(tokens)),
@@ -155,7 +155,7 @@ impl ImageWord {
         std::iter::repeat_n(each, tiles as usize)
     }
 
-    /// Writes an image that has `tokens` in all, with its crops.
+    /// Writes an image with `tokens` in total, including crops.
     pub(crate) fn write(&self, tokens: u32) -> String {
         let crops = self.runs(tokens).count() - 1;
         match self.crops.filter(|_| crops > 0) {
@@ -168,20 +168,21 @@ impl ImageWord {
     }
 }
 
-/// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.
+/// Text form for a video. Video pixels are in separate tensors, `pixel_values_videos`, or among the image
+/// tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VideoText {
-    /// One medium with its own placeholder.
+    /// A single medium with a separate placeholder.
     Whole(Placeholder),
-    /// One medium per layer of frames, each after its time, `<0.5 seconds>`, in place of the placeholder's
-    /// token: Qwen3-VL.
+    /// A medium per frame layer, each after a time, `<0.5 seconds>`, in place of the placeholder token:
+    /// Qwen3-VL.
     Timed(Placeholder),
-    /// One line per frame, `Frame1: ` and the placeholder of an image, which replace one word: InternVL.
+    /// A line per frame, `Frame1: ` and an image placeholder, which replace a single word: InternVL.
     Frames {
         /// Word that the chat template writes for the whole video.
         word: &'static str,
     },
-    /// None: the model takes no videos, and refuses samples with one.
+    /// None: the model does not support videos, and rejects samples with a video.
     None,
 }
 
@@ -196,7 +197,7 @@ impl VideoText {
         }
     }
 
-    /// Returns the placeholder of a video or of its layers; `None` if frames are written as images.
+    /// Returns the placeholder for a video or a video layer; `None` if frames are written as images.
     #[must_use]
     pub fn placeholder(&self) -> Option<&Placeholder> {
         match self {
@@ -206,7 +207,7 @@ impl VideoText {
     }
 }
 
-/// Properties of a model family that preparation depends on.
+/// Model family properties that preparation depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
@@ -217,25 +218,25 @@ pub struct Family {
 }
 
 impl Family {
-    /// Returns the family of a text-only model.
+    /// Returns the family for a text-only model.
     #[must_use]
     pub const fn text() -> Self {
         Self { image: None, arrangement: Arrangement::Run, image_word: None, video: None, audio: None }
     }
 
-    /// Returns the text form of images; `None` for a model without vision.
+    /// Returns the text form for images; `None` for a model without vision.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)
     }
 
-    /// Returns the arrangement of the tokens of an image.
+    /// Returns the arrangement of image tokens.
     #[must_use]
     pub fn arrangement(&self) -> Arrangement {
         self.arrangement
     }
 
-    /// Returns the word that chat templates write for an image, if its text form replaces one.
+    /// Returns the word that chat templates write for an image, if the image's text form replaces a word.
     #[must_use]
     pub const fn image_word(&self) -> Option<ImageWord> {
         self.image_word
@@ -250,32 +251,32 @@ impl Family {
         }
     }
 
-    /// Returns the text form of videos; `None` for a model without vision.
+    /// Returns the text form for videos; `None` for a model without vision.
     #[must_use]
     pub fn video(&self) -> Option<&VideoText> {
         self.video.as_ref()
     }
 
-    /// Returns the text form of audio clips; `None` for a model without audio.
+    /// Returns the text form for audio clips; `None` for a model without audio.
     #[must_use]
     pub fn audio(&self) -> Option<&Placeholder> {
         self.audio.as_ref()
     }
 
-    /// Returns the layout of pixels; `None` for a model without vision.
+    /// Returns the pixel layout; `None` for a model without vision.
     #[must_use]
     pub fn pixel_layout(&self) -> Option<PixelLayout> {
         self.image.as_ref().map(|(_, layout)| *layout)
     }
 
-    /// Returns whether the model takes any medium besides text, so that it has a processor and not only a
+    /// Returns whether the model supports any medium besides text, so that it has a processor and not only a
     /// tokenizer.
     #[must_use]
     pub fn has_media(&self) -> bool {
         self.image.is_some() || self.audio.is_some()
     }
 
-    /// Writes the parts of a turn as one string: media as their placeholders, each followed by `separator`.
+    /// Writes turn parts as a string: media as placeholders, each followed by `separator`.
     #[must_use]
     pub fn inline(&self, parts: &[MessagePart], separator: &str) -> String {
         let placeholder =

@@ -1,4 +1,4 @@
-//! Pixtral and Mistral Small 3: images in their own resolution, in rows of patches.
+//! Pixtral and Mistral Small 3: images at native resolution, in patch rows.
 
 use std::num::NonZeroU16;
 
@@ -18,12 +18,11 @@ use crate::image::{
     Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, positions, square_bytes,
 };
 
-/// Images.
+/// Image placeholder.
 const IMAGE: Placeholder = Placeholder { token: "[IMG]", markers: None, has_markers_in_text: false };
-/// Tokens after the rows of an image.
+/// Tokens after image rows.
 const ROWS: Arrangement = Arrangement::Rows { row_end: "[IMG_BREAK]", image_end: "[IMG_END]" };
-/// Longest side of an image in pixels; a file comes with a model and must not cause an allocation of
-/// gigabytes.
+/// Maximum image side in pixels; a file comes with a model and must not cause an allocation of gigabytes.
 const SIDE_MAX: u16 = 8_192;
 
 /// Pixtral or Mistral Small 3.
@@ -40,7 +39,8 @@ impl PixtralFamily {
         chat_template: include_str!("templates/pixtral.jinja"),
         image_processor_types: &["PixtralImageProcessor"],
     };
-    /// Mistral Small 3, without the system prompt that its own template adds to conversations without one.
+    /// Mistral Small 3, without the system prompt that Mistral's template adds to conversations without a
+    /// system prompt.
     pub(super) const MISTRAL3: Self = Self {
         id: FamilyId::new("mistral3"),
         chat_template: include_str!("templates/mistral3.jinja"),
@@ -85,15 +85,15 @@ impl ProcessorFamily for PixtralFamily {
     }
 }
 
-/// Image processor of Pixtral and Mistral Small 3.
+/// Image processor for Pixtral and Mistral Small 3.
 ///
 /// # Source
-/// `PixtralImageProcessor` of transformers 5.24.0 with its Pillow backend.
+/// `PixtralImageProcessor` in transformers 5.24.0 with the Pillow backend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pixtral {
     /// Patches, sizes and tokens.
     pub rule: LongestEdge,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
@@ -116,7 +116,7 @@ impl GenericProcessor for Pixtral {
         square_bytes(self.rule.patch_pixels.get())
     }
 
-    /// Makes `[3, height, width]`, with the grid of features.
+    /// Creates `[3, height, width]`, with the feature grid.
     fn image<T: Pixel>(
         &self,
         image: RgbView<'_>,
@@ -151,7 +151,7 @@ impl GenericProcessor for Pixtral {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults.
+/// Reads the processor from a configuration file; missing settings have defaults.
 fn read(fields: &ConfigFields<'_>) -> Result<Pixtral> {
     let side = |fields: &ConfigFields<'_>, key: &str, value: u32| {
         let side = u16::try_from(value).ok().filter(|side| *side <= SIDE_MAX).and_then(NonZeroU16::new);

@@ -1,4 +1,4 @@
-//! Qwen2.5-Omni: patches of Qwen2.5-VL and spectrograms of a clip's own length, on one axis of time.
+//! Qwen2.5-Omni: Qwen2.5-VL patches and spectrograms with the clip length, on a common time axis.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use super::{LayerTime, Placeholder};
 use crate::audio::{AudioProcessor, ClipProcessor};
 use crate::image::normalize::Normalization;
 
-/// Images.
+/// Image placeholder.
 const IMAGE: Placeholder = Placeholder {
     token: "<|IMAGE|>",
     markers: Some(["<|vision_bos|>", "<|vision_eos|>"]),
     has_markers_in_text: true,
 };
-/// Videos.
+/// Video placeholder.
 const VIDEO: Placeholder = Placeholder { token: "<|VIDEO|>", ..IMAGE };
-/// Audio clips.
+/// Audio clip placeholder.
 const CLIP: Placeholder = Placeholder {
     token: "<|AUDIO|>",
     markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),
     has_markers_in_text: true,
 };
-/// Positions per second of the released checkpoints: one per token of audio.
+/// Positions per second in the released checkpoints: one per audio token.
 const POSITIONS_PER_SECOND: u32 = 25;
 
-/// Qwen2.5-Omni. The sound of a video is not part of the video: a clip next to it is a medium of its own.
+/// Qwen2.5-Omni. A video's sound is not part of the video: an audio clip next to it is a separate medium.
 #[derive(Debug)]
 pub(super) struct Qwen25OmniFamily;
 

@@ -1,4 +1,4 @@
-//! Qwen2-Audio: log-mel spectrograms of Whisper.
+//! Qwen2-Audio: Whisper's log-mel spectrograms.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::Placeholder;
 use super::registry::{AudioInputs, ProcessorFamily};
 use crate::audio::AudioProcessor;
 
-/// Audio clips.
+/// Audio clip placeholder.
 const CLIP: Placeholder = Placeholder {
     token: "<|AUDIO|>",
     markers: Some(["<|audio_bos|>", "<|audio_eos|>"]),

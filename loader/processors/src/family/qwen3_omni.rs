@@ -1,4 +1,4 @@
-//! Qwen3-Omni: patches of Qwen3-VL without times in the text, and spectrograms of a clip's own length.
+//! Qwen3-Omni: Qwen3-VL patches without times in the text, and spectrograms with the clip length.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use super::{LayerTime, Placeholder};
 use crate::audio::ClipProcessor;
 use crate::image::normalize::Normalization;
 
-/// Audio clips.
+/// Audio clip placeholder.
 const CLIP: Placeholder = Placeholder {
     token: "<|audio_pad|>",
     markers: Some(["<|audio_start|>", "<|audio_end|>"]),
     has_markers_in_text: true,
 };
-/// Mel bins of all checkpoints that are read.
+/// Number of mel bins in all supported checkpoints.
 const MELS: u16 = 128;
-/// Positions per second of the released checkpoints: one per token of audio.
+/// Positions per second in the released checkpoints: one per audio token.
 const POSITIONS_PER_SECOND: u32 = 13;
 
-/// Qwen3-Omni. The sound of a video is not part of the video: a clip next to it is a medium of its own.
+/// Qwen3-Omni. A video's sound is not part of the video: an audio clip next to it is a separate medium.
 ///
-/// Every clip of a sample is prepared as if it were the only one; the processor pads clips to the longest, so
-/// that the last 10 ms of a shorter one depend on it. Layers of a video begin at whole positions: the model
-/// of transformers 5.24.0 does not round them.
+/// Every clip in a sample is prepared as if it were the only clip; the Hugging Face processor pads clips to
+/// the longest, so that the last 10 ms of a shorter clip depend on the longest. Video layers begin at whole
+/// positions: the model in transformers 5.24.0 does not round them.
 #[derive(Debug)]
 pub(super) struct Qwen3OmniFamily;
 

@@ -1,4 +1,4 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches at native resolution, in the order of their merging.
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches at native resolution, in merge order.
 
 use std::num::NonZeroU16;
 
@@ -19,19 +19,19 @@ use crate::image::{
     square_bytes,
 };
 
-/// Images.
+/// Image placeholder.
 pub(super) const IMAGE: Placeholder = Placeholder {
     token: "<|image_pad|>",
     markers: Some(["<|vision_start|>", "<|vision_end|>"]),
     has_markers_in_text: true,
 };
-/// Videos.
+/// Video placeholder.
 pub(super) const VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..IMAGE };
-/// Positions per second of video in the released checkpoints of Qwen2.5-VL.
+/// Video positions per second in the released Qwen2.5-VL checkpoints.
 const TOKENS_PER_SECOND: u32 = 2;
-/// Largest `max_pixels`.
+/// Maximum value for `max_pixels`.
 const PIXELS_MAX: u32 = 1 << 26;
-/// Largest `min_pixels`, to which the smallest image is enlarged.
+/// Maximum value for `min_pixels`, to which the smallest image is enlarged.
 const PIXELS_MIN_MAX: u32 = 1 << 24;
 
 /// Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
@@ -39,7 +39,7 @@ const PIXELS_MIN_MAX: u32 = 1 << 24;
 pub(super) struct QwenVlFamily {
     id: FamilyId,
     image_processor_types: &'static [&'static str],
-    /// Positions of the layers of a video.
+    /// Positions of video layers.
     time: LayerTime,
     normalization: Normalization,
     chat_template: &'static str,
@@ -59,7 +59,7 @@ impl QwenVlFamily {
         time: LayerTime::TypedSeconds { positions: TOKENS_PER_SECOND },
         ..Self::QWEN2
     };
-    /// Its checkpoints name the image processor of Qwen2-VL.
+    /// Qwen3-VL, whose checkpoints name the Qwen2-VL image processor.
     pub(super) const QWEN3: Self = Self {
         id: FamilyId::new("qwen3_vl"),
         image_processor_types: &[],
@@ -92,7 +92,7 @@ impl ProcessorFamily for QwenVlFamily {
     }
 }
 
-/// Returns the inputs of an encoder of patches; `None` for another token rule.
+/// Returns the inputs for a patch encoder; `None` for any other token rule.
 pub(super) fn patches(
     vision: &VisionSpec,
     [image, video]: [Placeholder; 2],
@@ -110,16 +110,15 @@ pub(super) fn patches(
     })
 }
 
-/// Image processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+/// Image processor for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 ///
 /// # Source
-/// `Qwen2VLImageProcessor` of transformers 4.57.1, also for videos, with the frame sizes of its video
-/// processor.
+/// `Qwen2VLImageProcessor` in transformers 4.57.1, also for videos, with the video processor's frame sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QwenVl {
     /// Patches, sizes and tokens.
     pub rule: NativeResolution,
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
@@ -185,7 +184,7 @@ impl GenericProcessor for QwenVl {
         u64::from(self.rule.frames_per_patch.get()) * square_bytes(self.rule.patch_pixels.get())
     }
 
-    /// Makes `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame of a patch.
+    /// Creates `[patches, 3 * frames_per_patch * patch²]`: the image is repeated for every frame in a patch.
     fn image<T: Pixel>(
         &self,
         image: RgbView<'_>,
@@ -196,8 +195,8 @@ impl GenericProcessor for QwenVl {
         Ok(self.layers::<T>(&[image], size, resampler))
     }
 
-    /// Makes the same from frames in groups, whose last frame is repeated; all are resized like the first
-    /// frame.
+    /// Creates the same from frame groups, whose last frame is repeated; all frames are resized like the
+    /// first.
     fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
         let ImageSize { width, height } = taken[0].size();
@@ -206,7 +205,7 @@ impl GenericProcessor for QwenVl {
     }
 }
 
-/// Reads the processor from its file; missing settings have its defaults.
+/// Reads the processor from a configuration file; missing settings have defaults.
 pub(super) fn read(fields: &ConfigFields<'_>) -> Result<QwenVl> {
     let released = NativeResolution::QWEN2_VL;
     let size = fields.value("size").filter(|size| size.is_object());
@@ -250,7 +249,7 @@ pub(super) fn read(fields: &ConfigFields<'_>) -> Result<QwenVl> {
     Ok(QwenVl { rule, filter: filter(fields)?, normalization })
 }
 
-/// Layout of one layer: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
+/// Layer layout: `[rows / merge, columns / merge, merge, merge, 3, frames, patch, patch]`.
 #[derive(Clone, Copy, Debug)]
 struct PatchLayout {
     patch: usize,
@@ -260,7 +259,7 @@ struct PatchLayout {
 }
 
 impl PatchLayout {
-    /// Writes one row of a resized image as one or more frames.
+    /// Writes a resized image row as one or more frames.
     fn write_row<T: Pixel>(
         self,
         layer: &mut [T],
@@ -310,7 +309,7 @@ mod tests {
         normalization: Normalization { scale: 1.0, mean: [0.0; 3], deviation: [1.0; 3] },
     };
 
-    /// Makes 8 x 4 pixels whose red channel numbers them.
+    /// Creates 8 x 4 pixels whose red channel numbers the pixels.
     fn counting() -> RgbImage {
         let pixels = (0..32).flat_map(|pixel| [pixel, 100, 200]).collect();
         RgbImage { width: 8, height: 4, pixels, is_truncated: false }

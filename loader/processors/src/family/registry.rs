@@ -1,4 +1,4 @@
-//! Finds the family of a model or of an image processor, among the built-in ones and your own.
+//! Finds the family for a model or an image processor, among built-in and user-defined families.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -51,80 +51,80 @@ static BUILT_IN: [&dyn ProcessorFamily; 21] = [
     &Glm4vFamily::EXPERTS,
 ];
 
-/// Text form, layout and processor of the images and videos of a model.
+/// Text form, layout and processor for a model's images and videos.
 #[derive(Debug, Clone)]
 pub struct VisionInputs {
-    /// Text form of an image.
+    /// Text form for an image.
     pub image: Placeholder,
-    /// Text form of a video.
+    /// Text form for a video.
     pub video: VideoText,
-    /// Layout of the pixels of several images in one tensor.
+    /// Pixel layout for several images in a tensor.
     pub layout: PixelLayout,
-    /// Processor of images and videos, with the statistics of the published checkpoints.
+    /// Image and video processor, with the statistics from the published checkpoints.
     pub processor: ImageProcessor,
 }
 
-/// Text form and processor of the audio clips of a model.
+/// Text form and processor for a model's audio clips.
 #[derive(Debug, Clone)]
 pub struct AudioInputs {
-    /// Text form of a clip.
+    /// Text form for a clip.
     pub clip: Placeholder,
-    /// Processor of clips.
+    /// Clip processor.
     pub processor: Arc<dyn AudioTensors>,
 }
 
-/// Model family as its Hugging Face processor treats it: placeholders, tensors and chat template.
+/// Model family as implemented by a Hugging Face processor: placeholders, tensors and chat template.
 ///
-/// A family outside this crate implements this trait and goes into [`ProcessorFamilies::with`]. A modality
-/// that it does not have returns `None`, as does an encoder whose token rule is not the family's.
+/// A family outside this crate implements this trait and is registered with [`ProcessorFamilies::with`].
+/// Unsupported modalities return `None`, and so do encoders with a token rule that the family does not
+/// support.
 pub trait ProcessorFamily: Debug + Send + Sync {
-    /// Returns the id that encoders of this family carry.
+    /// Returns the id in encoders of this family.
     fn id(&self) -> FamilyId;
 
-    /// Returns text form, layout and processor of images and videos. Default: none.
+    /// Returns text form, layout and processor for images and videos. Default: none.
     fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
         let _ = vision;
         None
     }
 
-    /// Returns the arrangement of the tokens of an image. Default: one run of the placeholder.
+    /// Returns the arrangement of image tokens. Default: a single placeholder run.
     fn arrangement(&self, vision: &VisionSpec) -> Arrangement {
         let _ = vision;
         Arrangement::Run
     }
 
-    /// Returns text form and processor of audio clips. Default: none.
+    /// Returns text form and processor for audio clips. Default: none.
     fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
         let _ = audio;
         None
     }
 
-    /// Returns the word that chat templates write for an image, if its text form replaces one before
-    /// tokenization. Default: none, they write the placeholder.
+    /// Returns the word that chat templates write for an image, if the image's text form replaces a word
+    /// before tokenization. Default: none, templates write the placeholder.
     fn image_word(&self, vision: &VisionSpec) -> Option<ImageWord> {
         let _ = vision;
         None
     }
 
-    /// Returns the chat template, in Jinja, for models whose files contain none. Default: `ChatML`.
+    /// Returns the chat template, in Jinja, for models whose files contain no template. Default: `ChatML`.
     fn chat_template(&self) -> &'static str {
         CHATML
     }
 
     /// Returns the token that the vocabulary must have for this chat template; `None` if the template writes
-    /// turns as words, and stands back for the formats of `ChatML` and Llama 3. Default: that of `ChatML`.
+    /// turns as words, so that the `ChatML` and Llama 3 formats have precedence. Default: the `ChatML` token.
     fn turn_token(&self) -> Option<&'static str> {
         Some(CHATML_TOKEN)
     }
 
     /// Returns the values of `image_processor_type` that this family reads, without `Fast` and `Pil` at the
-    /// end.
-    /// Default: none.
+    /// end. Default: none.
     fn image_processor_types(&self) -> &[&str] {
         &[]
     }
 
-    /// Reads the image processor from a `preprocessor_config.json`; missing settings have its defaults.
+    /// Reads the image processor from a `preprocessor_config.json`; missing settings have defaults.
     ///
     /// # Errors
     /// [`dflop_costmodel::Error::Configuration`] that names the field. Default: the family has no image
@@ -134,55 +134,55 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     }
 }
 
-/// Token that begins a turn in `ChatML`.
+/// Token that begins a `ChatML` turn.
 const CHATML_TOKEN: &str = "<|im_start|>";
-/// Token that begins a turn in the format of Llama 3.
+/// Token that begins a turn in the Llama 3 format.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
-/// Template of models that have no media, or media of several families.
+/// Template for models without media, or with media from several families.
 const CHATML: &str = include_str!("templates/chatml.jinja");
 
-/// Families of processors by [`FamilyId`]: the built-in ones and your own.
+/// Processor families by [`FamilyId`]: built-in and user-defined families.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessorFamilies {
     own: Vec<Arc<dyn ProcessorFamily>>,
 }
 
 impl ProcessorFamilies {
-    /// Adds a family; where ids or processor types are taken, the family that was added last has precedence.
+    /// Adds a family; for equal ids or processor types, the family added last has precedence.
     #[must_use]
     pub fn with(mut self, family: impl ProcessorFamily + 'static) -> Self {
         self.own.insert(0, Arc::new(family));
         self
     }
 
-    /// Returns the family of an id.
+    /// Returns the family with an id.
     #[must_use]
     pub fn get(&self, id: FamilyId) -> Option<&dyn ProcessorFamily> {
         self.iter().find(|family| family.id() == id)
     }
 
-    /// Returns the inputs of a model's vision encoder; `None` for a model without one.
+    /// Returns the inputs for a model's vision encoder; `None` for a model without vision encoder.
     ///
     /// # Errors
-    /// [`Error::Config`] if no family has the id that the encoder carries, or the family has another rule.
+    /// [`Error::Config`] if no family has the encoder's id, or the family does not support the token rule.
     pub fn vision(&self, model: &ModelSpec) -> Result<Option<VisionInputs>> {
         let Some(vision) = &model.vision else { return Ok(None) };
         let inputs = self.known(vision.family)?.vision(vision);
         inputs.map(Some).ok_or_else(|| other_rule(vision.family, "vision"))
     }
 
-    /// Returns the inputs of a model's audio encoder; `None` for a model without one.
+    /// Returns the inputs for a model's audio encoder; `None` for a model without audio encoder.
     ///
     /// # Errors
-    /// [`Error::Config`] if no family has the id that the encoder carries, or the family has another rule.
+    /// [`Error::Config`] if no family has the encoder's id, or the family does not support the token rule.
     pub fn audio(&self, model: &ModelSpec) -> Result<Option<AudioInputs>> {
         let Some(audio) = &model.audio else { return Ok(None) };
         let inputs = self.known(audio.family)?.audio(audio);
         inputs.map(Some).ok_or_else(|| other_rule(audio.family, "audio"))
     }
 
-    /// Returns the chat templates to use if the model's files contain none, the best one first: each with the
-    /// token that the vocabulary must have for it, if any.
+    /// Returns the chat templates to use if the model's files contain none, the preferred template first:
+    /// each with the token that the vocabulary must have, if any.
     #[must_use]
     pub fn chat_templates(&self, model: &ModelSpec) -> Vec<(Option<&'static str>, &'static str)> {
         let llama3 = (Some(HEADER_TOKEN), include_str!("templates/llama3.jinja"));
@@ -194,8 +194,8 @@ impl ProcessorFamilies {
         }
     }
 
-    /// Reads a `preprocessor_config.json` of Hugging Face by its `image_processor_type`, including the
-    /// variants on torchvision (`Fast`) and Pillow (`Pil`); missing settings have the processor's defaults.
+    /// Reads a Hugging Face `preprocessor_config.json` by `image_processor_type`, including the variants on
+    /// torchvision (`Fast`) and Pillow (`Pil`); missing settings have the processor's defaults.
     ///
     /// # Errors
     /// [`Error::Config`] if the processor is unknown or a setting is not supported.
@@ -255,10 +255,10 @@ fn refused(reason: String) -> Error {
 }
 
 impl Family {
-    /// Returns the family of a model; a model without encoders is a text model.
+    /// Returns a model's family; a model without encoders is a text model.
     ///
     /// # Errors
-    /// [`Error::Config`] if the family of an encoder is unknown.
+    /// [`Error::Config`] if an encoder's family is unknown.
     pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
         let (vision, audio) = (families.vision(model)?, families.audio(model)?);
         let audio = audio.map(|inputs| inputs.clip);
@@ -278,18 +278,18 @@ impl Family {
 }
 
 impl ImageProcessor {
-    /// Returns the processor of a model of a built-in family, with the statistics of the published
-    /// checkpoints; `None` for a model without vision or of another family, which
-    /// [`ProcessorFamilies::vision`] has.
+    /// Returns the processor for a model in a built-in family, with the statistics from the published
+    /// checkpoints; `None` for a model without vision or in any other family, which
+    /// [`ProcessorFamilies::vision`] supports.
     #[must_use]
     pub fn for_model(model: &ModelSpec) -> Option<Self> {
         let inputs = ProcessorFamilies::default().vision(model).ok()?;
         inputs.map(|inputs| inputs.processor)
     }
 
-    /// Reads a `preprocessor_config.json` of a built-in family, such as LLaVA-OneVision, InternVL
-    /// (`GotOcr2`), Qwen2-VL, Pixtral, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also
-    /// knows others.
+    /// Reads a built-in family's `preprocessor_config.json`, such as LLaVA-OneVision, InternVL (`GotOcr2`),
+    /// Qwen2-VL, Pixtral, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also reads
+    /// user-defined families.
     ///
     /// # Errors
     /// [`Error::Config`] if the processor is unknown or a setting is not supported.

@@ -1,4 +1,4 @@
-//! Reads the settings that the image processors of all families share from a `preprocessor_config.json`.
+//! Reads the settings that all families' image processors share from a `preprocessor_config.json`.
 
 use dflop_costmodel::Result;
 use dflop_costmodel::config::ConfigFields;
@@ -7,12 +7,13 @@ use serde_json::Value;
 use super::filter::Filter;
 use super::normalize::Normalization;
 
-/// Patch size of encoders whose configuration does not declare it.
+/// Patch size in pixels for encoders whose configuration does not declare it.
 pub(crate) const PATCH_PIXELS: u64 = 14;
-/// Longest side of a square; a file comes with a model and must not cause an allocation of gigabytes.
+/// Maximum side of a square in pixels; a file comes with a model and must not cause an allocation of
+/// gigabytes.
 const SIDE_MAX: u16 = 8_192;
 
-/// Returns the side of a square: a number, `{"shortest_edge"}` or equal `{"height", "width"}`.
+/// Returns the side length of a square: a number, `{"shortest_edge"}` or equal `{"height", "width"}`.
 pub(crate) fn square_side(fields: &ConfigFields<'_>, key: &str, default: u16) -> Result<u16> {
     let Some(size) = fields.value(key) else { return Ok(default) };
     let side = match size {

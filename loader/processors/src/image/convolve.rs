@@ -1,4 +1,4 @@
-//! Implements the inner loops of resampling: weighted sums of rows of bytes.
+//! Implements the inner resampling loops: weighted sums of byte rows.
 //!
 //! Sums are exact modulo 2³² and the true sum fits, so the order of addition does not matter and the compiler
 //! may vectorize freely.
@@ -7,15 +7,15 @@ use multiversion::multiversion;
 
 use super::filter::{AxisWeights, WEIGHT_BITS};
 
-/// Rows that the horizontal pass processes together, transposed.
+/// Number of rows that the horizontal pass processes together, transposed.
 pub(super) const STRIP_ROWS: usize = 16;
-/// Bytes of one column of a strip.
+/// Bytes per strip column.
 pub(super) const STRIP_BYTES: usize = 3 * STRIP_ROWS;
 
-/// Resamples a strip along its length.
+/// Resamples a strip along the length.
 ///
 /// - `strip`: `[columns, STRIP_ROWS, 3]`, the stored pixels
-/// - `padding`: `[STRIP_ROWS, 3]`, a column of padding
+/// - `padding`: `[STRIP_ROWS, 3]`, a padding column
 /// - `resampled`: `[STRIP_ROWS, windows, 3]`
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn convolve_strip(
@@ -41,10 +41,10 @@ pub(super) fn convolve_strip(
     }
 }
 
-/// Computes one row of an image from the rows in a window of the vertical axis.
+/// Computes an image row from the rows in a vertical window.
 ///
 /// - `rows`: `[weights, row.len()]`, starting with the first weighted row
-/// - `padding`: a row of padding, as long as `row`
+/// - `padding`: a padding row, as long as `row`
 #[multiversion(targets("x86_64+avx2", "x86_64+sse4.1"))]
 pub(super) fn convolve_row(
     rows: &[u8],

@@ -1,24 +1,24 @@
-//! Computes the weights of source pixels in a resampled pixel, bit-identical to Pillow.
+//! Computes source pixel weights for a resampled pixel, bit-identical to Pillow.
 //!
-//! Weights are computed in double precision and stored as integers of 22 fractional bits. When an image
+//! Weights are computed in double precision and stored as integers with 22 fractional bits. When an image
 //! shrinks, the filter is stretched by the same factor, so that every source pixel contributes.
 
-/// Fractional bits of a weight: 32, minus 8 of a pixel, minus 2 because filters overshoot.
+/// Number of fractional bits in a weight: 32, minus 8 pixel bits, minus 2 because filters overshoot.
 pub(super) const WEIGHT_BITS: u32 = 32 - 8 - 2;
 
 /// Resampling filter, with Pillow's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
-    /// Triangle of radius 1.
+    /// Triangle with radius 1.
     Bilinear,
-    /// Cubic convolution of radius 2 with a = -1/2.
+    /// Cubic convolution with radius 2 and a = -1/2.
     Bicubic,
-    /// Windowed sinc of radius 3.
+    /// Windowed sinc with radius 3.
     Lanczos,
 }
 
 impl Filter {
-    /// Returns the filter of this number in `PIL.Image.Resampling`, as used in processor configurations.
+    /// Returns the filter with this number in `PIL.Image.Resampling`, as used in processor configurations.
     #[must_use]
     pub const fn from_pillow(number: u64) -> Option<Self> {
         match number {
@@ -47,7 +47,7 @@ impl Filter {
     }
 }
 
-/// Evaluates the bicubic kernel in Pillow's order of operations; another order would round differently.
+/// Evaluates the bicubic kernel in Pillow's order of operations; a different order would round differently.
 #[expect(clippy::suboptimal_flops, reason = "a fused operation rounds once where Pillow rounds twice")]
 fn bicubic(distance: f64) -> f64 {
     const A: f64 = -0.5;
@@ -68,29 +68,29 @@ fn sinc(distance: f64) -> f64 {
     angle.sin() / angle
 }
 
-/// One axis of an image: its length, and the position of the stored pixels on it.
+/// Image axis: length, and position of the stored pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AxisExtent {
-    /// Pixels, padding included.
+    /// Number of pixels, including padding.
     pub(super) whole: usize,
-    /// Padding before the first stored pixel.
+    /// Number of padding pixels before the first stored pixel.
     pub(super) before: usize,
-    /// Stored pixels.
+    /// Number of stored pixels.
     pub(super) stored: usize,
 }
 
-/// Weights of one resampled pixel.
+/// Weights for a resampled pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PixelWeights {
     /// First stored pixel with a weight.
     pub(super) start: usize,
     first_weight: usize,
     weights: usize,
-    /// Sum of the weights that fall on padding.
+    /// Sum of the weights on padding.
     pub(super) padding_weight: i32,
 }
 
-/// Weights of one axis; reuses its memory.
+/// Weights for an axis; reuses memory.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AxisWeights {
     pub(super) windows: Vec<PixelWeights>,
@@ -99,7 +99,7 @@ pub(super) struct AxisWeights {
 }
 
 impl AxisWeights {
-    /// Computes the weights of the pixels `wanted` of `resampled` pixels.
+    /// Computes the weights for the pixels `wanted` out of `resampled` pixels.
     pub(super) fn compute(
         &mut self,
         filter: Filter,
@@ -110,7 +110,7 @@ impl AxisWeights {
         self.windows.clear();
         self.weights.clear();
         let scale = length.whole as f64 / resampled as f64;
-        // The filter is stretched only for shrinking; enlarging interpolates at its natural radius.
+        // The filter is stretched only for shrinking; enlarging interpolates with the natural radius.
         let stretch = scale.max(1.0);
         let radius = filter.radius() * stretch;
         for pixel in wanted {
@@ -122,19 +122,19 @@ impl AxisWeights {
         }
     }
 
-    /// Computes the weights of consecutive pixels around a center, with sum 1.
+    /// Computes the weights for consecutive pixels around a center, with sum 1.
     fn weigh(&mut self, filter: Filter, pixels: std::ops::Range<usize>, center: f64, squeeze: f64) {
         self.exact.clear();
         self.exact.extend(pixels.map(|pixel| filter.weight((pixel as f64 - center + 0.5) * squeeze)));
-        // Summed sequentially, as Pillow does; another order would round differently.
+        // Summed sequentially, as Pillow does; a different order would round differently.
         let total = self.exact.iter().fold(0.0, |total, weight| total + weight);
         if total != 0.0 {
             self.exact.iter_mut().for_each(|weight| *weight /= total);
         }
     }
 
-    /// Stores the weights of stored pixels without leading and trailing zeros, and the sum of the weights of
-    /// padding.
+    /// Stores the weights on stored pixels without leading and trailing zeros, and the sum of padding
+    /// weights.
     fn push_weights(&mut self, start: usize, length: AxisExtent) {
         let stored = length.before..length.before + length.stored;
         let first_weight = self.weights.len();
@@ -161,7 +161,7 @@ impl AxisWeights {
         &self.weights[window.first_weight..window.first_weight + window.weights]
     }
 
-    /// Returns the stored pixels that any window needs; empty if none does.
+    /// Returns the stored pixels that any window needs; empty if none are needed.
     pub(super) fn source_range(&self) -> std::ops::Range<usize> {
         let used = || self.windows.iter().filter(|window| window.weights > 0);
         let start = used().map(|window| window.start).min().unwrap_or(0);

@@ -1,14 +1,14 @@
-//! Converts images and videos to the input tensors of a vision encoder.
+//! Converts images and videos to vision encoder input tensors.
 //!
 //! Every value equals, bit for bit, the output of the model's processor in Hugging Face transformers 4.57.1
 //! with NumPy and Pillow; grids, sizes and token counts follow the cost model's rules. Pillow means versions
-//! up to 12.1, with which the published models were trained: later ones run the vertical pass of
+//! up to 12.1, with which the published models were trained: later versions run the vertical pass in
 //! `Image.resize` first for some images (12.2: more than 100 times as high as wide; 13.0: if the height
 //! shrinks by more than twice as many pixels as the width), which rounds differently. Processors that work on
-//! `PyTorch` tensors ("fast") use another resizing arithmetic and differ by a few steps of 1/255.
+//! `PyTorch` tensors ("fast") use different resizing arithmetic and differ by a few steps of 1/255.
 //!
-//! [`ImageProcessor`] is the processor of any family, which implements [`VisionProcessor`]; resizing and the
-//! layout of tiles are shared. Buffers are kept per thread.
+//! [`ImageProcessor`] holds a family's processor, which implements [`VisionProcessor`]; resizing and tile
+//! layout are shared. Buffers are kept per thread.
 
 pub(crate) mod config;
 mod convolve;
@@ -35,14 +35,14 @@ pub use self::processor::{PixelSettings, SquareResize, VisionProcessor};
 pub use self::rgb_view::RgbView;
 pub(crate) use dflop_samples::media::Pixel;
 
-/// Image processor of a model family, shared.
+/// Image processor for a model family, shared.
 ///
 /// Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor(Arc<dyn VisionProcessor>);
 
 impl ImageProcessor {
-    /// Takes the processor of a family.
+    /// Wraps a family's processor.
     #[must_use]
     pub fn new(processor: impl VisionProcessor + 'static) -> Self {
         Self(Arc::new(processor))
@@ -54,7 +54,7 @@ impl ImageProcessor {
         self.0.settings()
     }
 
-    /// Takes filter, statistics and cropping from another processor; the token rule stays.
+    /// Copies filter, statistics and cropping from another processor; the token rule stays.
     #[must_use]
     pub fn with_pixels_of(self, other: &Self) -> Self {
         self.0.with_settings(&other.settings())
@@ -66,28 +66,28 @@ impl ImageProcessor {
         self.settings().normalization
     }
 
-    /// Returns the token rule; `None` if every image and every frame is one item and none is left out.
+    /// Returns the token rule; `None` if every image and every frame is a single item and none is omitted.
     #[must_use]
     pub fn rule(&self) -> Option<VisionRule> {
         self.0.rule()
     }
 
-    /// Returns the bytes of the pixels of one item of the encoder, a tile or a patch, in single precision.
+    /// Returns the pixel bytes per encoder item, a tile or a patch, in single precision.
     #[must_use]
     pub fn item_bytes(&self) -> u64 {
         self.0.item_bytes()
     }
 
-    /// Prepares all images of one sample together, because LLaVA-OneVision treats a single image differently
+    /// Prepares all images in a sample together, because LLaVA-OneVision treats a single image differently
     /// from several.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model cannot take an image.
+    /// [`Error::Medium`] if the model rejects an image.
     pub fn images<I: Borrow<RgbImage>>(&self, images: &[I]) -> Result<Vec<PixelValues>> {
         self.images_as(images, PixelType::Float32)
     }
 
-    /// Prepares all images of one sample, with pixels of a type.
+    /// Prepares all images in a sample, with a pixel type.
     ///
     /// # Errors
     /// See [`Self::images`].
@@ -105,17 +105,17 @@ impl ImageProcessor {
         images.iter().map(image).collect()
     }
 
-    /// Prepares the sampled frames of one video; if there are more than the model takes, some are selected
-    /// evenly, including the first and the last.
+    /// Prepares the sampled frames of a video; if there are more frames than the model accepts, some are
+    /// selected evenly, including the first and the last.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the model cannot take the frames or there are none.
+    /// [`Error::Medium`] if the model rejects the frames or there are none.
     pub fn video<I: Borrow<RgbImage>>(&self, frames: &[I]) -> Result<PixelValues> {
         let frames: Vec<_> = frames.iter().map(|frame| RgbView::from(frame.borrow())).collect();
         self.frames(&frames, PixelType::Float32)
     }
 
-    /// Prepares a decoded video with pixels of a type, without a copy of its frames.
+    /// Prepares a decoded video with a pixel type, without copying the frames.
     ///
     /// # Errors
     /// See [`Self::video`].
@@ -151,24 +151,24 @@ fn check_pixels(image: RgbView<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Selects at most `frames_max` of the frames, evenly spaced from the first to the last.
+/// Selects at most `frames_max` frames, evenly spaced from the first to the last.
 pub(crate) fn frames_taken<'a>(frames: &[RgbView<'a>], frames_max: u32) -> Vec<RgbView<'a>> {
     places_taken(frames.len(), frames_max).map(|place| frames[place]).collect()
 }
 
-/// Selects the places of the same frames among `frames`.
+/// Selects the indices of the same frames in `frames`.
 pub(crate) fn places_taken(frames: usize, frames_max: u32) -> impl Iterator<Item = usize> {
     let most = (frames_max as usize).max(1).min(frames);
     let steps = (most.saturating_sub(1)).max(1);
     (0..most).map(move |frame| if frames == most { frame } else { frame * (frames - 1) / steps })
 }
 
-/// Converts the tokens of one medium, which fit because the rule bounds the feature map.
+/// Converts a medium's token count, which fits because the rule bounds the feature map.
 pub(crate) fn positions(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Returns the bytes of a square of f32 pixels in three colors.
+/// Returns the bytes in a square of f32 pixels with three colors.
 pub(crate) fn square_bytes(side: u16) -> u64 {
     3 * u64::from(side).pow(2) * size_of::<f32>() as u64
 }

@@ -1,38 +1,38 @@
-//! Normalizes bytes to the values that a vision encoder takes, rounded bit-identically to NumPy.
+//! Normalizes bytes to vision encoder input values, rounded bit-identically to NumPy.
 
 use super::Pixel;
 
-/// Mean of the pixels that CLIP was trained on: red, green, blue, on a scale of 0 to 1.
+/// Mean of CLIP's training pixels: red, green, blue, on a scale from 0 to 1.
 pub const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-/// Standard deviation of the pixels that CLIP was trained on.
+/// Standard deviation of CLIP's training pixels.
 pub const CLIP_DEVIATION: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
-/// Mean of the `ImageNet` pixels, on the same scale.
+/// `ImageNet` pixel mean, on the same scale.
 pub const IMAGENET_MEAN: [f64; 3] = [0.485, 0.456, 0.406];
-/// Standard deviation of the `ImageNet` pixels.
+/// `ImageNet` pixel standard deviation.
 pub const IMAGENET_DEVIATION: [f64; 3] = [0.229, 0.224, 0.225];
 
-/// Normalization of a byte: `(byte * scale - mean) / deviation`, channel by channel.
+/// Byte normalization: `(byte * scale - mean) / deviation`, channel by channel.
 ///
 /// The product is computed in double precision and rounded to single; the rest is single precision, as in the
-/// NumPy processors of Hugging Face transformers.
+/// NumPy processors in Hugging Face transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalization {
-    /// Factor of each byte, usually 1 / 255.
+    /// Factor for each byte, usually 1 / 255.
     pub scale: f64,
-    /// Mean of red, green and blue, subtracted after scaling.
+    /// Red, green and blue mean, subtracted after scaling.
     pub mean: [f64; 3],
-    /// Standard deviation of red, green and blue, the divisor.
+    /// Red, green and blue standard deviation, the divisor.
     pub deviation: [f64; 3],
 }
 
-/// Value of every byte in every channel.
+/// Value for every byte in every channel.
 pub(crate) type Tables<T> = [[T; 256]; 3];
 
 impl Normalization {
     const BYTE: f64 = 1.0 / 255.0;
-    /// Statistics of CLIP's pixels.
+    /// CLIP pixel statistics.
     pub const CLIP: Self = Self { scale: Self::BYTE, mean: CLIP_MEAN, deviation: CLIP_DEVIATION };
-    /// Statistics of `ImageNet`.
+    /// `ImageNet` statistics.
     pub const IMAGENET: Self = Self { scale: Self::BYTE, mean: IMAGENET_MEAN, deviation: IMAGENET_DEVIATION };
     /// Maps bytes to the range -1 to 1.
     pub const SIGNED: Self = Self { scale: Self::BYTE, mean: [0.5; 3], deviation: [0.5; 3] };

@@ -1,4 +1,4 @@
-//! Interface of the image processor of a family.
+//! Defines the interface of a family's image processor.
 
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -15,36 +15,37 @@ use super::resample::Resampler;
 use super::rgb_view::RgbView;
 use super::{ImageProcessor, Pixel};
 
-/// Settings of an image processor that no token depends on.
+/// Image processor settings that do not affect token counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PixelSettings {
-    /// The resampling filter.
+    /// Resampling filter.
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
-    /// Crop of a processor that makes one square of an image; `None` for all others.
+    /// Crop for a processor that converts an image to a square; `None` for all others.
     pub square: Option<SquareResize>,
 }
 
-/// Way in which an image becomes one square.
+/// Method for converting an image to a square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SquareResize {
     /// The whole image is stretched.
     Stretched,
-    /// The shorter side gets this many pixels, then the center is cut out.
+    /// The shorter side is resized to this number of pixels, then the center is cropped.
     Cropped {
         /// Shorter side in pixels.
         shortest_side: u16,
     },
-    /// The image is padded to a square with its mean color.
+    /// The image is padded to a square with the mean color.
     Padded,
 }
 
-/// Image processor of one model family: makes tensors of images and videos.
+/// Image processor for a model family: creates tensors from images and videos.
 ///
-/// [`ImageProcessor`] checks that images have their pixels and that there is a frame, before it calls this.
+/// [`ImageProcessor`] checks that the number of pixels matches the image size and that there is a frame,
+/// before it calls this trait.
 pub trait VisionProcessor: Debug + Send + Sync {
-    /// Returns the token rule; `None` if every image and every frame is one item and none is left out.
+    /// Returns the token rule; `None` if every image and every frame is a single item and none is omitted.
     fn rule(&self) -> Option<VisionRule>;
 
     /// Returns filter, statistics and crop.
@@ -53,19 +54,19 @@ pub trait VisionProcessor: Debug + Send + Sync {
     /// Returns the same processor with other settings.
     fn with_settings(&self, settings: &PixelSettings) -> ImageProcessor;
 
-    /// Returns the bytes of the pixels of one item of the encoder, a tile or a patch, in single precision.
+    /// Returns the pixel bytes per encoder item, a tile or a patch, in single precision.
     fn item_bytes(&self) -> u64;
 
-    /// Makes the tensor of one of `images` images of a sample, with pixels of a type.
+    /// Creates the tensor for an image, in a sample with `images` images, with a pixel type.
     ///
     /// # Errors
-    /// The reason why the model cannot take the image.
+    /// The reason why the model rejects the image.
     fn image(&self, image: RgbView<'_>, images: usize, pixels: PixelType) -> Result<PixelValues, BoxError>;
 
-    /// Makes the tensor of the frames of a video, of which there is at least one, with pixels of a type.
+    /// Creates the tensor for video frames, at least one, with a pixel type.
     ///
     /// # Errors
-    /// The reason why the model cannot take the frames.
+    /// The reason why the model rejects the frames.
     fn video(&self, frames: &[RgbView<'_>], pixels: PixelType) -> Result<PixelValues, BoxError>;
 }
 
@@ -73,7 +74,7 @@ thread_local! {
     static RESAMPLER: RefCell<Resampler> = RefCell::default();
 }
 
-/// Image processor that makes pixels of any type with the resampler of this crate.
+/// Image processor that creates pixels with any type, using this crate's resampler.
 pub(crate) trait GenericProcessor: Copy + Debug + Send + Sync + 'static {
     fn rule(&self) -> Option<VisionRule>;
     fn settings(&self) -> PixelSettings;

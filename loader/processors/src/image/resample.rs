@@ -1,7 +1,7 @@
 //! Resizes images exactly as Pillow's `Image.resize`: horizontally, rounded to bytes, then vertically.
 //!
-//! Rows are passed on as they are computed, so that normalization and layout need no second image. Padding
-//! around an image is never stored, and pixels outside a crop are never computed.
+//! Rows are passed on as soon as they are computed, so that normalization and layout need no second image.
+//! Padding around an image is never stored, and pixels outside a crop are never computed.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub(crate) struct Canvas<'a> {
 }
 
 impl<'a> Canvas<'a> {
-    /// Makes a canvas of the image itself.
+    /// Creates a canvas with the image size.
     pub(crate) fn from_image(image: RgbView<'a>) -> Self {
         let [columns, rows] = [image.width, image.height].map(|length| {
             let stored = length as usize;
@@ -39,14 +39,14 @@ impl<'a> Canvas<'a> {
     }
 }
 
-/// Target size and region of a resize.
+/// Target size and region for resizing.
 #[derive(Clone, Debug)]
 pub(crate) struct Resize {
     pub(crate) filter: Filter,
-    /// Size of the whole image after resampling, in pixels, at least 1 x 1.
+    /// Width of the whole image after resampling in pixels; width and height are at least 1.
     pub(crate) width: usize,
     pub(crate) height: usize,
-    /// Wanted columns of the resampled image.
+    /// Requested columns in the resampled image.
     pub(crate) columns: Range<usize>,
     pub(crate) rows: Range<usize>,
 }
@@ -58,7 +58,7 @@ impl Resize {
     }
 }
 
-/// Resampler that reuses its memory between images.
+/// Resampler that reuses memory between images.
 #[derive(Debug, Default)]
 pub(crate) struct Resampler {
     columns: AxisWeights,
@@ -70,7 +70,7 @@ pub(crate) struct Resampler {
 }
 
 impl Resampler {
-    /// Resizes an image and calls `emit` with the index and the `[width, 3]` bytes of every wanted row.
+    /// Resizes an image and calls `emit` with the index and the `[width, 3]` bytes of every requested row.
     pub(crate) fn resize(
         &mut self,
         canvas: &Canvas<'_>,
@@ -113,14 +113,14 @@ impl Resampler {
         }
     }
 
-    /// Runs the horizontal pass over one row of padding.
+    /// Runs the horizontal pass over a padding row.
     fn horizontal_pass_padding(&mut self, background: [u8; 3], row_bytes: usize) {
         self.padding_row.clear();
         if self.rows.windows.iter().all(|window| window.padding_weight == 0) {
             self.padding_row.resize(row_bytes, 0);
             return;
         }
-        // All padding rows are equal, so one suffices; rounding must match that of stored rows.
+        // All padding rows are equal, so one suffices; rounding must match the stored rows.
         for window in &self.columns.windows {
             let weights = self.columns.weights_of(window).iter();
             let total = weights.fold(window.padding_weight, |total, weight| total.wrapping_add(*weight));
@@ -135,7 +135,7 @@ fn strip_column(pixel: [u8; 3]) -> [u8; STRIP_BYTES] {
     std::array::from_fn(|byte| pixel[byte % 3])
 }
 
-/// Writes a row of pixels into row `row` of a strip, `[columns, STRIP_ROWS, 3]`.
+/// Writes a pixel row into row `row` of a strip, `[columns, STRIP_ROWS, 3]`.
 fn transpose_into_strip(pixels: &[u8], columns: Range<usize>, row: usize, strip: &mut [u8]) {
     let source = pixels[3 * columns.start..3 * columns.end].chunks_exact(3);
     let target = strip[columns.start * STRIP_BYTES..].chunks_exact_mut(STRIP_BYTES);

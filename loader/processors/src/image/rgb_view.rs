@@ -1,4 +1,4 @@
-//! Borrows the pixels of an image or of one video frame.
+//! Borrows the pixels of an image or a video frame.
 
 use dflop_costmodel::ImageSize;
 use dflop_samples::media::{RgbImage, Video};
@@ -6,16 +6,16 @@ use dflop_samples::media::{RgbImage, Video};
 /// Borrowed pixels, `[height, width, 3]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RgbView<'a> {
-    /// Columns.
+    /// Number of columns.
     pub width: u32,
-    /// Rows.
+    /// Number of rows.
     pub height: u32,
-    /// Red, green and blue of every pixel, row by row.
+    /// Red, green and blue for every pixel, row by row.
     pub pixels: &'a [u8],
 }
 
 impl<'a> RgbView<'a> {
-    /// Returns the frames of a video; the last one may lack pixels.
+    /// Returns the frames in a video; the last frame may lack pixels.
     pub(crate) fn frames_of(video: &'a Video) -> Vec<Self> {
         let (width, height) = (video.width, video.height);
         let bytes = 3 * width as usize * height as usize;

@@ -1,4 +1,4 @@
-//! Writes one square per image: the layout of video frames and of CLIP-like encoders.
+//! Writes a square per image: the layout for video frames and CLIP-like encoders.
 
 use super::Pixel;
 use super::normalize::Normalization;
@@ -6,7 +6,8 @@ use super::resample::{Canvas, Resampler, Resize};
 use super::rgb_view::RgbView;
 use super::tiles::{TilePlacement, Tiles};
 
-/// Makes `[frames, 3, side, side]`, each frame resized by `resize`, which must want `side` x `side` pixels.
+/// Creates `[frames, 3, side, side]`, each frame resized by `resize`, which must produce `side` x `side`
+/// pixels.
 pub(crate) fn squares<T: Pixel>(
     frames: &[RgbView<'_>],
     side: usize,
@@ -17,7 +18,7 @@ pub(crate) fn squares<T: Pixel>(
     canvases(frames, side, normalization, resampler, Canvas::from_image, resize)
 }
 
-/// Makes the same of frames that `canvas` may pad before they are resized.
+/// Creates the same from frames that `canvas` may pad before resizing.
 pub(crate) fn canvases<'a, T: Pixel>(
     frames: &[RgbView<'a>],
     side: usize,

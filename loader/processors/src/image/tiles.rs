@@ -1,9 +1,9 @@
-//! Distributes the rows of an image to square tiles, channels first: `[tiles, 3, side, side]`.
+//! Distributes image rows to square tiles, channels first: `[tiles, 3, side, side]`.
 
 use super::Pixel;
 use super::normalize::Tables;
 
-/// Tile tensor under construction; pixels that are not written must be blackened.
+/// Tile tensor under construction; unwritten pixels must be blackened.
 #[derive(Debug)]
 pub(crate) struct Tiles<'a, T> {
     values: Vec<T>,
@@ -11,7 +11,7 @@ pub(crate) struct Tiles<'a, T> {
     tables: &'a Tables<T>,
 }
 
-/// Grid of tiles inside the tensor, and the offset in pixels of an image on it.
+/// Tile grid inside the tensor, and image offset in pixels on the grid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TilePlacement {
     pub(crate) first_tile: usize,
@@ -25,7 +25,7 @@ impl<'a, T: Pixel> Tiles<'a, T> {
         Self { values: vec![T::default(); tiles * 3 * side * side], side, tables }
     }
 
-    /// Makes tiles black.
+    /// Fills tiles with black.
     pub(crate) fn blacken(&mut self, tiles: std::ops::Range<usize>) {
         let plane = self.side * self.side;
         let planes = &mut self.values[tiles.start * 3 * plane..tiles.end * 3 * plane];
@@ -34,7 +34,7 @@ impl<'a, T: Pixel> Tiles<'a, T> {
         }
     }
 
-    /// Writes one row of an image, `[width, 3]` bytes, `y` rows below its top.
+    /// Writes an image row, `[width, 3]` bytes, `y` rows below the image top.
     pub(crate) fn write_row(&mut self, place: TilePlacement, y: usize, pixels: &[u8]) {
         let y = place.top + y;
         let first_tile = place.first_tile + y / self.side * place.columns;
@@ -49,7 +49,7 @@ impl<'a, T: Pixel> Tiles<'a, T> {
         }
     }
 
-    /// Writes pixels into one row of one tile.
+    /// Writes pixels into a tile row.
     fn write_run(&mut self, tile: usize, y: usize, x: usize, pixels: &[u8]) {
         for (channel, table) in self.tables.iter().enumerate() {
             let start = ((3 * tile + channel) * self.side + y) * self.side + x;
@@ -76,7 +76,7 @@ mod tests {
             Normalization { scale: 1.0, mean: [0.0, 100.0, 200.0], deviation: [1.0; 3] }.tables::<f32>();
         let mut tiles = Tiles::new(4, 2, &tables);
         tiles.blacken(0..4);
-        // Two columns of tiles without any before them; the image starts in the last row and the second
+        // Two tile columns without any tiles before them; the image starts in the last row and the second
         // column.
         let place = TilePlacement { first_tile: 0, columns: 2, left: 1, top: 3 };
         tiles.write_row(place, 0, &[11, 12, 13, 21, 22, 23]);

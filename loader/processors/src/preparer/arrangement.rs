@@ -1,14 +1,14 @@
-//! Writes the tokens of an image whose features are not in one run.
+//! Writes image tokens whose features are not in a single run.
 
 use dflop_samples::{Error, Result};
 
 use crate::chat::Tokenizer;
 use crate::family::Arrangement;
 
-/// Largest number of rows and of columns of named tiles.
+/// Maximum number of rows and columns of named tiles.
 const GRID_SIDE_MAX: usize = 6;
 
-/// Arrangement with the ids of its tokens in a vocabulary.
+/// Arrangement with vocabulary ids.
 #[derive(Debug, Clone)]
 pub(super) enum ArrangementIds {
     Rows {
@@ -19,15 +19,15 @@ pub(super) enum ArrangementIds {
         tile_tokens: usize,
         edge: u32,
         whole: u32,
-        /// Ids of the names of tiles, `[rows, columns]`.
+        /// Tile name ids, `[rows, columns]`.
         names: Vec<Vec<u32>>,
-        /// Line break after a row, and the blank line after the last.
+        /// Line break after a row, and blank line after the last row.
         breaks: [Vec<u32>; 2],
     },
 }
 
 impl ArrangementIds {
-    /// Looks up the tokens; `None` for features in one run.
+    /// Looks up the tokens; `None` for features in a single run.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.
@@ -55,9 +55,9 @@ impl ArrangementIds {
         })
     }
 
-    /// Returns the tokens of an image, with `feature` for each of its features.
+    /// Returns the tokens for an image, with `feature` for each image feature.
     ///
-    /// - `grid`: layers, rows and columns, of features or of named tiles besides that of the whole image
+    /// - `grid`: layers, rows and columns, counted in features or in named tiles without the whole-image tile
     pub(super) fn of_image(&self, feature: u32, [_, rows, columns]: [u32; 3]) -> Vec<u32> {
         let [rows, columns] = [rows, columns].map(|count| count as usize);
         let mut ids = Vec::new();

@@ -1,4 +1,4 @@
-//! Rounds lengths up to few different ones, so that compiled models see few shapes.
+//! Rounds lengths up to a few values, so that compiled models see few shapes.
 
 use dflop_samples::inputs::{IGNORED, MediaRun, PixelValues};
 use dflop_samples::media::Modality;
@@ -6,25 +6,24 @@ use dflop_samples::media::Modality;
 use super::{PreparedSample, Preparer};
 use crate::family::PixelLayout;
 
-/// Steps of the ladder from a power of two to the next.
+/// Number of ladder steps between two powers of two.
 const LADDER_STEPS: usize = 8;
-/// Smallest distance of two steps of the ladder.
+/// Minimum distance between two ladder steps.
 const LADDER_STEP_LEAST: usize = 16;
 
-/// Lengths that others are rounded up to.
+/// Lengths that other lengths are rounded up to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Buckets {
     /// Multiples of a number, at least 1.
     Multiple(usize),
-    /// Some lengths, and beyond the longest its multiples.
+    /// A list of lengths, and beyond the longest, multiples of the longest.
     Lengths(Vec<usize>),
-    /// Eight lengths from each power of two to the next: at most an eighth is padding, on average about a
-    /// sixteenth.
+    /// Eight lengths between two powers of two: at most an eighth is padding, on average about a sixteenth.
     Ladder,
 }
 
 impl Buckets {
-    /// Returns the bucket of a length; 0 has its own.
+    /// Returns the bucket for a length; 0 has a separate bucket.
     #[must_use]
     pub fn round_up(&self, length: usize) -> usize {
         if length == 0 {
@@ -44,7 +43,7 @@ impl Buckets {
         }
     }
 
-    /// Returns whether lengths can be rounded up to these.
+    /// Returns whether the settings are valid.
     pub(super) fn is_valid(&self) -> bool {
         match self {
             Self::Multiple(multiple) => *multiple > 0,
@@ -55,8 +54,8 @@ impl Buckets {
 }
 
 impl Preparer {
-    /// Makes a blank medium that rounds the pixels of a microbatch up to a bucket: patches or tiles of zeros,
-    /// in a sequence of their own.
+    /// Creates a blank medium that rounds a microbatch's pixels up to a bucket: patches or tiles with zeros,
+    /// in a separate sequence.
     pub(super) fn media_filler(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
         let buckets = self.media_buckets.as_ref()?;
         let images = || samples.iter().flat_map(|sample| &sample.images);

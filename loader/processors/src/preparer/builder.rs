@@ -1,4 +1,4 @@
-//! Builds a [`Preparer`] from its settings.
+//! Builds a [`Preparer`] from settings.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -24,7 +24,7 @@ use crate::image::ImageProcessor;
 use crate::tensors::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
 use crate::tensors::{CountedVideos, VideoTensors};
 
-/// Family of a model, and its processors of images and audio.
+/// Model family, with image and audio processors.
 type Inputs = (Family, Option<ImageProcessor>, Option<Arc<dyn AudioTensors>>);
 
 fn inputs(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Inputs> {
@@ -34,11 +34,11 @@ fn inputs(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Inputs> {
     Ok((family, images, audio))
 }
 
-/// Builder of a [`Preparer`].
+/// Builder for a [`Preparer`].
 #[derive(Debug, Clone)]
 pub struct PreparerBuilder {
     family: Family,
-    /// Chat templates, the best one first, each with the token that the vocabulary must have for it.
+    /// Chat templates, the preferred template first, each with the token that the vocabulary must have.
     built_in_templates: Vec<(Option<&'static str>, &'static str)>,
     /// Reason why the model's family cannot be used.
     refused: Option<String>,
@@ -100,60 +100,61 @@ impl PreparerBuilder {
     }
 
     /// Sets the chat template, in Jinja. Default: the template in the tokenizer's files, else the published
-    /// format of the model's family.
+    /// format for the model's family.
     #[must_use]
     pub fn chat_template(mut self, source: impl Into<String>) -> Self {
         self.chat_template = Some(source.into());
         self
     }
 
-    /// Sets the processor of images. Default: that of the model's family, which equals its
-    /// Hugging Face processor.
+    /// Sets the image processor. Default: the processor for the model's family, which equals the Hugging Face
+    /// processor.
     #[must_use]
     pub fn image_processor(mut self, processor: Arc<dyn ImageTensors>) -> Self {
         self.images = Some(processor);
         self
     }
 
-    /// Sets the type of the pixels of images and videos. Default: single precision.
+    /// Sets the pixel type for images and videos. Default: single precision.
     #[must_use]
     pub fn pixel_type(mut self, pixels: PixelType) -> Self {
         self.pixels = pixels;
         self
     }
 
-    /// Pads packed rows, or the longest row of a padded layout, up to one of few lengths, so that compiled
-    /// models see few shapes. Default: no padding.
+    /// Pads packed rows, or the longest row in a padded layout, up to a few lengths, so that compiled models
+    /// see few shapes. Default: no padding.
     #[must_use]
     pub fn length_buckets(mut self, buckets: Buckets) -> Self {
         self.length_buckets = Some(buckets);
         self
     }
 
-    /// Rounds the patches, or tiles, of the images of a microbatch up to one of few numbers, by a blank image
-    /// in a sequence of its own. Default: no padding.
+    /// Rounds the number of image patches, or tiles, in a microbatch up to a few values, with a blank image
+    /// in a separate sequence. Default: no padding.
     #[must_use]
     pub fn media_buckets(mut self, buckets: Buckets) -> Self {
         self.media_buckets = Some(buckets);
         self
     }
 
-    /// Pads every packed sequence, within its boundaries, to a multiple of `tokens`: twice the degree of
-    /// context parallelism, which cuts each sequence into so many chunks. Default: 1.
+    /// Pads every packed sequence, within the sequence boundaries, to a multiple of `tokens`: twice the
+    /// context parallelism degree, because context parallelism cuts each sequence into that many chunks.
+    /// Default: 1.
     #[must_use]
     pub fn sample_multiple_of(mut self, tokens: usize) -> Self {
         self.sample_multiple = tokens;
         self
     }
 
-    /// Sets the processor of audio clips. Default: that of the model's family.
+    /// Sets the audio clip processor. Default: the processor for the model's family.
     #[must_use]
     pub fn audio_processor(mut self, processor: Arc<dyn AudioTensors>) -> Self {
         self.audio = Some(processor);
         self
     }
 
-    /// Sets the processor of videos. Default: that of the model's family, even if images have another
+    /// Sets the video processor. Default: the processor for the model's family, even if images have another
     /// processor.
     #[must_use]
     pub fn video_processor(mut self, processor: Arc<dyn VideoTensors>) -> Self {
@@ -161,9 +162,9 @@ impl PreparerBuilder {
         self
     }
 
-    /// Counts the tokens of media by the model's token rules without making tensors of them: ids, grids and
-    /// labels for a stage that holds only the language model. The balanced loader then reads no images,
-    /// because the index has their sizes.
+    /// Counts media tokens by the model's token rules without creating tensors: ids, grids and labels for a
+    /// stage that holds only the language model. The balanced loader then reads no images, because the index
+    /// has the image sizes.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
@@ -172,22 +173,22 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets how plain (non-chat) text is handled. Default: all of its tokens are training targets.
+    /// Sets how plain (non-chat) text is handled. Default: all text tokens are training targets.
     #[must_use]
     pub fn plain_text(mut self, plain_text: PlainText) -> Self {
         self.plain_text = plain_text;
         self
     }
 
-    /// Sets how the samples of a microbatch are arranged in tensors. Default: packed.
+    /// Sets how microbatch tensors arrange samples. Default: packed.
     #[must_use]
     pub fn layout(mut self, layout: BatchLayout) -> Self {
         self.layout = layout;
         self
     }
 
-    /// Sets the most tokens of one sample. Default: unlimited; a balanced loader lowers it to the cap of its
-    /// microbatch plan.
+    /// Sets the maximum number of tokens per sample. Default: unlimited; a balanced loader lowers it to the
+    /// cap in the microbatch plan.
     #[must_use]
     pub fn tokens_max(mut self, tokens: u64) -> Self {
         self.tokens_max = Some(tokens);
@@ -201,8 +202,8 @@ impl PreparerBuilder {
         self
     }
 
-    /// Sets whether a step in which no token is a training target is an error. Default: true, because such
-    /// steps mostly come from documents of a layout that is not read.
+    /// Sets whether a step without target tokens is an error. Default: true, because such steps mostly come
+    /// from documents with an unsupported layout.
     #[must_use]
     pub fn require_targets(mut self, is_required: bool) -> Self {
         self.requires_targets = is_required;
@@ -220,9 +221,9 @@ impl PreparerBuilder {
     /// Checks that tokenizer, chat template and model match.
     ///
     /// # Errors
-    /// [`Error::Config`] if the model's family has no processor, if there is no tokenizer, if its vocabulary
-    /// lacks a placeholder of the model, if the template cannot render a question and its answer, or if there
-    /// is a processor for a modality that the model does not take.
+    /// [`Error::Config`] if the model's family has no processor, if there is no tokenizer, if the vocabulary
+    /// lacks a placeholder that the model needs, if the template cannot render a question and an answer, or
+    /// if there is a processor for a modality that the model does not support.
     pub fn build(mut self) -> Result<Preparer> {
         let invalid = |setting, reason: &str| Err(Error::Config { setting, reason: reason.to_owned() });
         if let Some(reason) = self.refused {
@@ -313,7 +314,7 @@ impl PreparerBuilder {
         Ok(())
     }
 
-    /// Lets processors make pixels of the type; returns whether they can.
+    /// Sets the pixel type in all processors; returns whether they support the type.
     fn set_pixel_type(&mut self) -> bool {
         if self.pixels == PixelType::Float32 {
             return true;
@@ -326,7 +327,7 @@ impl PreparerBuilder {
     }
 }
 
-/// Returns the first template whose token the vocabulary has.
+/// Returns the first template whose token is in the vocabulary.
 fn built_in_template(
     templates: &[(Option<&'static str>, &'static str)],
     tokenizer: &Tokenizer,

@@ -1,6 +1,6 @@
-//! Counts the text tokens of a sample exactly, so that a plan matches what is delivered.
+//! Counts the text tokens in a sample exactly, so that a plan matches the delivered samples.
 //!
-//! The index stores these counts in addition to its estimates, see [`crate::index::TokenCounts`].
+//! The index stores these counts in addition to estimates.
 
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution;
@@ -18,14 +18,13 @@ use crate::chat::{Conversation, read_conversation};
 use crate::message::MessagePart;
 use crate::tensors::{CountedImages, CountedVideos, ImageTensors, VideoTensors};
 
-/// Version of the reader of conversations and of the finder of targets: texts are counted again after a
-/// change.
+/// Version of the conversation reader and the target finder: texts are counted again after a change.
 const READER: &[u8] = b"2";
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
-/// Markers around media are left out, because the cost model counts them with their media: both together give
-/// the length of the prepared sample.
+/// Markers around media are omitted, because the cost model counts them with the media: the sum is the length
+/// of the prepared sample.
 #[derive(Debug, Clone)]
 pub struct PreparedTexts {
     preparer: Preparer,
@@ -33,17 +32,17 @@ pub struct PreparedTexts {
     digest: String,
 }
 
-/// Numbers of marker tokens around one medium, by the token rules of the model.
+/// Number of marker tokens around a medium, by the model's token rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct MarkerTokens {
-    /// Around an image, and around each of its crops.
+    /// Number of marker tokens around an image or a crop.
     pub(super) image: u8,
     pub(super) audio: u8,
     pub(super) video: u8,
 }
 
 impl MarkerTokens {
-    /// Returns the markers of a model's token rules.
+    /// Returns the marker tokens for a model's token rules.
     pub(super) fn from_model(model: &ModelSpec) -> Self {
         let vision = model.vision.map(|vision| Self::from_vision_rule(&vision.rule)).unwrap_or_default();
         Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens()), ..vision }
@@ -58,7 +57,7 @@ impl MarkerTokens {
             | VisionRule::LongestEdge(_) => Self::default(),
             VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::PanAndScan(rule) => Self { image: rule.tile.marker_tokens, ..Self::default() },
-            // The frames of a video are written as text, whose labels the rule counts.
+            // Video frames are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {
                 Self { image: rule.marker_tokens, video: rule.marker_tokens, ..Self::default() }
@@ -87,10 +86,9 @@ impl Preparer {
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
     }
 
-    /// Returns the tokens of a sample without those of its media.
+    /// Returns the number of sample tokens without media tokens.
     ///
-    /// If the frames of a video are written as text, their labels are left out too, because the cost model
-    /// counts them.
+    /// If video frames are written as text, frame labels are omitted too, because the cost model counts them.
     fn text_length(&self, sample: &Sample, markers: MarkerTokens) -> Result<TextLength, PrepareError> {
         let read = read_conversation(sample, |modality| self.takes(modality))?;
         let media = [read.images.len(), read.clips.len(), read.videos.len()];
@@ -126,9 +124,9 @@ impl Preparer {
         Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
     }
 
-    /// Returns an image without pixels, with the tokens of all its crops if the family writes words around
-    /// them. Without them if its size is unknown: then the text is counted as that of an image that is not
-    /// cut.
+    /// Returns an image without pixels, with the tokens for all crops if the family writes words around
+    /// crops. Without crop tokens if the image size is unknown: then the text is counted as for an image
+    /// without crops.
     fn cut_image(&self, media: &Media) -> PixelValues {
         let (Some(rule), Media::Image(image)) = (self.cut_images, media) else {
             return PixelValues::default();
@@ -137,9 +135,9 @@ impl Preparer {
         counted.ok().and_then(|mut images| images.pop()).unwrap_or_default()
     }
 
-    /// Returns a video with the times of its layers but without its tokens, and the tokens of markers and
-    /// labels that the cost model counts with it. `None` for a family without times in the text, or if the
-    /// times are unknown: then the text is counted without them, as by the cost model.
+    /// Returns a video with layer times but without tokens, and the number of marker and label tokens that
+    /// the cost model counts with the video. `None` for a family without times in the text, or if the times
+    /// are unknown: then the text is counted without times, as in the cost model.
     fn timed_video(&self, media: &Media) -> Option<(VideoValues, u64)> {
         let (Some(rule), Media::Video(video)) = (self.timed_videos, media) else { return None };
         timed_values(rule, video)
@@ -172,7 +170,7 @@ impl TextCounter for PreparedTexts {
     }
 }
 
-/// Counts texts by a tokenizer alone, without chat template and special tokens.
+/// Counts texts with only a tokenizer, without chat template and special tokens.
 #[derive(Debug, Clone)]
 pub struct TokenizedTexts {
     tokenizer: Tokenizer,
@@ -180,7 +178,7 @@ pub struct TokenizedTexts {
 }
 
 impl Tokenizer {
-    /// Returns a counter of bare texts.
+    /// Returns a counter for bare texts.
     #[must_use]
     pub fn text_counter(&self) -> TokenizedTexts {
         let mut digest = Xxh3::new();

@@ -1,4 +1,4 @@
-//! Text in which words are replaced before tokenization, with the places of what follows them.
+//! Text in which words are replaced before tokenization, with the positions of the following text.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use crate::family::ImageWord;
 #[derive(Debug, Default)]
 pub(super) struct EditedText {
     pub(super) text: String,
-    /// End of each replaced word in the old text, and the shift in bytes of everything after it.
+    /// End of each replaced word in the old text, and the shift in bytes for everything after the word.
     shifts: Vec<(usize, isize)>,
 }
 
 impl EditedText {
-    /// Appends `by` in place of a word of the old text.
+    /// Appends `by` in place of a word in the old text.
     pub(super) fn replace(&mut self, word: &str, by: &str) {
         let shift = self.shifts.last().map_or(0, |(_, shift)| *shift);
         let end_before = (self.text.len() + word.len()).saturating_add_signed(-shift);
@@ -24,7 +24,7 @@ impl EditedText {
         self.shifts.push((end_before, shift + by.len() as isize - word.len() as isize));
     }
 
-    /// Returns the place of a range of the old text.
+    /// Returns the new range for a range in the old text.
     pub(super) fn shift(&self, range: &Range<usize>) -> Range<usize> {
         let place = |at: usize| {
             let known = self.shifts.partition_point(|(end, _)| *end <= at);
@@ -34,8 +34,8 @@ impl EditedText {
     }
 }
 
-/// Replaces the word of every image by its text, which has its crops, too; a word without an image becomes
-/// the text of one that is not cut.
+/// Replaces every image word by the image text, including crops; a word without an image becomes the text for
+/// an image without crops.
 pub(super) fn write_images(marked: &mut MarkedText, word: ImageWord, images: &[PixelValues]) {
     let mut written = EditedText::default();
     let mut images = images.iter();

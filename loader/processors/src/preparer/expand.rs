@@ -1,4 +1,4 @@
-//! Expands the placeholder of each medium to as many tokens as its encoder produces.
+//! Expands each medium placeholder to as many tokens as the encoder produces.
 
 use dflop_samples::Result;
 use dflop_samples::inputs::{MediaRun, PixelValues, PrepareError};
@@ -16,7 +16,7 @@ pub(super) struct Expanded {
     pub(super) runs: Vec<MediaRun>,
 }
 
-/// Ids of a placeholder and its markers.
+/// Ids of a placeholder and the markers.
 #[derive(Debug, Clone)]
 struct PlaceholderIds {
     modality: Modality,
@@ -26,7 +26,7 @@ struct PlaceholderIds {
     has_markers_in_text: bool,
 }
 
-/// Placeholder ids of a family in a vocabulary.
+/// A family's placeholder ids in a vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct Expander {
     placeholders: Vec<PlaceholderIds>,
@@ -34,8 +34,8 @@ pub(super) struct Expander {
 }
 
 impl Expander {
-    /// Looks up the placeholders; a vocabulary without a video placeholder belongs to a model that takes only
-    /// images.
+    /// Looks up the placeholders; a vocabulary without a video placeholder belongs to a model that supports
+    /// only images.
     ///
     /// # Errors
     /// [`Error::Config`] naming the token that the vocabulary lacks.
@@ -61,8 +61,8 @@ impl Expander {
         self.placeholders.iter().any(|known| known.modality == modality)
     }
 
-    /// Returns the ids of a medium of so many tokens with its markers, the place of its first token, and
-    /// whether there are markers.
+    /// Returns the ids for a medium with this number of tokens, including markers, the position of the first
+    /// medium token, and whether there are markers.
     pub(super) fn lone(&self, modality: Modality, tokens: usize) -> Option<(Vec<u32>, usize, bool)> {
         let known = self.placeholders.iter().find(|known| known.modality == modality)?;
         let mut ids: Vec<u32> = known.markers.map(|[open, _]| open).into_iter().collect();
@@ -72,8 +72,9 @@ impl Expander {
         Some((ids, start, start > 0))
     }
 
-    /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
-    /// tokens. If features are in rows, the n-th of `images` has their grid; without one it is a run.
+    /// Expands media in ids: the n-th placeholder for a modality becomes as many copies as the n-th medium
+    /// has tokens. If features are in rows, the n-th entry in `images` has the grid; without a grid the
+    /// medium is a single run.
     ///
     /// # Errors
     /// [`PrepareError::MediaTokens`] if the number of placeholders differs from the number of media, for
@@ -121,7 +122,7 @@ impl Expander {
 }
 
 impl Expanded {
-    /// Appends an image whose tokens are not all copies of the placeholder.
+    /// Appends an image whose tokens are not all placeholder copies.
     fn push_image(&mut self, ids: Vec<u32>) {
         let (start, tokens) = (self.ids.len(), ids.len());
         self.ids.extend(ids);
@@ -129,8 +130,8 @@ impl Expanded {
         self.runs.push(MediaRun { modality: Modality::Image, start, tokens, has_markers: false });
     }
 
-    /// Counts markers that the chat template wrote around a medium as part of it, so that they are not
-    /// targets.
+    /// Counts markers that the chat template wrote around a medium as part of the medium, so that they are
+    /// not targets.
     fn mask_markers_in_text(&mut self, placeholders: &[PlaceholderIds]) {
         for run in &mut self.runs {
             let ids = placeholders.iter().find(|ids| ids.modality == run.modality && ids.has_markers_in_text);

@@ -1,9 +1,9 @@
 //! Completes microbatches so that a model can run them: padding where there is no sample, blank media where
-//! an encoder would have nothing to do.
+//! an encoder would otherwise have no input.
 //!
-//! A model without a token of input fails, and an encoder that one rank runs and another does not leaves
-//! parameters without gradients (DDP) or ranks waiting for each other (FSDP). A filler has no targets and
-//! attends only to itself, so it changes neither the loss nor its gradient.
+//! A model fails without an input token, and an encoder that runs on only some ranks leaves parameters
+//! without gradients (DDP) or ranks waiting for each other (FSDP). A filler has no targets and attends only
+//! to itself, so it changes neither the loss nor the gradient.
 
 use dflop_costmodel::Module;
 use dflop_samples::inputs::{Filler, IGNORED, ModelInputs, PreparedSample};
@@ -15,26 +15,26 @@ use super::edited_text::write_images;
 use crate::chat::MarkedText;
 use crate::message::MessagePart;
 
-/// Side of a blank image in pixels; a processor may enlarge it.
+/// Side of a blank image in pixels; a processor may enlarge the image.
 const BLANK_SIDE: u32 = 56;
-/// Sample rate and length of a blank audio clip: a second.
+/// Sample rate of a blank audio clip in Hz, and number of samples: a second.
 const BLANK_RATE_HZ: u32 = 16_000;
 
 impl Preparer {
-    /// Returns the tokens of a blank medium of each encoder that the model has, markers included.
+    /// Returns the number of blank medium tokens for each encoder in the model, including markers.
     ///
     /// # Errors
-    /// [`Error::Config`] if a processor refuses a blank medium.
+    /// [`Error::Config`] if a processor rejects a blank medium.
     pub fn blank_tokens(&self) -> Result<Vec<(Module, u64)>> {
         let encoders = [(Module::Vision, self.images.is_some()), (Module::Audio, self.audio.is_some())];
         let encoders = encoders.into_iter().filter(|(_, is_present)| *is_present);
         encoders.map(|(module, _)| Ok((module, self.blank(module)?.tokens() as u64))).collect()
     }
 
-    /// Makes what completes microbatches, in all of which `encoders` have to run.
+    /// Creates the filler for microbatches that all have to run `encoders`.
     ///
     /// # Errors
-    /// [`Error::Config`] if a processor refuses a blank medium.
+    /// [`Error::Config`] if a processor rejects a blank medium.
     pub(super) fn make_filler(&self, encoders: &[Module]) -> Result<Filler> {
         let (input_ids, labels) = (vec![self.packer.pad_id], vec![IGNORED]);
         let padding = PreparedSample { input_ids, labels, ..PreparedSample::default() };
@@ -43,16 +43,16 @@ impl Preparer {
         Ok(Filler::new(padding, blanks.collect::<Result<_>>()?))
     }
 
-    /// Makes the tensors of a microbatch that a model can run, whatever its samples.
+    /// Creates the tensors for a microbatch that a model can run, for any samples.
     pub(super) fn pack_filled(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs {
         let fillers: Vec<PreparedSample> = filler.of(&samples).cloned().collect();
-        // A blank image is there only if samples have none.
+        // A blank image exists only if samples have none.
         let has_blank = fillers.iter().any(|filler| !filler.images.is_empty());
         let blank = self.media_filler(if has_blank { &fillers } else { &samples });
         self.packer.pack(samples, fillers.into_iter().chain(blank).collect()).unwrap_or_default()
     }
 
-    /// Makes a sequence of a blank medium, black or silent, without targets.
+    /// Creates a sequence with a blank medium, black or silent, without targets.
     fn blank(&self, module: Module) -> Result<PreparedSample> {
         let refused = |reason: String| Error::Config {
             setting: "blank_media",

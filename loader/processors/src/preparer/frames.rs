@@ -1,8 +1,7 @@
-//! Writes videos as lists of numbered frame images, InternVL, or as layers of frames with their times,
-//! Qwen3-VL.
+//! Writes videos as lists of numbered frame images, InternVL, or as frame layers with times, Qwen3-VL.
 //!
-//! The chat template writes one word for a video. Before tokenization the word is replaced by a line for each
-//! frame, `Frame1: ` and the placeholder of an image, or by the time and the placeholder of each layer, so
+//! The chat template writes a single word for a video. Before tokenization the word is replaced by a line for
+//! each frame, `Frame1: ` and an image placeholder, or by the time and the placeholder for each layer, so
 //! that the tokenizer joins the labels with the surrounding text as usual. From then on, frames are handled
 //! like other images, and layers like other videos.
 
@@ -13,14 +12,14 @@ use super::edited_text::EditedText;
 use crate::chat::MarkedText;
 use crate::family::Placeholder;
 
-/// Images and frames in the order of the text, with the tokens of each.
+/// Images and frames in text order, with token counts.
 #[derive(Debug, Default)]
 pub(super) struct ImagesInText {
     pub(super) media: Vec<PixelValues>,
     pub(super) tokens: Vec<u32>,
 }
 
-/// Replaces the word of every video by its frames.
+/// Replaces every video word by the video frames.
 ///
 /// # Errors
 /// [`PrepareError::MediaTokens`] if the number of words differs from the number of videos.
@@ -64,15 +63,15 @@ pub(super) fn write_frames(
     Ok(in_text)
 }
 
-/// Replaces the token of every video by its layers, each a time and the placeholder with its markers.
+/// Replaces every video token by the video layers, each a time and the placeholder with markers.
 ///
-/// - returns the tokens of each layer
+/// - returns the number of tokens in each layer
 ///
 /// # Errors
 /// [`PrepareError::MediaTokens`] if the number of tokens differs from the number of videos.
 ///
 /// # Source
-/// `Qwen3VLProcessor` of transformers 5.24.0, which keeps the markers that the chat template wrote around the
+/// `Qwen3VLProcessor` in transformers 5.24.0, which keeps the markers that the chat template wrote around the
 /// token.
 pub(super) fn write_times(
     marked: &mut MarkedText,

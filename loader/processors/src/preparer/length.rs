@@ -1,22 +1,22 @@
 //! Handles samples that exceed the token limit.
 //!
-//! Planning works with estimated text tokens; here the real number is known. The user chooses how samples
-//! over the limit are handled, and each of them is recorded.
+//! Planning uses estimated text tokens; preparation knows the exact number. The user chooses how samples over
+//! the limit are handled, and each of them is recorded.
 
 use dflop_samples::inputs::PrepareError;
 
 use super::expand::Expanded;
 
-/// Treatment of a sample that has more tokens than the limit.
+/// Treatment for a sample with more tokens than the limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum LongSample {
-    /// It is a bad sample: skipped, listed, and counted against the error budget.
+    /// The sample is bad: skipped, listed, and counted against the error budget.
     #[default]
     Error,
-    /// Its text is cut from the end until it fits. Tokens of media are never cut; a sample whose media alone
-    /// exceed the limit, or that has no target tokens left, is a bad sample.
+    /// The text is cut from the end until the sample fits. Media tokens are never cut; a sample whose media
+    /// tokens exceed the limit, or that has no target tokens left, is a bad sample.
     TruncateText,
-    /// It is skipped and listed, and does not count against the error budget.
+    /// The sample is skipped and listed, and does not count against the error budget.
     Drop,
 }
 
@@ -89,8 +89,8 @@ mod tests {
     const MEDIA: u32 = 9;
     const MARKER: u32 = 8;
 
-    /// Makes a sample of one-id texts and of media as runs of `MEDIA` between markers; all text but the first
-    /// is target.
+    /// Creates a sample from one-id texts and media as runs of `MEDIA` between markers; all text but the
+    /// first is target.
     fn sample(parts: &[(bool, usize)]) -> Expanded {
         let mut sample = Expanded::default();
         for &(is_media, tokens) in parts {

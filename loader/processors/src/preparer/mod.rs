@@ -1,4 +1,4 @@
-//! Prepares samples: [`Preparer`] makes model inputs of decoded samples, and tensors of microbatches of them.
+//! Prepares samples: [`Preparer`] converts decoded samples to model inputs, and microbatches to tensors.
 //!
 //! ```text
 //! fields ─conversation─▶ turns ─chat_template, labels─▶ text, targets ─tokenizer─▶ ids
@@ -49,28 +49,28 @@ use crate::image::Normalization;
 use crate::message::{Dialogue, Message, MessagePart};
 use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
 
-/// Reason to reject a video that was not decoded.
+/// Reason for rejecting a video that was not decoded.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
     "the video is not decoded"
 } else {
     "the video is not decoded: this build has no FFmpeg; build with the feature `video`"
 };
 
-/// Treatment of text that is not a conversation, such as a caption.
+/// Treatment for text that is not a conversation, such as a caption.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PlainText {
-    /// It follows its media without a chat template and ends with the end-of-sequence token; all of it is a
-    /// training target.
+    /// The text follows the media without a chat template and ends with the end-of-sequence token; all text
+    /// is a training target.
     #[default]
     Continue,
-    /// It is the assistant's answer to a question about the media.
+    /// The text is the assistant's answer to a question about the media.
     Answer {
-        /// Question of the user; may be empty.
+        /// User question; may be empty.
         question: String,
     },
 }
 
-/// Converts samples to model inputs, and microbatches of them to tensors.
+/// Converts samples to model inputs, and microbatches to tensors.
 #[derive(Debug, Clone)]
 pub struct Preparer {
     family: Family,
@@ -86,24 +86,24 @@ pub struct Preparer {
     tokens_max: Option<u64>,
     long_sample: LongSample,
     markers: MarkerTokens,
-    /// Token rule of a family that writes the times of videos as text.
+    /// Token rule for a family that writes video times as text.
     timed_videos: Option<NativeResolution>,
-    /// Token rule of a family that writes words around the crops of an image.
+    /// Token rule for a family that writes words around image crops.
     cut_images: Option<PanAndScan>,
-    /// Source of the chat template.
+    /// Chat template source.
     chat_template: Arc<str>,
     /// Whether a step without a target is an error.
     requires_targets: bool,
 }
 
 impl Preparer {
-    /// Starts the settings of a preparer for a model of a built-in family; only the tokenizer is required.
+    /// Returns a builder for a model in a built-in family; only the tokenizer is required.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
         Self::builder_of(model, &ProcessorFamilies::default())
     }
 
-    /// Starts the settings of a preparer for a model of one of `families`.
+    /// Returns a builder for a model whose family is in `families`.
     #[must_use]
     pub fn builder_of(model: &ModelSpec, families: &ProcessorFamilies) -> PreparerBuilder {
         PreparerBuilder::new(families, model)
@@ -118,27 +118,27 @@ impl Preparer {
     /// Decodes ids to text, including special tokens.
     ///
     /// # Errors
-    /// The message of the tokenizer.
+    /// The tokenizer's error message.
     pub fn decode(&self, ids: &[u32]) -> Result<String, String> {
         self.tokenizer.decode(ids)
     }
 
-    /// Lowers the token limit of a sample, for example to the cap of a planned microbatch.
+    /// Lowers the token limit per sample, for example to the cap of a planned microbatch.
     #[must_use]
     pub fn tokens_at_most(mut self, tokens: u64) -> Self {
         self.tokens_max = Some(self.tokens_max.map_or(tokens, |already| already.min(tokens)));
         self
     }
 
-    /// Pads packed rows, or each row of a padded layout, to a fixed number of tokens without targets. A
-    /// balanced loader takes the number from its planner, and fails rather than deliver a longer microbatch.
+    /// Pads packed rows, or each row in a padded layout, to a fixed number of tokens without targets. A
+    /// balanced loader gets the number from the planner, and fails rather than deliver a longer microbatch.
     #[must_use]
     pub fn pad_to_tokens(mut self, tokens: usize) -> Self {
         self.packer.pad_to_tokens = Some(tokens);
         self
     }
 
-    /// Returns the arrangement of the samples of a microbatch in tensors.
+    /// Returns how microbatch tensors arrange samples.
     #[must_use]
     pub fn layout(&self) -> BatchLayout {
         self.packer.layout
@@ -147,8 +147,8 @@ impl Preparer {
     /// Prepares a decoded sample.
     ///
     /// # Errors
-    /// The reason why the model cannot take the sample; if [`PrepareError::is_dropped`], a setting excludes
-    /// it.
+    /// The reason why the model rejects the sample; if [`PrepareError::is_dropped`], a setting excludes the
+    /// sample.
     pub fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
         let read = read_conversation(sample, |modality| self.takes(modality))?;
         let (mut marked, has_special) = self.render_conversation(read.conversation)?;
@@ -173,7 +173,7 @@ impl Preparer {
         Ok(PreparedSample { input_ids, labels, runs, images: images.media, clips, videos, cut_tokens })
     }
 
-    /// Returns whether the model takes a modality.
+    /// Returns whether the model supports a modality.
     fn takes(&self, modality: Modality) -> bool {
         match modality {
             Modality::Image => self.images.is_some(),
@@ -182,19 +182,19 @@ impl Preparer {
         }
     }
 
-    /// Returns whether images must be decoded; if not, their sizes are sufficient.
+    /// Returns whether images must be decoded; if not, image sizes are sufficient.
     #[must_use]
     pub fn reads_pixels(&self) -> bool {
         self.images.as_ref().is_some_and(|images| images.reads_pixels())
     }
 
-    /// Returns the conversion from bytes to pixel values, if the processor of images has one.
+    /// Returns the conversion from bytes to pixel values, if the image processor has a conversion.
     #[must_use]
     pub fn pixel_normalization(&self) -> Option<Normalization> {
         self.images.as_ref().and_then(|images| images.normalization())
     }
 
-    /// Estimates the bytes of the tensors of a sample's media.
+    /// Estimates the size of a sample's media tensors in bytes.
     #[must_use]
     pub fn tensor_bytes(&self, shape: &SampleShape) -> u64 {
         let images = self.images.as_ref().map_or(0, |images| images.tensor_bytes(&shape.images));
@@ -207,18 +207,18 @@ impl Preparer {
         images.saturating_add(clips).saturating_add(videos)
     }
 
-    /// Makes the tensors of a microbatch, in the order of samples; `None` without samples, unless rows have a
+    /// Creates the tensors for a microbatch, in sample order; `None` without samples, unless rows have a
     /// fixed length.
     #[must_use]
     pub fn pack(&self, samples: Vec<PreparedSample>) -> Option<ModelInputs> {
         self.packer.pack(samples, Vec::new())
     }
 
-    /// Writes a conversation as text; also returns whether the tokenizer adds its own special tokens.
+    /// Writes a conversation as text; also returns whether the tokenizer adds special tokens.
     ///
     /// Chat templates write special tokens themselves. As in `transformers`, a model's processor still adds
-    /// those of the tokenizer unless the text starts with the beginning-of-sequence token, and a text-only
-    /// model never adds them.
+    /// the tokenizer's special tokens unless the text starts with the beginning-of-sequence token, and a
+    /// text-only model never adds them.
     fn render_conversation(&self, conversation: Conversation) -> Result<(MarkedText, bool), PrepareError> {
         let dialogue = match (conversation, &self.plain_text) {
             (Conversation::Turns(dialogue), _) => dialogue,
@@ -235,7 +235,7 @@ impl Preparer {
         Ok((marked, has_special))
     }
 
-    /// Writes text without turns and its media, followed by the end-of-sequence token.
+    /// Writes text without turns and the media, followed by the end-of-sequence token.
     fn render_plain(&self, parts: &[MessagePart]) -> MarkedText {
         let mut marked = MarkedText::default();
         for part in parts {
@@ -309,8 +309,8 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Returns the tokens of each run of placeholders of images: one run for an image, or one for it and for
-    /// each of its crops.
+    /// Returns the token count of each image placeholder run: a single run for an image, or a run for the
+    /// image and a run for each crop.
     fn image_runs(&self, images: &[PixelValues]) -> Vec<u32> {
         let tokens = images.iter().map(|image| image.tokens);
         match self.family.image_word() {
@@ -319,8 +319,8 @@ impl Preparer {
         }
     }
 
-    /// Writes images as their text, and the videos of a family whose text has their frames or layers apart.
-    /// Of a family that writes frames as images, all are images.
+    /// Writes images as text, and the videos of families whose text has separate frames or layers. In a
+    /// family that writes frames as images, all visual media are images.
     fn place_vision(
         &self,
         marked: &mut MarkedText,
@@ -345,16 +345,16 @@ impl Preparer {
     }
 }
 
-/// Images and videos of a sample, with the tokens of each run of placeholders in its text.
+/// Images and videos in a sample, with the token count of each placeholder run in the text.
 #[derive(Debug, Default)]
 struct VisionInText {
     images: ImagesInText,
     videos: Vec<VideoValues>,
-    /// Tokens of each video, or of each layer of every video.
+    /// Number of tokens in each video, or in each layer of every video.
     video_tokens: Vec<u32>,
 }
 
-/// Makes a text the answer to a question about its media.
+/// Converts a text to the answer to a question about the media.
 fn answer(parts: Vec<MessagePart>, question: &str) -> Dialogue {
     let (answer, mut asked): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|part| matches!(part, MessagePart::Text(_)));
@@ -364,7 +364,7 @@ fn answer(parts: Vec<MessagePart>, question: &str) -> Dialogue {
     Dialogue::new(vec![Message::new("user", asked), Message::new("assistant", answer)])
 }
 
-/// Returns the labels; the first token of a sample has no predecessor that could predict it.
+/// Returns the labels; the first token in a sample has no predecessor that could predict it.
 fn labels(expanded: &Expanded) -> Vec<i32> {
     let is_learned = |(place, is_target): (usize, &bool)| *is_target && place > 0;
     let learned = expanded.is_target.iter().enumerate().map(is_learned);

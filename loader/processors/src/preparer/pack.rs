@@ -1,9 +1,10 @@
-//! Packs prepared samples into the tensors of one microbatch.
+//! Packs prepared samples into the tensors for a microbatch.
 //!
-//! *Packed*, samples follow each other in one row, `position_ids` restart at zero with each, and `cu_seqlens`
-//! holds the boundaries; attention must not cross them. *Padded*, every sample has a row of the length of the
-//! longest. Either may be padded to a fixed length. No target crosses a boundary: the first token of a
-//! sample, which has no predecessor, is never a target.
+//! In the *packed* layout, samples follow each other in a row, `position_ids` restart at zero with each
+//! sample, and `cu_seqlens` holds the boundaries; attention must not cross them. In the *padded* layout,
+//! every sample has a row with the length of the longest sample. Either layout may be padded to a fixed
+//! length. No target crosses a boundary: the first token in a sample, which has no predecessor, is never a
+//! target.
 
 use dflop_samples::inputs::{IGNORED, ModelInputs, NamedTensor, PreparedSample};
 use dflop_samples::media::Modality;
@@ -20,24 +21,24 @@ pub(super) struct Packer {
     pub(super) layout: BatchLayout,
     pub(super) pixel_layout: Option<PixelLayout>,
     pub(super) pad_id: u32,
-    /// Fixed length of a packed row, or of each padded one.
+    /// Fixed length of packed rows, or of each padded row, in tokens.
     pub(super) pad_to_tokens: Option<usize>,
-    /// Lengths that a packed row, or the longest padded one, is rounded up to, without a fixed length.
+    /// Lengths that a packed row, or the longest padded row, is rounded up to, if there is no fixed length.
     pub(super) length_buckets: Option<Buckets>,
-    /// Tokens of which the length of every packed sequence is a multiple.
+    /// Every packed sequence length is a multiple of this number of tokens.
     pub(super) sample_multiple: usize,
 }
 
 impl Packer {
-    /// Packs samples in their order, then `fillers`, which have no targets; without either, returns `None`
-    /// or, if the length is fixed, one row of padding. Samples beyond the fixed length make the row longer.
+    /// Packs samples in order, then `fillers`, which have no targets; without either, returns `None` or, if
+    /// the length is fixed, a padding row. Samples beyond the fixed length make the row longer.
     ///
-    /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for models of native
-    ///   resolution `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
+    /// - packed: `input_ids`, `labels` `[1, tokens]`; `position_ids` `[1, tokens]`, for native-resolution
+    ///   models `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; the model counts positions
     ///   itself;
-    /// - models of native resolution, except Qwen2.5-Omni, also take `mm_token_type_ids`, of the shape of
-    ///   `input_ids`, 1 for images and 2 for videos; those of typed tiles the same as `token_type_ids`;
+    /// - native-resolution models, except Qwen2.5-Omni, also require `mm_token_type_ids`, with the shape of
+    ///   `input_ids`, 1 for images and 2 for videos; models with typed tiles the same as `token_type_ids`;
     /// - media: see the crate.
     pub(super) fn pack(
         &self,
@@ -76,24 +77,24 @@ impl Packer {
         Some(ModelInputs { tensors, cu_seqlens, max_seqlen: max_seqlen as u32, tokens, target_tokens })
     }
 
-    /// Makes the padding of a packed row to its length, also if it is the whole row: a separate
-    /// sequence without targets, which attends only to itself.
+    /// Creates the padding up to the row length, also if the padding is the whole row: a separate sequence
+    /// without targets, which attends only to itself.
     fn padding(&self, samples: &[PreparedSample]) -> Option<PreparedSample> {
         let of_samples: usize = samples.iter().map(PreparedSample::tokens).sum();
-        // Padded rows are extended one by one instead; an empty padded batch still needs one row.
+        // Padded rows are extended individually instead; an empty padded batch still needs a row.
         let is_filled = self.layout.is_packed() || samples.is_empty();
         let missing = Some(self.row_tokens(of_samples)).filter(|_| is_filled)?.saturating_sub(of_samples);
         let (input_ids, labels) = (vec![self.pad_id; missing], vec![IGNORED; missing]);
         (missing > 0).then(|| PreparedSample { input_ids, labels, ..PreparedSample::default() })
     }
 
-    /// Returns the tokens of a row that holds `tokens`.
+    /// Returns the row length for `tokens` tokens.
     fn row_tokens(&self, tokens: usize) -> usize {
         let bucket = || self.length_buckets.as_ref().map_or(tokens, |buckets| buckets.round_up(tokens));
         self.pad_to_tokens.unwrap_or_else(bucket)
     }
 
-    /// Appends padding to a sample, as a part of its sequence, up to the multiple.
+    /// Appends padding to a sample, as a part of the sample's sequence, up to the multiple.
     fn pad_sample(&self, sample: &mut PreparedSample) {
         let padded = sample.tokens().next_multiple_of(self.sample_multiple);
         sample.input_ids.resize(padded, self.pad_id);
@@ -165,7 +166,7 @@ fn labels(sample: &PreparedSample) -> Vec<i64> {
     sample.labels.iter().map(|&label| i64::from(label)).collect()
 }
 
-/// Returns 1 for tokens of images, 2 for tokens of videos, 0 for all others.
+/// Returns 1 for image tokens, 2 for video tokens, 0 for all others.
 fn token_types(sample: &PreparedSample) -> Vec<i64> {
     let mut types = vec![0; sample.tokens()];
     for run in &sample.runs {

@@ -1,4 +1,4 @@
-//! Arranges the pixels and mel spectrograms of a microbatch as the model's family takes them.
+//! Arranges a microbatch's pixels and mel spectrograms in the format of the model's family.
 
 use dflop_samples::inputs::{AudioFeatures, NamedTensor, PixelValues, TensorValues, VideoValues};
 use dflop_samples::media::{Pixel, PixelBuffer};
@@ -6,15 +6,15 @@ use half::bf16;
 
 use crate::family::PixelLayout;
 
-/// Makes the tensors of all images, by sample; none without images, and no `pixel_values` if images were only
-/// counted.
+/// Creates the tensors for all images, by sample; none without images, and no `pixel_values` if images were
+/// only counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, max tiles, 3, side, side]`,
 ///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
 /// - [`PixelLayout::SizedTiles`]: the same without `batch_num_images`
 /// - [`PixelLayout::Tiles`] and [`PixelLayout::TypedTiles`]: `pixel_values [tiles, 3, side, side]`
 /// - [`PixelLayout::TileRow`]: `pixel_values [1, tiles, 3, side, side]`
-/// - [`PixelLayout::PaddedImages`]: `pixel_values [images, 3, most rows, most columns]`,
+/// - [`PixelLayout::PaddedImages`]: `pixel_values [images, 3, max rows, max columns]`,
 ///   `image_sizes [images, 2]` as height and width
 /// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
@@ -49,12 +49,12 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
     tensors
 }
 
-/// Makes the tensors of all videos written as one medium; none without videos, and no `pixel_values_videos`
-/// if videos were only counted.
+/// Creates the tensors for all videos written as a single medium; none without videos, and no
+/// `pixel_values_videos` if videos were only counted.
 ///
-/// - [`PixelLayout::PaddedTiles`]: `pixel_values_videos [videos, most frames, 3, side, side]`, padded with
-///   zeros, and `num_video_frames [videos]` if the numbers differ, which the Hugging Face processor of the
-///   family rejects
+/// - [`PixelLayout::PaddedTiles`]: `pixel_values_videos [videos, max frames, 3, side, side]`, padded with
+///   zeros, and `num_video_frames [videos]` if the numbers differ, which the family's Hugging Face processor
+///   rejects
 /// - [`PixelLayout::Patches`]: `pixel_values_videos [patches, values]`, `video_grid_thw [videos, 3]`, and for
 ///   Qwen2.5-VL `second_per_grid_ts [videos]`, for Qwen2.5-Omni `video_second_per_grid [videos]`
 pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Vec<NamedTensor> {
@@ -90,7 +90,8 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
     tensors
 }
 
-/// Makes one tensor of the pixels of several images, of the type of the first; a processor makes one type.
+/// Creates a tensor from several images' pixels, with the type of the first image; a processor creates a
+/// single type.
 fn pixel_tensor(name: &'static str, layout: PixelLayout, images: Vec<PixelValues>) -> NamedTensor {
     match images[0].values {
         PixelBuffer::F32(_) => arranged::<f32>(name, layout, images),
@@ -113,7 +114,7 @@ fn arranged<T: Pixel>(name: &'static str, layout: PixelLayout, images: Vec<Pixel
     NamedTensor::new(name, shape, T::buffer(values).into())
 }
 
-/// Concatenates images along their first axis.
+/// Concatenates images along the first axis.
 fn joined<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     let mut shape = images[0].shape.clone();
     shape[0] = images.iter().map(|image| image.shape[0]).sum();
@@ -124,7 +125,7 @@ fn joined<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     (shape, values)
 }
 
-/// Makes a row for each image or video, padded with tiles of zeros.
+/// Creates a row for each image or video, padded with zero tiles.
 fn padded<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     let tiles = images.iter().map(|image| image.shape[0]).max().unwrap_or(0);
     let tile_values: usize = images[0].shape[1..].iter().product();
@@ -138,7 +139,7 @@ fn padded<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     (shape, values)
 }
 
-/// Makes a row for each image of `[3, rows, columns]`, padded with zeros at the right and the bottom.
+/// Creates a row for each `[3, rows, columns]` image, padded with zeros at the right and the bottom.
 fn bordered<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     let [rows, columns] = [1, 2].map(|axis| images.iter().map(|image| image.shape[axis]).max().unwrap_or(0));
     let shape = vec![images.len(), images[0].shape[0], rows, columns];
@@ -156,8 +157,8 @@ fn bordered<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     (shape, values)
 }
 
-/// Makes `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]` from the
-/// windows of all clips in order; shorter windows are padded.
+/// Creates `input_features [windows, mels, frames]` and `feature_attention_mask [windows, frames]` from all
+/// clips' windows in order; shorter windows are padded.
 pub(super) fn feature_tensors(clips: &[&AudioFeatures]) -> Vec<NamedTensor> {
     if clips.is_empty() || clips.iter().any(|clip| clip.values.is_empty()) {
         return Vec::new();

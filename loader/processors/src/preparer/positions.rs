@@ -1,17 +1,17 @@
-//! Computes the positions of tokens for rotary embeddings.
+//! Computes token positions for rotary embeddings.
 //!
-//! Text and audio count up; models of native resolution give the tokens of an image or a video a layer, a row
-//! and a column, and continue after the largest of these. The layers of a video are counted, or spaced by
-//! their duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that stand apart in the text are like images:
+//! Text and audio positions count up; native-resolution models assign a layer, a row and a column to the
+//! tokens of an image or a video, and continue after the largest coordinate. Video layers are counted, or
+//! spaced by duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that are separate in the text are like images:
 //! Qwen3-VL.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
 //! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2; Xu et al., "Qwen2.5-Omni
 //! Technical Report", 2025, arXiv:2503.20215, section 2.1. The begin of every layer is truncated to a
-//! position, in single precision, as in `get_rope_index` of transformers 5.24.0; that of 4.57.1 truncates the
-//! duration of a layer of Qwen2.5-VL to whole seconds. That of 5.24.0 lets the text behind a video of
-//! Qwen2-VL or Qwen2.5-VL continue after its larger side, however many layers it has; here it continues after
+//! position, in single precision, as in `get_rope_index` in transformers 5.24.0; version 4.57.1 truncates the
+//! layer duration in Qwen2.5-VL to whole seconds. In version 5.24.0 the text after a Qwen2-VL or Qwen2.5-VL
+//! video continues after the larger side, regardless of the number of layers; here the text continues after
 //! the largest position, as Qwen2-VL defines it.
 
 use dflop_samples::inputs::VideoValues;
@@ -20,10 +20,10 @@ use dflop_samples::media::Modality;
 use super::PreparedSample;
 use crate::family::LayerTime;
 
-/// Upper bound on the seconds per layer, far below the point where sums overflow.
+/// Upper bound for the seconds per layer, far below the point where sums overflow.
 const SECONDS_MAX: f32 = 16_777_216.0;
 
-/// Returns layer, row and column of every token of a sample.
+/// Returns layer, row and column for every token in a sample.
 ///
 /// `merge` is the number of patches along a side that become one token. A medium without a grid counts as
 /// text.
@@ -60,8 +60,8 @@ pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTim
     positions
 }
 
-/// Returns the grids of a video in the text, with the seconds of a layer: the whole one, or one for each
-/// layer if these stand apart with their times.
+/// Returns a video's grids in the text, with the seconds per layer: the whole grid, or a grid for each layer
+/// if layers are separate in the text, with times.
 fn grids_in_text(video: &VideoValues) -> impl Iterator<Item = (Option<[u32; 3]>, Option<f32>)> {
     let layers = video.layer_seconds.len();
     let grid = match video.pixels.grid_thw {
@@ -71,8 +71,7 @@ fn grids_in_text(video: &VideoValues) -> impl Iterator<Item = (Option<[u32; 3]>,
     std::iter::repeat_n((grid, Some(video.seconds_per_grid)), layers.max(1))
 }
 
-/// Returns the position in time of a layer of a video with layers of `seconds`; those of an image are
-/// counted.
+/// Returns the time position of a layer in a video with `seconds` per layer; image layers are counted.
 fn layer_position(layer: u32, seconds: Option<f32>, time: LayerTime) -> i64 {
     match (seconds, time) {
         (None, _) | (_, LayerTime::Counted) => i64::from(layer),

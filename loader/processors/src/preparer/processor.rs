@@ -1,4 +1,4 @@
-//! The preparer as the processor of a balanced loader.
+//! Implements the balanced loader's processor interface for the preparer.
 
 use std::sync::Arc;
 

@@ -65,7 +65,7 @@ fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
     dflop_samples::reason_of(&prepare(preparer, fields).unwrap_err())
 }
 
-/// Returns the text of the ids, and the text of the targets.
+/// Returns the text for the ids, and the text for the targets.
 fn written(preparer: &Preparer, sample: &PreparedSample) -> (String, String) {
     let learned: Vec<u32> = sample.labels.iter().filter(|&&id| id >= 0).map(|&id| id as u32).collect();
     (preparer.decode(&sample.input_ids).unwrap(), preparer.decode(&learned).unwrap())
@@ -269,7 +269,7 @@ fn templates_render_as_in_python() {
     assert_eq!(render(strict, &[("system", "a")]), Err("no system turns (chat template, line 1)".to_owned()));
 }
 
-/// Makes a sample of `tokens` ids that count up from `first`, all targets but the first, with one image.
+/// Creates a sample with `tokens` ids that count up from `first`, all targets but the first, with an image.
 fn numbered(first: u32, tokens: usize, grid: [u32; 2]) -> PreparedSample {
     let [rows, columns] = grid;
     let run = (rows * columns / 4) as usize;

@@ -1,9 +1,9 @@
-//! Tensors of images, audio and videos: the interface between their processors and the text.
+//! Image, audio and video tensors: the interface between media processors and text.
 //!
-//! A processor turns decoded media into the tensors of its family and returns the number of LLM tokens of
-//! each: [`ImageProcessor`], also for videos, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
-//! [`CountedVideos`] only count, by the token rules of planning: a pipeline stage that holds only the
-//! language model needs ids, grids and labels, but no pixels.
+//! A processor converts decoded media to a family's tensors and returns the number of LLM tokens for each:
+//! [`ImageProcessor`], also for videos, and [`AudioProcessor`]. [`CountedImages`], [`CountedAudio`] and
+//! [`CountedVideos`] only count, by the planning token rules: a pipeline stage that holds only the language
+//! model needs ids, grids and labels, but no pixels.
 
 mod typed;
 mod video;
@@ -24,49 +24,50 @@ use self::typed::TypedProcessor;
 use crate::audio::{AudioProcessor, ClipProcessor, WINDOW_FRAMES};
 use crate::image::{ImageProcessor, Normalization};
 
-/// Makes tensors from images.
+/// Creates tensors from images.
 pub trait ImageTensors: Debug + Send + Sync {
-    /// Processes all images of one sample; some families treat several images differently from a single one.
+    /// Processes all images in a sample; some families treat several images differently from a single image.
     ///
     /// # Errors
-    /// The reason why the model cannot take an image.
+    /// The reason why the model rejects an image.
     fn images(&self, images: &[&RgbImage]) -> Result<Vec<PixelValues>, BoxError>;
 
-    /// Estimates the bytes of the tensors of a sample's images, so that memory can be bounded before they are
-    /// made.
+    /// Estimates the size of a sample's image tensors in bytes, so that memory can be bounded before they are
+    /// created.
     fn tensor_bytes(&self, sizes: &[ImageSize]) -> u64;
 
-    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    /// Returns the same processor with a different pixel type; `None` if the processor supports a single
+    /// type.
     fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
         let _ = pixels;
         None
     }
 
-    /// Returns the conversion from bytes to pixel values, if it is one.
+    /// Returns the conversion from bytes to pixel values, if the processor has a conversion.
     fn normalization(&self) -> Option<Normalization> {
         None
     }
 
-    /// Returns whether it reads pixels; if not, images are neither read nor decoded, and only have their
-    /// size.
+    /// Returns whether the processor reads pixels; if not, images are neither read nor decoded, and only have
+    /// a size.
     fn reads_pixels(&self) -> bool {
         true
     }
 }
 
-/// Makes tensors from audio clips.
+/// Creates tensors from audio clips.
 pub trait AudioTensors: Debug + Send + Sync {
-    /// Processes one audio clip.
+    /// Processes an audio clip.
     ///
     /// # Errors
-    /// The reason why the model cannot take it.
+    /// The reason why the model rejects the clip.
     fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError>;
 
-    /// Estimates the bytes of the features of an audio clip.
+    /// Estimates the feature size of an audio clip in bytes.
     fn tensor_bytes(&self, length: AudioLength) -> u64;
 }
 
-/// Counts the tokens of images without making pixels.
+/// Counts image tokens without creating pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedImages(
     /// Token rule, the same as for planning.
@@ -134,7 +135,7 @@ impl CountedImages {
     }
 }
 
-/// Counts the tokens of audio clips without making features.
+/// Counts audio clip tokens without creating features.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedAudio(
     /// Token rule, the same as for planning.
@@ -193,7 +194,7 @@ impl AudioTensors for ClipProcessor {
     fn tensor_bytes(&self, length: AudioLength) -> u64 {
         let spectrogram = u64::from(self.rule.spectrogram_frames.max(1));
         let frames = self.rule.frames(length).unwrap_or(0);
-        // A clip of several spectrograms has whole ones.
+        // A clip with several spectrograms has full spectrograms.
         let frames = if frames > spectrogram { frames.next_multiple_of(spectrogram) } else { frames };
         frames.saturating_mul(u64::from(self.mels) * size_of::<f32>() as u64)
     }

@@ -1,4 +1,4 @@
-//! Image processor whose pixels are of another type than single precision.
+//! Image processor whose pixel type is not single precision.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use dflop_samples::media::{PixelType, RgbImage, Video};
 use super::{ImageTensors, VideoTensors};
 use crate::image::{ImageProcessor, Normalization};
 
-/// A processor with a type of pixels.
+/// A processor with a pixel type.
 #[derive(Debug, Clone)]
 pub(crate) struct TypedProcessor {
     pub(crate) processor: ImageProcessor,

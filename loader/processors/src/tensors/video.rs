@@ -1,8 +1,8 @@
-//! Turns sampled frames of videos into the tensors of a family, and counts their tokens and duration.
+//! Converts sampled video frames to a family's tensors, and counts tokens and duration.
 //!
-//! The frames are those that [`VideoSampling`](dflop_samples::media::VideoSampling) selected. If the token
-//! rule of a model takes fewer, some of them are selected again, evenly spread. Callers that decode videos
-//! themselves may pass a [`Video`] as well.
+//! [`VideoSampling`](dflop_samples::media::VideoSampling) selected the frames. If the model's token rule
+//! allows fewer, frames are selected again, evenly spread. Callers that decode videos themselves may pass a
+//! [`Video`] as well.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,28 +17,29 @@ use dflop_samples::media::{PixelType, Video};
 use super::typed::TypedProcessor;
 use crate::image::{ImageProcessor, places_taken};
 
-/// Frames per second if neither the video nor its time stamps give a rate; the default of `transformers`.
+/// Frames per second if neither the video nor the time stamps define a rate; the default in `transformers`.
 const UNKNOWN_RATE: f64 = 24.0;
 
-/// Makes tensors from videos.
+/// Creates tensors from videos.
 pub trait VideoTensors: Debug + Send + Sync {
-    /// Processes one video.
+    /// Processes a video.
     ///
     /// # Errors
-    /// The reason why the model cannot take it.
+    /// The reason why the model rejects the video.
     fn video(&self, video: &Video) -> Result<VideoValues, BoxError>;
 
-    /// Estimates the bytes of the tensors of a video.
+    /// Estimates the size of a video's tensors in bytes.
     fn tensor_bytes(&self, shape: VideoShape) -> u64;
 
-    /// Returns the same processor with pixels of another type; `None` if it has only one.
+    /// Returns the same processor with a different pixel type; `None` if the processor supports a single
+    /// type.
     fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
         let _ = pixels;
         None
     }
 }
 
-/// Counts the tokens of videos without making pixels.
+/// Counts video tokens without creating pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct CountedVideos(
     /// Token rule, the same as for planning.
@@ -103,7 +104,7 @@ impl VideoTensors for ImageProcessor {
 }
 
 impl ImageProcessor {
-    /// Processes one video, with pixels of a type.
+    /// Processes a video, with a pixel type.
     pub(super) fn video_as(&self, video: &Video, pixels: PixelType) -> Result<VideoValues, BoxError> {
         let shape = shape_of(video)?;
         let rule = self.rule();
@@ -127,7 +128,7 @@ fn shape_of(video: &Video) -> Result<VideoShape, BoxError> {
     Ok(VideoShape { frames, width: video.width, height: video.height })
 }
 
-/// Returns how many of `frames` frames a rule takes, and how many of those form a layer.
+/// Returns how many of `frames` frames a rule uses, and how many frames form a layer.
 fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     let (frames_max, frames_per_layer) = match rule {
         VisionRule::AnyRes(rule) => (rule.frames_max, 1),
@@ -143,7 +144,7 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     (frames.min(frames_max.max(1)), frames_per_layer)
 }
 
-/// Returns the time of every layer of frames, for a rule whose videos have times in the text.
+/// Returns the time of every frame layer, for a rule whose videos have times in the text.
 fn layer_seconds(rule: &VisionRule, video: &Video) -> Vec<f64> {
     let VisionRule::Native(NativeResolution { timed_video: Some(_), frames_per_patch, frames_max, .. }) =
         rule
@@ -152,7 +153,7 @@ fn layer_seconds(rule: &VisionRule, video: &Video) -> Vec<f64> {
     };
     let times = &video.times_seconds;
     let taken: Vec<f64> = places_taken(times.len(), *frames_max).map(|place| times[place]).collect();
-    // A last frame alone is repeated, so that it is the first and the last of its layer.
+    // A single last frame is repeated, so that it is both first and last in the layer.
     let mean = |layer: &[f64]| f64::midpoint(layer[0], layer[layer.len() - 1]);
     taken.chunks(usize::from(frames_per_patch.get())).map(mean).collect()
 }
@@ -224,7 +225,7 @@ mod tests {
             (video(4, 28, 28), 0.5),
             (at_two(video(4, 28, 28)), 1.0),
             (video(1, 28, 28), 2.0 / 24.0),
-            // 768 of 1,536 frames are taken, which halves the rate.
+            // 768 of 1,536 frames are selected, which halves the rate.
             (at_two(video(1_536, 1, 1)), 2.0),
         ] {
             let found = counted.video(&video).unwrap().seconds_per_grid;
@@ -238,7 +239,7 @@ mod tests {
         let seconds = |frames| CountedVideos(rule).video(&video(frames, 32, 32)).unwrap().layer_seconds;
         assert_eq!(seconds(5), [0.125, 0.625, 1.0]);
         assert_eq!(seconds(1), [0.0]);
-        // The first and the last of 2,000 frames are taken.
+        // The first and the last of 2,000 frames are selected.
         assert_eq!((seconds(2_000).len(), seconds(2_000)[383]), (384, (1_996.0 + 1_999.0) / 8.0));
     }
 

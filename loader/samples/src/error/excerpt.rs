@@ -1,14 +1,14 @@
-//! Cuts values that messages quote.
+//! Shortens values that error messages quote.
 
 use std::borrow::Cow;
 use std::io::Write;
 
 use serde_json::Value;
 
-/// Maximum number of characters of a quoted value.
+/// Maximum number of characters in a quoted value.
 pub const EXCERPT_CHARACTERS: usize = 200;
 
-/// Returns the text, cut to at most `characters` with an ellipsis as the last one.
+/// Returns the text, cut to at most `characters`; a cut text ends with an ellipsis.
 ///
 /// # Examples
 /// ```
@@ -23,21 +23,21 @@ pub fn excerpt(text: &str, characters: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}…", &text[..end]))
 }
 
-/// Returns a value as JSON, cut to [`EXCERPT_CHARACTERS`]; a long value is not written to its end.
+/// Formats a value as JSON, cut to [`EXCERPT_CHARACTERS`]; serialization stops at the limit.
 #[must_use]
 pub fn excerpt_of(value: &Value) -> String {
     let mut head = Head(Vec::with_capacity(64));
-    // Writing fails once there is enough.
+    // Serialization fails once the excerpt is full.
     let _ = serde_json::to_writer(&mut head, value);
     excerpt(&String::from_utf8_lossy(&head.0), EXCERPT_CHARACTERS).into_owned()
 }
 
-/// The first bytes of what is written.
+/// Writer that keeps only the first bytes.
 struct Head(Vec<u8>);
 
 impl Write for Head {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // Enough bytes for so many characters and the first of the next.
+        // Enough bytes for the maximum number of characters and the start of the next character.
         if self.0.len() > 4 * (EXCERPT_CHARACTERS + 1) {
             return Err(std::io::ErrorKind::WriteZero.into());
         }

@@ -1,4 +1,4 @@
-//! Turns panics of parsers of other crates into errors: their input comes with data and models.
+//! Turns panics in third-party parsers into errors: parser input comes from data and models.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -6,23 +6,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// Number of [`guarded`] calls that this thread is in.
+    /// Number of [`guarded`] calls in progress on this thread.
     static GUARDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs a parser of another crate.
+/// Runs a third-party parser and catches panics.
 ///
-/// The first call wraps the panic hook of the process, so that a panic that becomes an error is not printed
-/// as well; all others are printed as before. Threads that the parser starts are not known here.
+/// The first call wraps the process panic hook, so that a panic that becomes an error is not also printed;
+/// all other panics are printed as before. Threads that the parser starts are not covered.
 ///
 /// # Errors
-/// The message of its panic.
+/// Returns the panic message.
 pub fn guarded<T>(parse: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let printing = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            // A thread that ends has no count any more, and no parser.
+            // A terminating thread has no count any more, and no parser.
             if GUARDS.try_with(Cell::get).unwrap_or_default() == 0 {
                 printing(panic);
             }
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(guarded(|| panic!("slice {number} > 1")).unwrap_err(), "its parser failed: slice 7 > 1");
     }
 
-    /// Runs this test again in a process of its own, whose standard error is looked at.
+    /// Runs this test again in a separate process and checks the standard error output.
     #[test]
     fn only_a_panic_that_becomes_an_error_is_silent() {
         const CHILD: &str = "DFLOP_TEST_GUARDED_PANICS";

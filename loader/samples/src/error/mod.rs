@@ -1,4 +1,4 @@
-//! Errors of settings and media, samples that are skipped, panics of parsers, and cut quotations.
+//! Errors for settings and media, skipped samples, parser panics, and shortened quotations.
 
 mod excerpt;
 mod guard;
@@ -8,25 +8,25 @@ pub use self::excerpt::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
 pub use self::guard::guarded;
 pub use self::skipped::{Skipped, reason_of};
 
-/// Cause of an error in user code or in a crate that this one depends on.
+/// Cause of an error in user code or in a dependency.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Result of the fallible functions of this crate.
+/// Result type for fallible functions in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Reason why a sample processor or an augmentation cannot be made, or cannot take a medium.
+/// Reason why a sample processor or an augmentation cannot be created, or rejects a medium.
 ///
-/// New cases are a breaking change, so that no conversion of them can miss one.
+/// New variants are a breaking change, so that every conversion has to handle them.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// A setting is invalid; raised when something is built.
+    /// A setting is invalid; returned by constructors and builders.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
     /// A file cannot be read.
     #[error("could not access `{path}`")]
     File { path: String, source: std::io::Error },
-    /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
+    /// A model rejects a medium; the sample is bad for this model, the next sample may be good.
     #[error("the model cannot take the {medium}")]
     Medium { medium: &'static str, source: BoxError },
 }

@@ -5,17 +5,17 @@
 pub struct Skipped {
     /// URL of the shard.
     pub shard: String,
-    /// Offset in the shard, after decompression, of the sample or of the fault.
+    /// Offset of the sample or the fault in the shard, after decompression.
     pub offset: u64,
-    /// Key of the sample; `None` if the fault hides it.
+    /// Sample key; `None` if the fault hides it.
     pub key: Option<String>,
-    /// Extension of the field at fault; `None` if it is the sample or the shard.
+    /// Extension of the field at fault; `None` if the sample or the shard is at fault.
     pub field: Option<String>,
-    /// Reason for skipping it.
+    /// Reason for skipping the sample.
     pub reason: String,
 }
 
-/// Formats an error and its causes as one line; a cause already contained in the line is left out.
+/// Formats an error and its causes as a single line; causes already contained in the line are omitted.
 #[must_use]
 pub fn reason_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());

@@ -1,10 +1,10 @@
-//! Defines the errors of preparing a sample.
+//! Defines errors that occur while preparing a sample.
 
 use crate::error::BoxError;
 use crate::media::Modality;
 use crate::sample::document::MediaFault;
 
-/// Reason why a sample cannot be turned into model inputs; the sample is skipped and recorded.
+/// Reason why a sample cannot be converted to model inputs; the sample is skipped and recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -21,7 +21,7 @@ pub enum PrepareError {
     /// The number of placeholder tokens in the text differs from the number of media.
     #[error("the text has {found} `{token}` tokens for {media} {}", modality.plural())]
     MediaTokens { token: String, modality: Modality, found: usize, media: usize },
-    /// The processor of a modality rejects a medium.
+    /// The modality's processor rejects a medium.
     #[error("could not convert the medium to model inputs")]
     Medium { field: String, source: BoxError },
     /// The sample has more tokens than the limit.
@@ -30,7 +30,7 @@ pub enum PrepareError {
 }
 
 impl PrepareError {
-    /// Returns the field that caused the error, if a single one did.
+    /// Returns the field that caused the error, if a single field did.
     #[must_use]
     pub fn field(&self) -> Option<&str> {
         match self {
@@ -40,13 +40,13 @@ impl PrepareError {
         }
     }
 
-    /// Returns whether a setting, not a fault of the sample, left it out.
+    /// Returns whether a setting excluded the sample, rather than a fault in the sample.
     #[must_use]
     pub fn is_dropped(&self) -> bool {
         matches!(self, Self::TooLong { is_dropped: true, .. })
     }
 
-    /// Makes the error of turns that cannot be read, at a field or at the sample.
+    /// Creates the error for turns that cannot be read, at a field or at the sample.
     pub fn conversation(field: Option<&str>, reason: impl Into<String>) -> Self {
         Self::Conversation { field: field.map(str::to_owned), reason: reason.into() }
     }

@@ -1,27 +1,27 @@
 //! Completes microbatches so that a model can run them: padding where there is no sample, blank media where
-//! an encoder would have nothing to do.
+//! an encoder would otherwise have no input.
 
 use dflop_costmodel::Module;
 
 use super::PreparedSample;
 
-/// What completes the microbatches of a loader.
+/// Sequences that complete microbatches.
 #[derive(Debug, Clone)]
 pub struct Filler {
-    /// A token of padding, where there is nothing else; `None` if rows have a fixed length anyway.
+    /// Padding token for empty microbatches; `None` if rows have a fixed length anyway.
     padding: Option<PreparedSample>,
-    /// A blank medium for every encoder that has to run in all microbatches.
+    /// Blank medium for every encoder that has to run in all microbatches.
     blanks: Vec<(Module, PreparedSample)>,
 }
 
 impl Filler {
-    /// Takes a token of padding and blank media of encoders.
+    /// Creates a filler from a padding token and blank encoder media.
     #[must_use]
     pub fn new(padding: Option<PreparedSample>, blanks: Vec<(Module, PreparedSample)>) -> Self {
         Self { padding, blanks }
     }
 
-    /// Returns the sequences that complete a microbatch of `samples`.
+    /// Returns the sequences that complete a microbatch with these `samples`.
     pub fn of(&self, samples: &[PreparedSample]) -> impl Iterator<Item = &PreparedSample> {
         let is_missing = |module: Module| !samples.iter().any(|sample| sample.runs_encoder(module));
         let blanks = || self.blanks.iter().filter(move |(module, _)| is_missing(*module));
@@ -29,7 +29,7 @@ impl Filler {
         blanks().map(|(_, blank)| blank).chain(self.padding.as_ref().filter(move |_| is_empty))
     }
 
-    /// Returns the tokens of blank media that complete a microbatch of `samples`.
+    /// Returns the number of blank-media tokens that complete a microbatch with these `samples`.
     #[must_use]
     pub fn tokens_for(&self, samples: &[PreparedSample]) -> u64 {
         let is_blank = |filler: &&PreparedSample| !filler.runs.is_empty();

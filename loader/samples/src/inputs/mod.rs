@@ -1,4 +1,4 @@
-//! Model inputs: samples and microbatches as tensors, and the processor that makes them.
+//! Model inputs: samples and microbatches as tensors, and the processor that creates them.
 
 mod error;
 mod filler;

@@ -1,21 +1,21 @@
-//! Defines the tensors of a microbatch.
+//! Defines microbatch tensors.
 
 use super::tensors::NamedTensor;
 
-/// Tensors of a microbatch.
+/// Microbatch tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelInputs {
-    /// Keyword arguments of the model: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
+    /// Keyword arguments for the model: `input_ids`, `labels`, `position_ids` or `attention_mask`, and media.
     pub tensors: Vec<NamedTensor>,
-    /// First token of every sample in packed order, then the number of tokens: `[samples + 1]`. For padded
-    /// tensors the same cumulative lengths. Blank media, and padding of a packed row to a fixed length, are
+    /// First token of every sample in packed order, then the number of tokens: `[samples + 1]`. Padded
+    /// tensors have the same cumulative lengths. Blank media, and padding to a fixed row length, are
     /// additional sequences after the samples.
     pub cu_seqlens: Vec<i32>,
-    /// Tokens of the longest sequence in `cu_seqlens`.
+    /// Number of tokens in the longest sequence in `cu_seqlens`.
     pub max_seqlen: u32,
-    /// Tokens of all samples, without padding.
+    /// Number of tokens in all samples, without padding.
     pub tokens: u64,
-    /// Tokens that the loss is computed on: labels that are not -100.
+    /// Number of tokens in the loss: labels that are not -100.
     pub target_tokens: u64,
 }
 

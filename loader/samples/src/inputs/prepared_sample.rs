@@ -1,31 +1,30 @@
-//! Defines a sample in the form of model inputs.
+//! Defines a sample as model inputs.
 
 use dflop_costmodel::Module;
 
 use crate::media::Modality;
 use crate::media::PixelBuffer;
 
-/// Label of a token that no loss is computed on.
+/// Label for tokens without loss.
 pub const IGNORED: i32 = -100;
 
-/// Sample in the form of model inputs.
+/// Sample as model inputs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct PreparedSample {
-    /// Ids of the whole sample, with media expanded.
+    /// Token ids for the whole sample, with media expanded.
     pub input_ids: Vec<u32>,
-    /// Ids of target tokens, elsewhere [`IGNORED`]; media and the first token, which nothing predicts, are
+    /// Token ids of targets, [`IGNORED`] elsewhere; media and the first token, which nothing predicts, are
     /// not targets.
     pub labels: Vec<i32>,
-    /// Token ranges of the media, in the order of the ids.
+    /// Media token ranges, in token order.
     pub runs: Vec<MediaRun>,
-    /// Images, in the order of their placeholders; includes videos if the family writes frames as images
-    /// .
+    /// Images, in placeholder order; includes videos if the family writes frames as images.
     pub images: Vec<PixelValues>,
-    /// Audio clips, in the order of their placeholders.
+    /// Audio clips, in placeholder order.
     pub clips: Vec<AudioFeatures>,
-    /// Videos, in the order of their placeholders.
+    /// Videos, in placeholder order.
     pub videos: Vec<VideoValues>,
-    /// Tokens that were cut from the text to fit the limit.
+    /// Number of tokens cut from the text to fit the limit.
     pub cut_tokens: usize,
 }
 
@@ -36,7 +35,7 @@ impl PreparedSample {
         self.input_ids.len()
     }
 
-    /// Returns the number of tokens that the loss is computed on.
+    /// Returns the number of tokens in the loss.
     #[must_use]
     pub fn target_tokens(&self) -> usize {
         self.labels.iter().filter(|&&label| label != IGNORED).count()
@@ -44,7 +43,7 @@ impl PreparedSample {
 }
 
 impl PreparedSample {
-    /// Returns whether an encoder has something to do in this sample.
+    /// Returns whether this sample has input for an encoder.
     pub(crate) fn runs_encoder(&self, module: Module) -> bool {
         self.runs.iter().any(|run| match run.modality {
             Modality::Image | Modality::Video => module == Module::Vision,
@@ -53,21 +52,21 @@ impl PreparedSample {
     }
 }
 
-/// Range of the tokens of one medium within the ids of a sample.
+/// Token range of a medium within the token ids of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaRun {
     /// Modality of the medium.
     pub modality: Modality,
-    /// Index of the first copy of the placeholder.
+    /// Index of the first placeholder copy.
     pub start: usize,
-    /// Number of copies of the placeholder, and of tokens between them.
+    /// Number of placeholder copies, including tokens between them.
     pub tokens: usize,
-    /// Whether the run is enclosed by a marker on either side.
+    /// Whether a marker token encloses the run on either side.
     pub has_markers: bool,
 }
 
 impl MediaRun {
-    /// Returns the range of the medium, including its markers.
+    /// Returns the medium's token range, including markers.
     #[must_use]
     pub fn with_markers(&self) -> std::ops::Range<usize> {
         let markers = usize::from(self.has_markers);
@@ -75,45 +74,46 @@ impl MediaRun {
     }
 }
 
-/// Pixels of one image, or of all its tiles or patches, or of a video, ready for the vision encoder.
+/// Pixels for the vision encoder: an image, all tiles or patches of an image, or a video.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PixelValues {
-    /// Row-major; empty if the image was only counted.
+    /// Pixel values, row-major; empty if the image was only counted.
     pub values: PixelBuffer,
-    /// `[tiles, 3, side, side]`, `[patches, values of a patch]` for Qwen, `[3, height, width]` for Pixtral.
+    /// `[tiles, 3, side, side]`, `[patches, values per patch]` for Qwen, `[3, height, width]` for Pixtral.
     pub shape: Vec<usize>,
-    /// Layers of frames, rows and columns: of patches in Qwen models, of features in Pixtral, of tiles in
-    /// Idefics3.
+    /// Number of frame layers, rows and columns, counted in patches for Qwen models, in features for Pixtral,
+    /// in tiles for Idefics3.
     pub grid_thw: Option<[u32; 3]>,
-    /// Height and width of a LLaVA-OneVision image before resizing, of a Pixtral image after it.
+    /// Image height and width, for LLaVA-OneVision before resizing, for Pixtral after resizing.
     pub image_size: Option<[u32; 2]>,
-    /// LLM positions of the features, with newlines of the family but without markers around the medium.
+    /// Number of LLM positions for the features, with the family's newlines but without markers around the
+    /// medium.
     pub tokens: u32,
 }
 
-/// Spectrogram of one clip.
+/// Spectrogram of an audio clip.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AudioFeatures {
-    /// Row-major; empty if the clip was only counted.
+    /// Mel values, row-major; empty if the clip was only counted.
     pub values: Vec<f32>,
-    /// `[windows, mels, 3000]`, like a batch of that many clips.
+    /// `[windows, mels, 3000]`, like a batch with that many clips.
     pub shape: Vec<usize>,
     /// `[windows, 3000]`: 1 if a mel frame starts before the clip ends, the `feature_attention_mask`.
     pub attention_mask: Vec<u8>,
-    /// LLM positions of the features of all windows, without markers around the clip.
+    /// Number of LLM positions for the features in all windows, without markers around the clip.
     pub tokens: u32,
 }
 
-/// Video in the form of vision encoder inputs.
+/// Video as vision encoder inputs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VideoValues {
-    /// Pixels of the selected frames, their grid and their tokens.
+    /// Pixels, grid and tokens for the selected frames.
     pub pixels: PixelValues,
     /// Number of selected frames.
     pub frames: u32,
-    /// Seconds covered by one layer of `pixels.grid_thw`; in models without grids, by one frame.
+    /// Seconds per layer in `pixels.grid_thw`; in models without grids, per frame.
     pub seconds_per_grid: f32,
-    /// Time of each layer of `pixels.grid_thw` in seconds since the first frame of the video, the mean of its
-    /// first and its last frame; empty for families whose text has no times.
+    /// Time of each layer in `pixels.grid_thw`, in seconds since the first video frame: the mean of the first
+    /// and last frame times in the layer; empty for families without times in the text.
     pub layer_seconds: Vec<f64>,
 }

@@ -1,4 +1,4 @@
-//! Processors: what turns decoded samples into the inputs of a model.
+//! Processors, which convert decoded samples to model inputs.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,45 +9,47 @@ use super::{Filler, ModelInputs, PrepareError, PreparedSample};
 use crate::error::Result;
 use crate::sample::{BatchLayout, Sample};
 
-/// Turns decoded samples into the inputs of a model, and microbatches of them into tensors.
+/// Converts decoded samples to model inputs, and microbatches to tensors.
 ///
-/// A balanced loader calls it on the threads of its pool. Everything is a pure function of its arguments, so
-/// that all ranks and all runs get the same tensors.
+/// A balanced loader calls the processor on its pool threads. Every method is a pure function of the
+/// arguments, so that all ranks and all runs get the same tensors.
 pub trait SampleProcessor: Debug + Send + Sync {
     /// Prepares a decoded sample.
     ///
     /// # Errors
-    /// The reason why the model cannot take the sample; if [`PrepareError::is_dropped`], a setting excludes
-    /// it.
+    /// The reason why the model rejects the sample; if [`PrepareError::is_dropped`], a setting excludes the
+    /// sample.
     fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError>;
 
-    /// Makes the tensors of a microbatch that a model can run, whatever its samples; `filler` completes them.
+    /// Creates the tensors for a microbatch that a model can run, for any samples; `filler` completes the
+    /// microbatch.
     fn pack(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs;
 
-    /// Makes what completes microbatches, in all of which `encoders` have to run.
+    /// Creates the filler for microbatches that all have to run `encoders`.
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) if there is no blank medium for an encoder.
     fn filler(&self, encoders: &[Module]) -> Result<Filler>;
 
-    /// Returns the same processor with a lower limit on the tokens of a sample, and with rows of a fixed
-    /// number of tokens, where given.
+    /// Returns the same processor with a lower limit on tokens per sample, and with a fixed number of tokens
+    /// per row, where given.
     fn limited(&self, tokens_max: Option<u64>, pad_to_tokens: Option<usize>) -> Arc<dyn SampleProcessor>;
 
-    /// Returns the arrangement of the samples of a microbatch in tensors.
+    /// Returns how microbatch tensors arrange samples.
     fn layout(&self) -> BatchLayout;
 
-    /// Returns whether lengths or pixels are rounded up, so that a microbatch is longer than its samples.
+    /// Returns whether lengths or pixels are rounded up, so that a microbatch is longer than the sum over
+    /// samples.
     fn has_buckets(&self) -> bool;
 
-    /// Returns whether a step in which no token is a training target is an error. Default: no.
+    /// Returns whether a step without target tokens is an error. Default: no.
     fn requires_targets(&self) -> bool {
         false
     }
 
-    /// Returns whether images must be decoded; if not, their sizes are sufficient.
+    /// Returns whether images must be decoded; if not, image sizes are sufficient.
     fn reads_pixels(&self) -> bool;
 
-    /// Estimates the bytes of the tensors of a sample's media.
+    /// Estimates the size of a sample's media tensors in bytes.
     fn tensor_bytes(&self, shape: &SampleShape) -> u64;
 }

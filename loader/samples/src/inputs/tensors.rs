@@ -1,10 +1,10 @@
-//! Defines named tensors, the keyword arguments of a model.
+//! Defines named tensors, which are keyword arguments for a model.
 
 use half::bf16;
 
 use crate::media::PixelBuffer;
 
-/// Values of a tensor, row after row.
+/// Tensor values, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TensorValues {
     /// Ids, positions, masks and counts.
@@ -13,7 +13,7 @@ pub enum TensorValues {
     F32(Vec<f32>),
     /// Pixels in half precision.
     Bf16(Vec<bf16>),
-    /// Pixels that are not normalized.
+    /// Unnormalized pixels.
     U8(Vec<u8>),
 }
 
@@ -57,29 +57,29 @@ impl From<PixelBuffer> for TensorValues {
     }
 }
 
-/// Tensor with the name of its keyword argument.
+/// Tensor with a keyword argument name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
     /// Keyword argument of the model's forward pass.
     pub name: &'static str,
-    /// Lengths of the axes.
+    /// Axis lengths.
     pub shape: Vec<usize>,
     /// Values, as many as the product of `shape`.
     pub values: TensorValues,
 }
 
 impl NamedTensor {
-    /// Takes the values of a shape.
+    /// Creates a tensor from values and a shape.
     ///
     /// # Panics
-    /// If the number of values does not match the shape, which is a bug of the caller.
+    /// If the number of values does not match the shape, which is a bug in the caller.
     #[must_use]
     pub fn new(name: &'static str, shape: Vec<usize>, values: TensorValues) -> Self {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "`{name}` of shape {shape:?}");
         Self { name, shape, values }
     }
 
-    /// Takes the integers of a shape.
+    /// Creates an integer tensor.
     ///
     /// # Panics
     /// If the number of values does not match the shape.

@@ -1,9 +1,10 @@
 //! Decodes audio clips to interleaved f32 samples.
 //!
-//! WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder
-//! delay and padding are removed where the file declares them. FLAC frames and Ogg pages carry checksums:
-//! those that fail are not counted, and a clip with fewer frames than declared is damaged, as is, in strict
-//! mode, a FLAC whose samples have another MD5 than declared.
+//! Reads WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis and Ogg Opus with the stored rate and channels, Opus at 48 kHz;
+//! encoder delay and padding are removed where the file declares them. FLAC frames and Ogg pages have
+//! checksums: frames and pages with a wrong checksum are not counted, and a clip with fewer frames than
+//! declared is damaged. In strict mode, a FLAC file whose samples do not match the declared MD5 is damaged as
+//! well.
 
 use symphonia::core::audio::GenericAudioBufferRef;
 use symphonia::core::codecs::CodecParameters;
@@ -27,9 +28,9 @@ const SAMPLE_BYTES: u64 = size_of::<f32>() as u64;
 /// Decoded audio clip.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audio {
-    /// Frames per second.
+    /// Sample rate in frames per second.
     pub sample_rate_hz: u32,
-    /// Channels, at least 1.
+    /// Number of channels, at least 1.
     pub channels: u16,
     /// `[frames, channels]`, full scale at -1 to 1; lossy formats may overshoot.
     pub samples: Vec<f32>,
@@ -48,12 +49,12 @@ impl Audio {
 /// Decodes an audio clip.
 ///
 /// A WAV, AIFF, AU, MP3 or Ogg stream that merely ends early is delivered with [`Audio::is_truncated`] set,
-/// if any of it is left. Of several Ogg streams that follow each other the first is delivered, and flagged.
+/// if any data are left. If a file has several Ogg streams in sequence, the first is delivered, and flagged.
 ///
 /// # Errors
 /// See [`DecodeError`]. Unless decoding is lenient, a FLAC that ends early is [`DecodeError::Truncated`], and
-/// frames or pages that fail their checksum are [`DecodeError::Malformed`], in strict mode also samples with
-/// another MD5 than a FLAC declares; else the rest is delivered and flagged.
+/// frames or pages with a wrong checksum are [`DecodeError::Malformed`], in strict mode also samples that do
+/// not match the declared FLAC MD5; else the rest is delivered and flagged.
 pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> {
     let content = audio_content(bytes)?;
     if let Some(header) = pcm_header(content, content.bytes.len() as u64) {
@@ -67,8 +68,7 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
         clip.check_size(frames)?;
     }
     let end = clip.decode()?;
-    // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded
-    // wrongly.
+    // Frames have checksums; the MD5 in the header finds frames that were replaced, or decoded wrongly.
     let is_other = end == ClipEnd::Proper && clip.decoder.is_verified_other();
     let declared_frames = clip.declared_frames();
     let mut audio = clip.audio;
@@ -130,29 +130,29 @@ fn check_decoded(
     check_limit(format, decoded_bytes, "decoded bytes", "decoded_bytes_max", limits.decoded_bytes_max)
 }
 
-/// End of the packets of a clip.
+/// How a clip's packets end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClipEnd {
     /// All packets decoded.
     Proper,
-    /// The stream ends before its last packet.
+    /// The stream ends before the last packet.
     Early,
     /// A packet could not be decoded.
     Broken,
-    /// Another stream follows, or frames of another kind.
+    /// Another stream follows, or frames with a different format.
     Next,
 }
 
-/// Decoder of the packets of a clip.
+/// Packet decoder of a clip.
 enum PacketDecoder {
-    /// Of Opus.
+    /// Opus decoder.
     Opus(Box<OpusPackets>),
-    /// Of another codec.
+    /// Decoder for any other codec.
     Other(Box<dyn AudioDecoder>),
 }
 
 impl PacketDecoder {
-    /// Returns whether the samples have another checksum than declared.
+    /// Returns whether the samples do not match the declared checksum.
     fn is_verified_other(&mut self) -> bool {
         match self {
             Self::Opus(_) => false,
@@ -161,7 +161,7 @@ impl PacketDecoder {
     }
 }
 
-/// Decoder state of one clip.
+/// Decoder state for a clip.
 struct ClipDecoder<'a> {
     content: Content<'a>,
     reader: Box<dyn FormatReader + 'a>,
@@ -169,7 +169,7 @@ struct ClipDecoder<'a> {
     track: Track,
     limits: &'a AudioLimits,
     audio: Audio,
-    /// Position of the first frame, if it is not 0.
+    /// Position of the first frame, if not 0.
     start: u64,
 }
 
@@ -209,8 +209,8 @@ impl<'a> ClipDecoder<'a> {
         Ok(Self { content, track, reader, decoder, limits, audio, start: 0 })
     }
 
-    /// Returns the frames that the file declares, less those in front of its first one, as far as it was
-    /// read.
+    /// Returns the number of declared frames without the frames before the clip's first frame, as far as
+    /// packets were read.
     fn declared_frames(&self) -> Option<u64> {
         declared_frames(self.content, &self.track, self.start)
     }
@@ -252,7 +252,7 @@ impl<'a> ClipDecoder<'a> {
         }
     }
 
-    /// Decodes a packet; returns whether it could be.
+    /// Decodes a packet; returns whether decoding succeeded.
     fn decode_packet(&mut self, packet: &Packet) -> Result<bool, DecodeError> {
         let format = self.content.format;
         let decoder = match &mut self.decoder {
@@ -265,15 +265,14 @@ impl<'a> ClipDecoder<'a> {
         };
         match decoder.decode(packet) {
             Ok(buffer) => append(&buffer, format, self.limits, &mut self.audio).map(|()| true),
-            // Later packets may be intact. MPEG frames carry no checksum, so that the length has to show no
-            // gap.
+            // Later packets may be intact. MPEG frames have no checksum, so the length must not have a gap.
             Err(Error::DecodeError(_) | Error::IoError(_)) if format == AudioFormat::Mp3 => {
                 let frames = self.audio.frames() as u64 + packet_frames(format, &self.track, packet);
                 self.check_size(frames)?;
                 self.audio.samples.resize(frames as usize * usize::from(self.audio.channels), 0.0);
                 Ok(false)
             }
-            // The gap shows in the number of frames.
+            // The gap is visible in the number of frames.
             Err(Error::DecodeError(_) | Error::IoError(_)) => Ok(false),
             Err(error) => Err(symphonia_error(format, error, self.content.bytes.len())),
         }
@@ -447,7 +446,7 @@ mod tests {
     fn the_frames_of_an_mp3_without_their_number_are_counted() {
         let file = bytes_of_hex(SINE_MP3);
         let starts: Vec<_> = (0..file.len()).filter(|&at| file[at..].starts_with(&file[..2])).collect();
-        // The first frame declares the length of the others.
+        // The first frame declares the total length.
         for frames in 1..starts.len() {
             let end = starts.get(frames + 1).copied().unwrap_or(file.len());
             let rest = &file[starts[1]..end];
@@ -468,7 +467,7 @@ mod tests {
         assert!(decode_audio(&file[..3], &AudioLimits::default()).is_err());
     }
 
-    /// Returns what the index and the decoder say about the frames.
+    /// Returns the frame counts according to the index and the decoder.
     fn frames(bytes: &[u8]) -> (u64, u64) {
         let (length, _) = audio_shape(bytes, bytes.len() as u64).unwrap();
         (length.frames, decoded(bytes).frames() as u64)

@@ -1,12 +1,12 @@
-//! Holds values that user code puts in place of a decoded field.
+//! Holds values that replace decoded fields, created by user code.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Opaque value in place of a decoded field; created and read by user code.
+/// Opaque value that replaces a decoded field; created and read by user code.
 ///
-/// Clones share the value. Two are equal if they share one value in memory.
+/// Clones share the value. Two values are equal if they are the same object in memory.
 ///
 /// # Examples
 /// ```
@@ -26,7 +26,7 @@ impl CustomMedia {
         Self(Arc::new(value))
     }
 
-    /// Returns the value, if it is of this type.
+    /// Returns the value, if it has this type.
     #[must_use]
     pub fn value<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()

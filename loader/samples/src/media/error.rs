@@ -1,19 +1,19 @@
-//! Defines the errors of decoding and probing a field.
+//! Defines errors that occur while decoding and probing a field.
 
 use crate::error::BoxError;
 
-/// Reason why the bytes of one field are not a valid medium.
+/// Reason why the bytes of a field are not a valid medium.
 ///
-/// The sample of the field is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which asks for more
-/// bytes. Offsets count from the first byte of the field.
+/// The field's sample is bad, except for [`PrefixTooShort`](Self::PrefixTooShort), which asks for more bytes.
+/// Offsets count from the first byte of the field.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum DecodeError {
-    /// The file may be valid, but no decoder here reads it.
+    /// The file may be valid, but no decoder in this crate reads it.
     #[error("unsupported {format}: {reason}")]
     Unsupported { format: &'static str, reason: String },
-    /// The bytes break the rules of their format.
+    /// The bytes violate the format specification.
     #[error("malformed {format} at byte {offset}: {reason}")]
     Malformed { format: &'static str, offset: u64, reason: String },
     /// The bytes, or their coded content, end before the medium is complete.
@@ -22,7 +22,7 @@ pub enum DecodeError {
     /// The decoder rejected the bytes without reporting an offset.
     #[error("could not decode {format}")]
     Codec { format: &'static str, source: BoxError },
-    /// The medium is larger than a limit allows; nothing of that size was allocated.
+    /// The medium exceeds a size limit; no memory of that size was allocated.
     #[error("{format} of {actual} {unit} exceeds `{limit}` = {limit_value}")]
     TooLarge { format: &'static str, actual: u64, unit: &'static str, limit: &'static str, limit_value: u64 },
     /// Probing only: the header continues after the available bytes; retry with the whole field.
@@ -43,7 +43,7 @@ impl DecodeError {
         Self::Unsupported { format, reason: reason.into() }
     }
 
-    /// Makes the error of a decoder that reports no offset.
+    /// Creates the error for a decoder that reports no offset.
     pub fn codec(format: &'static str, source: impl Into<BoxError>) -> Self {
         Self::Codec { format, source: source.into() }
     }

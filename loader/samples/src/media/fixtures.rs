@@ -1,4 +1,4 @@
-//! Provides media for tests: encoded here, or a few hundred bytes of hex where no encoder is available.
+//! Provides test media: encoded here, or a few hundred bytes in hex where no encoder is available.
 
 #[cfg(feature = "avif")]
 pub(crate) mod avif;
@@ -7,7 +7,7 @@ use std::io::Cursor;
 
 use image::{DynamicImage, ImageFormat};
 
-/// A progressive 4:2:0 JPEG of 40 x 24 pixels: red grows to the right, green to the bottom, blue is 128.
+/// A progressive 4:2:0 JPEG with 40 x 24 pixels: red grows to the right, green to the bottom, blue is 128.
 pub(crate) const PROGRESSIVE_JPEG: &str = "\
      ffd8ffe000104a46494600010100000100010000ffdb0043000d090a0b0a080d0b0a0b0e0e0d0f13201513121213271c\
      1e17202e2931302e292d2c333a4a3e333646372c2d405741464c4e525352323e5a615a50604a51524fffdb0043010e0e\
@@ -23,7 +23,7 @@ pub(crate) const PROGRESSIVE_JPEG: &str = "\
      1054364fffc4001811000203000000000000000000000000000110001121ffda0008010201013f105474e4364fffc400\
      1510010100000000000000000000000000000061ffda0008010100013f1082082082082082082082083fffd9";
 
-/// A CMYK JPEG of 8 x 8 pixels, inverted as its Adobe segment announces: cyan 200, magenta 60, yellow 10,
+/// A CMYK JPEG with 8 x 8 pixels, inverted as the Adobe segment announces: cyan 200, magenta 60, yellow 10,
 /// black 40.
 pub(crate) const ADOBE_CMYK_JPEG: &str = "\
      ffd8ffee000e41646f626500640000000000ffdb0043000d090a0b0a080d0b0a0b0e0e0d0f13201513121213271c1e17\
@@ -31,7 +31,7 @@ pub(crate) const ADOBE_CMYK_JPEG: &str = "\
      044311004d11005911004b1100ffc4001500010100000000000000000000000000000607ffc400141001000000000000\
      00000000000000000000ffda000e0443004d0059004b00003f002452a41b3fffd9";
 
-/// 10,000 frames of 16 kHz mono in FLAC: frame `t` is `t - 5000` of 32768.
+/// 10,000 frames, 16 kHz mono FLAC: frame `t` is `t - 5000` over 32768.
 pub(crate) const RAMP_FLAC: &str = "\
      664c614380000022100010000000f200020e03e800f00000271056577eee20bc38d7deefe478e10512bbfff8c508006f\
      14ec78ec79003fffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff\
@@ -62,7 +62,7 @@ pub(crate) const RAMP_FLAC: &str = "\
      ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff\
      ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffa50d";
 
-/// 1,600 frames of 8 kHz mono in MP3 with encoder delay and padding: a sine of 440 Hz and amplitude 0.5.
+/// 1,600 frames, 8 kHz mono MP3 with encoder delay and padding: a 440 Hz sine with amplitude 0.5.
 pub(crate) const SINE_MP3: &str = "\
      ffe348c400000000000000000058696e670000000f000000050000043800747474747474747474747474747474747474\
      74a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2a2babababababababababababababababababababae8e8e8e8e8e8e8\
@@ -88,7 +88,7 @@ pub(crate) const SINE_MP3: &str = "\
      ffe318c4c708b002b661c00001aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\
      aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
-/// Turns hex digits into bytes.
+/// Converts hex digits to bytes.
 pub(crate) fn bytes_of_hex(hex: &str) -> Vec<u8> {
     let digit = |symbol: u8| (symbol as char).to_digit(16).unwrap() as u8;
     hex.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
@@ -113,7 +113,7 @@ pub(crate) fn with_segment(jpeg: &[u8], marker: u8, body: &[u8]) -> Vec<u8> {
     [&jpeg[..2], &[0xFF, marker], &length.to_be_bytes(), body, &jpeg[2..]].concat()
 }
 
-/// Makes an EXIF segment body with an orientation of 1 to 8.
+/// Creates an EXIF segment body with an orientation from 1 to 8.
 pub(crate) fn exif_body(orientation: u8) -> Vec<u8> {
     let mut body = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0".to_vec();
     body.extend([orientation, 0, 0, 0, 0, 0, 0]);
@@ -138,8 +138,7 @@ pub(crate) fn wav(tag: u16, bits: u16, channels: u16, sample_rate_hz: u32, sampl
     file
 }
 
-/// Writes a TIFF file of one strip, by default one row high; the values of its entries are numbers of 16
-/// bits.
+/// Writes a TIFF file with a single strip, by default a single row; entry values are 16-bit numbers.
 pub(crate) fn tiff(is_little: bool, entries: &[(u16, Vec<u16>)], strip: &[u8]) -> Vec<u8> {
     const HEADER_BYTES: usize = 8;
     let short = |value: u16| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };

@@ -1,8 +1,8 @@
 //! Decodes JSON as Python's `json` writes and reads it.
 //!
-//! Metadata that nobody reads costs no sample: `NaN` and infinities become null, of repeated keys the last
-//! one counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which readers of texts refuse. Such
-//! documents are rare, so they are repaired only after the strict parser has refused them.
+//! Unread metadata does not exclude a sample: `NaN` and infinities become null, the last of repeated keys
+//! counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which text readers reject. Such documents
+//! are rare, so they are repaired only after the strict parser rejects them.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::error::DecodeError;
 use super::text::decode_str;
 
-/// Noncharacter in place of a lone surrogate escape, so that whoever reads its text can refuse it.
+/// Noncharacter in place of a lone surrogate escape, so that text readers can reject the text.
 pub const LONE_SURROGATE: char = '\u{10FFFE}';
 
-/// Decodes a JSON document of at most `bytes_max` bytes; a leading byte order mark is dropped.
+/// Decodes a JSON document with at most `bytes_max` bytes; a leading byte order mark is dropped.
 ///
 /// Objects and arrays may be nested 127 levels deep. Integers beyond 64 bits become f64. `NaN`, `Infinity`,
 /// `-Infinity` and numbers beyond f64 become null.
@@ -47,7 +47,8 @@ pub fn decode_json(bytes: &[u8], bytes_max: u64) -> Result<Value, DecodeError> {
     }
 }
 
-/// Repairs what Python writes and the strict parser refuses: see [`decode_json`]. Borrows a text without it.
+/// Repairs a text that Python writes and the strict parser rejects: see [`decode_json`]. Borrows a text that
+/// needs no repair.
 ///
 /// # Examples
 /// ```
@@ -59,10 +60,11 @@ pub fn repair_json(text: &str) -> Cow<'_, str> {
     Repaired::of(text).map_or(Cow::Borrowed(text), |repaired| Cow::Owned(repaired.text))
 }
 
-/// Document in which numbers and surrogates that JSON lacks are replaced.
+/// Document with replacements for numbers and surrogates that JSON lacks.
 struct Repaired {
     text: String,
-    /// End of each replacement in the new text, and the bytes by which the old text is longer up to it.
+    /// End of each replacement in the new text, and the number of bytes by which the old text is longer up to
+    /// that end.
     shifts: Vec<(usize, isize)>,
 }
 
@@ -93,7 +95,7 @@ impl Repaired {
         Some(repaired)
     }
 
-    /// Repairs the rest of a string; returns the place after its end.
+    /// Repairs the rest of a string; returns the position after the string.
     fn string(&mut self, text: &str, copied: &mut usize, mut at: usize) -> usize {
         let bytes = text.as_bytes();
         while let Some(&byte) = bytes.get(at) {
@@ -120,7 +122,7 @@ impl Repaired {
         self.shifts.push((self.text.len(), range.end as isize - self.text.len() as isize));
     }
 
-    /// Returns the offset in the old text of an offset in the new one.
+    /// Returns the old-text offset for a new-text offset.
     fn offset(&self, offset: usize) -> usize {
         let before = self.shifts.partition_point(|(end, _)| *end <= offset);
         let shift = before.checked_sub(1).map_or(0, |last| self.shifts[last].1);
@@ -128,7 +130,7 @@ impl Repaired {
     }
 }
 
-/// Bytes of an escape such as `\ud800`.
+/// Length of an escape such as `\ud800`, in bytes.
 const ESCAPE: usize = 6;
 
 /// Half of a surrogate pair.
@@ -138,7 +140,7 @@ enum Surrogate {
 }
 use Surrogate::{High, Low};
 
-/// Returns the surrogate whose escape starts at a place.
+/// Returns the surrogate whose escape starts at this position.
 fn surrogate(bytes: &[u8], at: usize) -> Option<Surrogate> {
     let digits = bytes.get(at..at + ESCAPE)?.strip_prefix(b"\\u")?;
     let code = u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
@@ -149,7 +151,7 @@ fn surrogate(bytes: &[u8], at: usize) -> Option<Surrogate> {
     }
 }
 
-/// Returns the end of the word or number at a place outside of strings, and what replaces it.
+/// Returns the end of the word or number at this position outside strings, and the replacement.
 fn number(text: &str, at: usize) -> (usize, Option<&'static str>) {
     let rest = &text[at..];
     if let Some(word) = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| rest.starts_with(word)) {
@@ -161,7 +163,7 @@ fn number(text: &str, at: usize) -> (usize, Option<&'static str>) {
     (at + length, is_infinite.then_some("null"))
 }
 
-/// Converts line and column of an error to an offset.
+/// Converts an error's line and column to an offset.
 fn offset_of(error: &serde_json::Error, text: &str) -> usize {
     let line_start: usize =
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();

@@ -1,29 +1,29 @@
-//! Defines how much memory the decoders may use and which damage they accept.
+//! Defines decoder memory limits and the accepted damage.
 
 use super::error::DecodeError;
 use super::video::VideoLimits;
 
-/// Treatment of media that are damaged but partly readable.
+/// Treatment for damaged media that are partly readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// Any damage is an error, also where all pixels and frames can be decoded.
+    /// Any damage is an error, even if all pixels and frames can be decoded.
     Strict,
-    /// A medium that ends too early is an error; damage inside is not, as for Pillow with its default
-    /// settings, and is flagged as truncated where pixels are invented. The default.
+    /// A medium that ends too early is an error; damage inside is not, as in Pillow with default settings,
+    /// and is flagged as truncated where pixels are invented. The default.
     #[default]
     Standard,
     /// The readable part is delivered and flagged as truncated.
     Lenient,
 }
 
-/// Limits of [`decode_rgb`](super::decode_rgb), all checked before memory of that size is allocated.
+/// Limits for [`decode_rgb`](super::decode_rgb), all checked before memory of that size is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Largest width x height. Default: 89,478,485 pixels, which are 256 MiB of RGB.
+    /// Maximum width x height in pixels. Default: 89,478,485 pixels, which are 256 MiB as RGB.
     pub pixels_max: u64,
-    /// Most bytes that a decoder may allocate for one image. Default: 1 GiB.
+    /// Maximum number of bytes that a decoder may allocate for an image. Default: 1 GiB.
     pub alloc_bytes_max: u64,
-    /// Treatment of damaged JPEGs. Other formats have to be whole.
+    /// Treatment for damaged JPEGs. Files in other formats have to be complete.
     pub strictness: Strictness,
     /// Whether the EXIF orientation is applied. Default: true.
     pub is_orientation_applied: bool,
@@ -40,15 +40,16 @@ impl Default for ImageLimits {
     }
 }
 
-/// Limits of [`decode_audio`](super::decode_audio).
+/// Limits for [`decode_audio`](super::decode_audio).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioLimits {
-    /// Most bytes of f32 samples, over all channels. Default: 256 MiB, 70 minutes of 16 kHz mono.
+    /// Maximum number of bytes for f32 samples, over all channels. Default: 256 MiB, 70 minutes of 16 kHz
+    /// mono.
     pub decoded_bytes_max: u64,
-    /// Most channels. Default: 64.
+    /// Maximum number of channels. Default: 64.
     pub channels_max: u16,
     /// Whether damage found by checksums or frame counts is an error. A WAV, MP3 or Ogg stream that merely
-    /// ends early is delivered and flagged in both modes, because the part that is present is intact.
+    /// ends early is delivered and flagged in both modes, because the available part is intact.
     pub strictness: Strictness,
 }
 
@@ -58,16 +59,16 @@ impl Default for AudioLimits {
     }
 }
 
-/// Limits of [`decode`](super::decode), by modality.
+/// Limits for [`decode`](super::decode), by modality.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodeLimits {
-    /// For images.
+    /// Limits for images.
     pub image: ImageLimits,
-    /// For audio.
+    /// Limits for audio.
     pub audio: AudioLimits,
-    /// For video, with the feature `video`.
+    /// Limits for video, with the feature `video`.
     pub video: VideoLimits,
-    /// Longest text or JSON document in bytes. Default: 64 MiB.
+    /// Maximum size of a text or JSON document in bytes. Default: 64 MiB.
     pub text_bytes_max: u64,
 }
 
@@ -82,7 +83,7 @@ impl Default for DecodeLimits {
     }
 }
 
-/// Returns an error if `actual` exceeds the limit of that name.
+/// Returns an error if `actual` exceeds the named limit.
 pub(super) fn check_limit(
     format: &'static str,
     actual: u64,

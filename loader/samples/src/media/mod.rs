@@ -1,8 +1,8 @@
-//! Decodes the bytes of one field to typed media, and reads its shape from the header.
+//! Decodes field bytes to typed media, and reads shapes from headers.
 //!
 //! All decoders are pure functions over untrusted bytes: they check sizes before they allocate, return
-//! [`DecodeError`] and never panic. A [`codec`] claims the fields of some extensions. Threads and the account
-//! of bad samples are the caller's.
+//! [`DecodeError`] and never panic. A [`codec`] claims the fields with certain extensions. The caller is
+//! responsible for threads and for recording bad samples.
 
 mod audio;
 pub mod augment;
@@ -46,14 +46,14 @@ pub use self::shape::{MediaShape, SHAPE_NUMBERS, TextLength};
 pub use self::text::decode_text;
 pub use self::video::{Video, VideoLimits, VideoSampling};
 
-/// Decoded value of one field.
+/// Decoded field value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Media {
-    /// An image, or the first frame of an animation.
+    /// An image, or the first animation frame.
     Image(RgbImage),
     /// An audio clip.
     Audio(Audio),
-    /// Sampled frames of a video; requires the feature `video`.
+    /// Sampled video frames; requires the feature `video`.
     Video(Video),
     /// A text.
     Text(String),
@@ -61,8 +61,8 @@ pub enum Media {
     Json(Value),
     /// A NumPy array.
     Npy(NpyArray),
-    /// Bytes of a field without a decoder, as stored.
+    /// Bytes from a field without a decoder, as stored.
     Opaque(Bytes),
-    /// Value that user code made of a field.
+    /// Value that user code created from a field.
     Custom(CustomMedia),
 }

@@ -1,18 +1,18 @@
-//! Names the modalities of media that encoders take.
+//! Names the media modalities that encoders accept.
 
-/// Modality of a medium.
+/// Media modality.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Modality {
     /// An image.
     Image,
-    /// Audio: one clip.
+    /// An audio clip.
     Audio,
     /// A video.
     Video,
 }
 
 impl Modality {
-    /// All modalities, in the order of their discriminants.
+    /// All modalities, in discriminant order.
     pub const ALL: [Self; 3] = [Self::Image, Self::Audio, Self::Video];
 
     /// Returns the name that datasets and chat templates use.

@@ -1,4 +1,4 @@
-//! Reads NPY files, versions 1 to 3, without copying their values.
+//! Reads NPY files, versions 1 to 3, without copying the values.
 //!
 //! An NPY file is a magic number, a Python dictionary literal with type, order and shape, then the values.
 //!
@@ -14,18 +14,18 @@ const FORMAT: &str = "npy";
 const MAGIC: &[u8] = b"\x93NUMPY";
 const HEADER_BYTES_MAX: usize = 1 << 16;
 
-/// NumPy array whose values stay in the buffer that it was read from.
+/// NumPy array whose values stay in the input buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NpyArray {
-    /// Type as NumPy writes it, such as `<f4`: byte order, kind, and bytes (for `U`: characters).
+    /// Type in NumPy notation, such as `<f4`: byte order, kind, and bytes (for `U`: characters).
     pub dtype: String,
-    /// Bytes of one value.
+    /// Bytes per value.
     pub item_bytes: usize,
     /// Length of each axis; empty for a scalar.
     pub shape: Vec<u64>,
     /// Whether the first axis varies fastest.
     pub is_fortran_order: bool,
-    /// The values: product of `shape` times `item_bytes` bytes, shared with the input.
+    /// Array values: product of `shape` times `item_bytes` bytes, shared with the input.
     pub data: Bytes,
 }
 
@@ -60,7 +60,7 @@ pub fn decode_npy(bytes: &Bytes) -> Result<NpyArray, DecodeError> {
     })
 }
 
-/// Returns the dictionary and the offset of the values.
+/// Returns the dictionary and the value offset.
 fn split_header(bytes: &[u8]) -> Result<(&str, usize), DecodeError> {
     if !bytes.starts_with(MAGIC) {
         return Err(DecodeError::malformed(FORMAT, 0, "expected the NumPy magic number"));
@@ -83,7 +83,7 @@ fn split_header(bytes: &[u8]) -> Result<(&str, usize), DecodeError> {
     Ok((header, start + length))
 }
 
-/// Returns the size in bytes of one value of a simple type.
+/// Returns the bytes per value for a simple type.
 fn item_bytes(dtype: &str) -> Result<usize, DecodeError> {
     let shown = excerpt(dtype, EXCERPT_CHARACTERS);
     let unsupported = || DecodeError::unsupported(FORMAT, format!("values of type `{shown}`"));

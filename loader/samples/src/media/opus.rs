@@ -1,7 +1,7 @@
 //! Decodes Opus packets to interleaved samples at 48 kHz.
 //!
-//! By `ropus`, a port of the fixed-point reference decoder: samples have 16 bits. The head of a stream has
-//! the frames to skip, a gain, and the map from coded streams to channels, mono and stereo or surround.
+//! Uses `ropus`, a port of the fixed-point reference decoder: samples have 16 bits. The stream head has the
+//! number of frames to skip, a gain, and the map from coded streams to channels, mono and stereo or surround.
 //!
 //! # Source
 //! RFC 6716; the head: RFC 7845, section 5.1.
@@ -10,30 +10,30 @@ use ropus::OpusMSDecoder;
 
 use super::error::DecodeError;
 
-/// Frames per second of decoded audio, whatever was encoded.
+/// Decoded frames per second, regardless of the encoded rate.
 const RATE_HZ: i32 = 48_000;
-/// Longest packet, 120 ms.
+/// Maximum packet length in frames, 120 ms.
 const FRAMES_MAX: usize = 5760;
-/// Full scale of a sample.
+/// Full scale for samples.
 const SCALE: f32 = 32_768.0;
-/// Steps of the gain in a factor of ten.
+/// Gain steps per factor of ten.
 const GAIN_DECADE: f32 = 20.0 * 256.0;
 
-/// Decoder of the packets of one stream.
+/// Packet decoder for a stream.
 pub(super) struct OpusPackets {
     decoder: OpusMSDecoder,
     channels: usize,
-    /// Factor on samples.
+    /// Sample factor.
     gain: f32,
-    /// Frames at the start of the stream that are still to be left out.
+    /// Number of frames at the stream start that still have to be dropped.
     skipped_frames: usize,
     pcm: Vec<i16>,
 }
 
 impl OpusPackets {
-    /// Makes a decoder.
+    /// Creates a decoder.
     ///
-    /// - `head`: the first packet of the stream
+    /// - `head`: first packet in the stream
     pub(super) fn new(head: &[u8]) -> Result<Self, DecodeError> {
         let cut = || DecodeError::malformed("ogg", 0, "the head of the Opus stream is cut");
         let byte = |at: usize| head.get(at).copied().ok_or_else(cut);
@@ -62,9 +62,9 @@ impl OpusPackets {
         })
     }
 
-    /// Decodes a packet, and appends its frames but those that the stream leaves out.
+    /// Decodes a packet, and appends the frames except those that the stream drops.
     ///
-    /// - `trimmed_frames`: at the end of the packet
+    /// - `trimmed_frames`: number of frames to drop at the packet end
     ///
     /// Returns whether the packet could be decoded.
     pub(super) fn decode(&mut self, packet: &[u8], trimmed_frames: u64, into: &mut Vec<f32>) -> bool {
@@ -96,7 +96,7 @@ mod tests {
     use crate::media::{Audio, decode_audio};
 
     const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/opus");
-    /// Largest difference from the reference decoder in floating point, and root of the mean square.
+    /// Maximum difference to the floating-point reference decoder, and root mean square difference.
     const APART: [f32; 2] = [6e-4, 8e-5];
 
     #[derive(Deserialize)]
@@ -179,7 +179,7 @@ mod tests {
         assert!(refused(&head(2, &[255, 2, 0, 0, 1])).contains("mapping family 255"));
     }
 
-    /// Changes the pages of a file: their position in frames, and the number of their stream.
+    /// Changes file pages: the position in frames, and the stream number.
     fn with_pages(file: &[u8], change: impl Fn(&mut u64, &mut u32)) -> Vec<u8> {
         let mut changed = Vec::new();
         let mut rest = file;
@@ -213,7 +213,7 @@ mod tests {
                 }
             });
             let (audio, truth) = (decoded(&late), decoded(&whole));
-            // Where the stream is one page, its padding cannot be told from its start.
+            // If the stream is a single page, padding cannot be distinguished from the start.
             let padding = audio.frames() - truth.frames();
             assert!(padding < 960 && !audio.is_truncated, "{name}: {padding} frames more");
             let (length, _) = audio_shape(&late, late.len() as u64).unwrap();

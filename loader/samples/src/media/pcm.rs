@@ -1,14 +1,14 @@
-//! Decodes samples that are stored one by one, or as differences: WAV, AIFF, AU.
+//! Decodes samples that are stored individually, or as differences: WAV, AIFF, AU.
 //!
 //! # Source
 //! ITU-T G.711 (1988) for A-law and mu-law; "Multimedia Data Standards Update", Microsoft, 1994, for ADPCM.
 
 use super::probe::{AdpcmBlock, PcmCoding, PcmHeader};
 
-/// Full scale of 16 bits.
+/// Full scale for 16 bits.
 const SCALE: f32 = 32_768.0;
 
-/// Decodes the samples of a file, `[frames, channels]`, full scale at -1 to 1.
+/// Decodes the samples in a file, `[frames, channels]`, full scale at -1 to 1.
 pub(super) fn decode_pcm(bytes: &[u8], header: &PcmHeader) -> Vec<f32> {
     let channels = usize::from(header.channels);
     let count = header.length.frames as usize * channels;
@@ -50,12 +50,12 @@ fn samples<const BYTES: usize>(bytes: &[u8], count: usize, convert: impl Fn([u8;
     bytes.as_chunks::<BYTES>().0.iter().take(count).map(|&sample| convert(sample)).collect()
 }
 
-/// Returns a sample in the highest bits of 32, the lowest byte first.
+/// Returns a sample stored in the highest bits of a 32-bit number, lowest byte first.
 fn wide(bytes: [u8; 4]) -> f32 {
     (f64::from(i32::from_le_bytes(bytes)) / 2_147_483_648.0) as f32
 }
 
-/// Returns a sample of 13 bits in the highest of 16.
+/// Returns a 13-bit sample in the highest bits of 16.
 fn linear_of_a_law(byte: u8) -> i16 {
     let byte = byte ^ 0x55;
     let (exponent, mantissa) = (byte >> 4 & 7, i16::from(byte & 0xF));
@@ -66,7 +66,7 @@ fn linear_of_a_law(byte: u8) -> i16 {
     if byte & 0x80 == 0 { -magnitude } else { magnitude }
 }
 
-/// Returns a sample of 14 bits in the highest of 16.
+/// Returns a 14-bit sample in the highest bits of 16.
 fn linear_of_mu_law(byte: u8) -> i16 {
     const BIAS: i16 = 0x84;
     let byte = !byte;
@@ -75,7 +75,7 @@ fn linear_of_mu_law(byte: u8) -> i16 {
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// Decodes blocks of differences; each appends its frames, as samples of 16 bits.
+/// Decodes ADPCM blocks; each block appends frames, as 16-bit samples.
 fn blocks(
     bytes: &[u8],
     block: AdpcmBlock,
@@ -95,8 +95,8 @@ fn blocks(
     samples
 }
 
-/// Decodes a block of IMA: per channel a sample, the place in the table of steps, and a byte that is unused;
-/// then four bytes of each channel in turn, the lower half of a byte first.
+/// Decodes an IMA block: per channel a sample, the index in the step table, and an unused byte; then four
+/// bytes for each channel in turn, low nibble first.
 fn ima_block(bytes: &[u8], channels: usize, samples: &mut Vec<i16>) {
     const HEADER_BYTES: usize = 4;
     const GROUP_BYTES: usize = 4;
@@ -140,17 +140,17 @@ fn ima_sample((sample, place): &mut (i32, i32), code: u8) -> i16 {
     *sample as i16
 }
 
-/// Prediction of a channel by Microsoft's ADPCM.
+/// Prediction state for a channel in Microsoft ADPCM.
 #[derive(Clone, Copy, Default)]
 struct Prediction {
     factors: [i32; 2],
     step: i32,
-    /// The last sample, and the one before.
+    /// The last sample, and the sample before.
     last: [i32; 2],
 }
 
-/// Decodes a block of Microsoft's ADPCM: the number of the factors, the step, the second and the first sample
-/// of every channel; then halves of bytes of each channel in turn, the higher one first.
+/// Decodes a Microsoft ADPCM block: the factor index, the step, the second and the first sample for every
+/// channel; then nibbles for each channel in turn, high nibble first.
 fn ms_block(bytes: &[u8], channels: usize, factors: &[[i16; 2]], samples: &mut Vec<i16>) {
     const HEADER_BYTES: usize = 7;
     let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES * channels) else { return };

@@ -1,36 +1,36 @@
-//! Describes the shape of one field: what the cost model needs to know of its medium, and the index stores.
+//! Describes field shapes: the medium properties that the cost model needs and the index stores.
 
 use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
 
-/// Numbers that hold any shape.
+/// Number of integers that hold any shape.
 pub const SHAPE_NUMBERS: usize = 3;
 
-/// Length of a text in tokens.
+/// Text length in tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TextLength {
-    /// Tokens of the whole text.
+    /// Number of tokens in the text.
     pub tokens: u32,
-    /// Tokens that the loss is computed on; at most `tokens`.
+    /// Number of tokens in the loss; at most `tokens`.
     pub target_tokens: u32,
 }
 
-/// Shape of the medium in one field.
+/// Shape of the medium in a field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum MediaShape {
-    /// No codec claims the field, or its content costs nothing.
+    /// No codec claims the field, or the content has no cost.
     #[default]
     Opaque,
-    /// An image as displayed, or the first frame of an animation.
+    /// An image as displayed, or the first animation frame.
     Image(ImageSize),
     /// An audio clip.
     Audio(AudioLength),
-    /// A video, after sampling and turning.
+    /// A video, after sampling and rotation.
     Video(VideoShape),
     /// A text, also inside JSON.
     Text(TextLength),
 }
 
-/// Codes of the shapes in an index; a code never gets another meaning.
+/// Shape codes in an index; a code never changes meaning.
 const OPAQUE: u8 = 0;
 const IMAGE: u8 = 1;
 const AUDIO: u8 = 2;
@@ -38,9 +38,9 @@ const TEXT: u8 = 3;
 const VIDEO: u8 = 4;
 
 impl MediaShape {
-    /// Returns the code of the kind of shape, and the shape as numbers: of an image width and height in
-    /// pixels; of audio the lower 32 bits of the number of frames, the sample rate in Hz, the upper 32 bits
-    /// of the number of frames; of a text tokens and target tokens; of a video frames, width and height.
+    /// Returns the shape kind's code, and the shape as numbers: for an image, width and height in pixels; for
+    /// audio, the lower 32 bits of the frame count, the sample rate in Hz, the upper 32 bits of the frame
+    /// count; for text, tokens and target tokens; for video, frames, width and height.
     #[must_use]
     pub const fn to_numbers(self) -> (u8, [u32; SHAPE_NUMBERS]) {
         match self {
@@ -54,7 +54,7 @@ impl MediaShape {
         }
     }
 
-    /// Returns the shape of a code and its numbers; a code that is unknown costs nothing.
+    /// Returns the shape for a code and numbers; an unknown code has no cost.
     #[must_use]
     pub fn from_numbers(kind: u8, [first, second, third]: [u32; SHAPE_NUMBERS]) -> Self {
         match kind {
@@ -69,7 +69,7 @@ impl MediaShape {
         }
     }
 
-    /// Returns the module whose work the field is; `None` if it costs nothing.
+    /// Returns the module that processes the field; `None` if the field has no cost.
     #[must_use]
     pub const fn module(self) -> Option<Module> {
         match self {
@@ -80,8 +80,8 @@ impl MediaShape {
         }
     }
 
-    /// Returns the bytes that the decoded field takes in memory: RGB pixels, f32 samples of mono audio
-    /// (stereo is rare in training data), else as many as are stored.
+    /// Returns the decoded field size in memory in bytes: RGB pixels, f32 samples as mono audio (stereo is
+    /// rare in training data), else the stored size.
     #[must_use]
     pub fn decoded_bytes(self, stored_bytes: u64) -> u64 {
         match self {
@@ -94,7 +94,7 @@ impl MediaShape {
         }
     }
 
-    /// Adds the field to the shape of its sample.
+    /// Adds the field to the sample shape.
     pub fn add_to(self, shape: &mut SampleShape) {
         match self {
             Self::Opaque => {}

@@ -12,10 +12,10 @@ use super::fixtures::{
 use super::probe::audio_shape;
 use crate::media::*;
 
-/// Number of files of [`one_of_each`].
+/// Number of files in [`one_of_each`].
 const KINDS: usize = if cfg!(feature = "avif") { 20 } else { 16 };
 
-/// Returns one file of every kind, with its extension.
+/// Returns a file of every kind, with the extension.
 fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     let jpeg = encode(gradient(40, 24), Encoding::Jpeg);
     let mut adpcm = wav(0x11, 4, 2, 8_000, &[9; 200]);
@@ -63,7 +63,7 @@ fn avif_files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Reads the shape of a field with the default limits.
+/// Reads a field's shape with the default limits.
 fn shape_of(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediaShape, DecodeError> {
     probe_shape(prefix, field_bytes, extension, &DecodeLimits::default())
 }
@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-/// Returns the directory of real and malformed media; they are outside this repository, and tests skip
+/// Returns the directory with real and malformed media; they are outside this repository, and tests skip
 /// without them.
 fn shared_media() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");

@@ -5,7 +5,7 @@ use super::limits::check_limit;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// Decodes a text of at most `bytes_max` bytes; a leading byte order mark is dropped, NUL is kept.
+/// Decodes a text with at most `bytes_max` bytes; a leading byte order mark is dropped, NUL is kept.
 ///
 /// # Errors
 /// [`DecodeError::Malformed`] with the offset of the first byte that is not UTF-8, [`DecodeError::TooLarge`].
@@ -19,7 +19,7 @@ pub fn decode_text(bytes: &[u8], bytes_max: u64) -> Result<String, DecodeError> 
     Ok(decode_str("text", bytes, bytes_max)?.to_owned())
 }
 
-/// Checks a text and returns it without its byte order mark.
+/// Checks a text and returns the text without byte order mark.
 pub(super) fn decode_str<'a>(
     format: &'static str,
     bytes: &'a [u8],

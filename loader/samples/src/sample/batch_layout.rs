@@ -1,26 +1,26 @@
-//! Lays the samples of a microbatch out in tensors: packed into one row, or padded to one row each.
+//! Arranges microbatch samples in tensors: packed into a single row, or padded to a row per sample.
 
-/// Arrangement of the samples of a microbatch in tensors.
+/// Arrangement of microbatch samples in tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BatchLayout {
-    /// One row, samples one behind the other.
+    /// A single row with all samples in sequence.
     Packed,
-    /// A row for each sample, filled up to the longest.
+    /// A row for each sample, padded to the longest sample.
     Padded {
-        /// Side of the padding.
+        /// Padding side.
         side: PaddingSide,
     },
 }
 
 impl BatchLayout {
-    /// Whether all samples share one row.
+    /// Returns whether all samples share a single row.
     #[must_use]
     pub fn is_packed(self) -> bool {
         self == Self::Packed
     }
 }
 
-/// Side of a row that is padded.
+/// Side on which a row is padded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PaddingSide {
     /// Before the sample.

@@ -10,42 +10,42 @@ use crate::raw_sample::{RawSample, SampleId};
 pub struct Field {
     /// Part of the entry name after the key's dot, lower-cased.
     pub extension: Arc<str>,
-    /// The content; [`Media::Opaque`] if it was not decoded.
+    /// Field content; [`Media::Opaque`] if the field was not decoded.
     pub media: Media,
 }
 
 /// A delivered sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Entry path up to the first dot of its file name.
+    /// Entry path up to the first dot in the file name.
     pub key: String,
     /// URL of the shard.
     pub shard: Arc<str>,
     /// Offset of the sample's first header in the shard, after decompression.
     pub offset: u64,
-    /// Epoch that the sample is drawn from, from 0.
+    /// Sample epoch, from 0.
     pub epoch: u64,
-    /// Payload bytes that were read for it, encoded.
+    /// Number of encoded payload bytes read for the sample.
     pub bytes: u64,
-    /// The fields, in shard order; without images where those went into a tensor, without images and clips
-    /// where the sample was prepared for a model.
+    /// The fields, in shard order; without images that went into a tensor, and without images and clips if
+    /// the sample was prepared for a model.
     pub fields: Vec<Field>,
 }
 
 impl Sample {
-    /// Makes a sample of the decoded fields of a raw one, of which `bytes` payload bytes were read.
+    /// Creates a sample from a raw sample and decoded fields; `bytes` payload bytes were read.
     #[must_use]
     pub fn of_raw(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Self {
         Self { key: raw.key, shard: raw.shard, offset: raw.offset, epoch: raw.epoch, bytes, fields }
     }
 
-    /// Returns what identifies the sample in its dataset.
+    /// Returns the sample identity within the dataset.
     #[must_use]
     pub fn id(&self) -> SampleId<'_> {
         SampleId { shard: &self.shard, offset: self.offset, key: &self.key }
     }
 
-    /// Makes a sample of decoded fields, as a loader delivers it.
+    /// Creates a sample from decoded fields, as a loader delivers it.
     #[must_use]
     pub fn new(key: impl Into<String>, fields: Vec<Field>) -> Self {
         Self { key: key.into(), shard: "".into(), offset: 0, epoch: 0, bytes: 0, fields }

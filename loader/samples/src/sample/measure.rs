@@ -1,8 +1,8 @@
-//! Measures the shape of every field of a sample, from headers and texts.
+//! Measures the shape of every sample field, from headers and texts.
 //!
 //! The index stores the shapes, and the cost model predicts from them. Content that no decoder could read is
-//! a fault, so that a bad sample is known before anything is planned; see [`crate::media::probe`] for what
-//! headers can tell.
+//! a fault, so that a bad sample is known before planning; see [`crate::media::probe`] for the information in
+//! headers.
 
 use std::sync::Arc;
 
@@ -22,31 +22,32 @@ use crate::media::{
 };
 use crate::raw_sample::{RawField, RawSample};
 
-/// Estimates the bytes that a decoded sample takes in memory, from the headers of its media.
+/// Estimates the memory size of a decoded sample in bytes, from media headers.
 ///
-/// A header that cannot be read counts as its field: the decoder will refuse it before it allocates more.
+/// An unreadable header counts as the field size: the decoder will reject the header before it allocates
+/// more.
 #[must_use]
 pub fn decoded_bytes(sample: &RawSample, limits: &DecodeLimits) -> u64 {
     let of_field = |field: &RawField| {
         let payload = field.payload.as_deref().unwrap_or_default();
-        // A codec of another crate may panic on damaged bytes.
+        // A codec from another crate may panic on damaged bytes.
         let shape = guarded(|| probe_shape(payload, field.bytes, &field.extension, limits));
         shape.ok().and_then(Result::ok).unwrap_or_default().decoded_bytes(field.bytes)
     };
     sample.fields.iter().map(of_field).fold(0, u64::saturating_add)
 }
 
-/// A field that makes its sample bad.
+/// A field that makes a sample bad.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldFault {
-    /// Its extension.
+    /// Field extension.
     pub field: Arc<str>,
-    /// Description of the fault.
+    /// Fault description.
     pub reason: String,
 }
 
 impl FieldFault {
-    /// Accounts for the sample.
+    /// Creates the skip record for the sample.
     #[must_use]
     pub fn in_sample(self, sample: &RawSample) -> Skipped {
         Skipped {
@@ -63,7 +64,7 @@ impl RawSample {
     /// Returns the shape of the whole sample.
     ///
     /// # Errors
-    /// Those of [`measure_sample`].
+    /// The errors of [`measure_sample`].
     pub fn shape(&self) -> Result<SampleShape, FieldFault> {
         let mut shape = SampleShape::default();
         measure_sample(self)?.into_iter().for_each(|field| field.add_to(&mut shape));
@@ -71,32 +72,31 @@ impl RawSample {
     }
 }
 
-/// Part of a sample that no reader uses.
+/// Sample part that no reader uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unused {
-    /// Extension of the field.
+    /// Field extension.
     pub field: Arc<str>,
-    /// Path of keys in a document, such as `similarity` or `messages[].flag`; empty for the whole field.
+    /// Key path in a document, such as `similarity` or `messages[].flag`; empty for the whole field.
     pub part: String,
-    /// Its value, cut at 200 characters.
+    /// Part value, cut at 200 characters.
     pub example: String,
 }
 
-/// Shapes of a sample, and what is not used of it.
+/// Sample shapes, and unused sample parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MeasuredSample {
     /// Shape of every field, in order.
     pub shapes: Vec<MediaShape>,
-    /// Parts that neither a decoder nor a reader of documents uses, identifiers and properties of media
-    /// among them.
+    /// Parts that neither a decoder nor a document reader uses, including identifiers and media properties.
     pub unused: Vec<Unused>,
-    /// Reason why no processor can read the text of the sample, which then counts nothing.
+    /// Reason why no processor can read the sample text, which then counts as empty.
     pub unreadable: Option<FieldFault>,
 }
 
-/// Measures every field of a sample, in order.
+/// Measures every sample field, in order.
 ///
-/// Of its texts those count that a preparer would prepare, see [`measure_within`].
+/// Counts the texts that a preparer would prepare, see [`measure_within`].
 ///
 /// # Errors
 /// The first field whose header or text cannot be read.
@@ -107,12 +107,11 @@ pub fn measure_sample(sample: &RawSample) -> Result<Vec<MediaShape>, FieldFault>
     Ok(shapes)
 }
 
-/// Measures every field of a sample, with the frames of videos and the longest text of `limits`, and lists
-/// what is not used of it.
+/// Measures every sample field, with the video frames and the maximum text length from `limits`, and lists
+/// unused parts.
 ///
-/// Of its texts those count that a preparer would prepare: a JSON conversation, or content that JSON lists in
-/// order with its media; without one all text fields; without those the first JSON field with a question and
-/// its answer, or a caption.
+/// Counts the texts that a preparer would prepare: a JSON conversation, or content that JSON lists in order
+/// with media; else all text fields; else the first JSON field with a question and an answer, or a caption.
 ///
 /// # Errors
 /// The first field whose header or text cannot be read.
@@ -123,20 +122,20 @@ pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Measu
     Ok(MeasuredSample { shapes, unused: unused.unwrap_or_default(), unreadable })
 }
 
-/// Decoded texts and documents of a sample, with the numbers of their fields.
+/// Decoded texts and documents in a sample, with field numbers.
 #[derive(Debug, Default)]
 struct Texts {
     fields: Vec<(usize, String)>,
     documents: Vec<(usize, Value)>,
 }
 
-/// Measures media by their headers, and decodes texts.
+/// Measures media by header, and decodes texts.
 fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaShape>, Texts), FieldFault> {
     let mut shapes = Vec::with_capacity(sample.fields.len());
     let mut texts = Texts::default();
     for (number, field) in sample.fields.iter().enumerate() {
         let payload = field.payload.clone().unwrap_or_default();
-        // A codec of another crate may panic on damaged bytes.
+        // A codec from another crate may panic on damaged bytes.
         let measured = guarded(|| measure_field(&field.extension, payload, field.bytes, limits));
         if !matches!(measured, Ok(Ok(_))) && has_readable_twin(sample, &field.extension) {
             shapes.push(MediaShape::Opaque);
@@ -155,8 +154,8 @@ fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaS
     Ok((shapes, texts))
 }
 
-/// Returns whether a medium that no codec reads is beside one of its modality that is decoded: such a sample
-/// is of use to those who select the other field.
+/// Returns whether a sample with an undecodable medium also has a decodable medium with the same modality:
+/// such a sample is useful if the other field is selected.
 fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
     let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
     let is_twin =
@@ -183,9 +182,9 @@ fn measure_field(
 }
 
 impl Texts {
-    /// Measures the text of the sample; returns why it cannot be read.
+    /// Measures the sample text; returns the reason if the text cannot be read.
     ///
-    /// - `unused`: list of what is not used, if it is wanted
+    /// - `unused`: list of unused parts, if requested
     fn measure(
         &self,
         sample: &RawSample,
@@ -226,7 +225,7 @@ impl Texts {
                 None
             }
             Ok(TextSource::Nothing) => {
-                // A document without text costs nothing, but it is one.
+                // A document without text has no cost, but it is a document.
                 for (field, _) in &self.documents {
                     shapes[*field] = MediaShape::Text(TextLength::default());
                 }
@@ -238,7 +237,7 @@ impl Texts {
         }
     }
 
-    /// Lists the fields that nobody reads, and the keys of documents that only name media.
+    /// Lists the fields that no reader uses, and the keys in documents that only name media.
     fn list_unused(
         &self,
         source: Result<TextSource<'_>, TwoDocuments>,
@@ -272,7 +271,7 @@ impl Texts {
         for (number, field) in sample.fields.iter().enumerate() {
             let codec = codec_of(&field.extension);
             if codec.is_none_or(|codec| codec.content() == Content::Value) {
-                // Where no codec reads the payload, an index may not have it.
+                // If no codec reads the payload, an index may not have it.
                 let is_read = codec.is_some_and(|codec| codec.payload() != Payload::Unused);
                 let payload = field.payload.as_deref().filter(|_| is_read).unwrap_or_default();
                 let head = &payload[..payload.len().min(EXCERPT_CHARACTERS)];
@@ -303,7 +302,7 @@ mod tests {
         RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields }
     }
 
-    /// Tokens of every field, by the rules of the estimate.
+    /// Returns the tokens in every field, by the estimate's rules.
     fn tokens(fields: &[(&str, &str)]) -> Vec<u32> {
         let tokens = |shape| match shape {
             MediaShape::Text(length) => length.tokens,
@@ -312,7 +311,7 @@ mod tests {
         measure_sample(&sample(fields)).unwrap().into_iter().map(tokens).collect()
     }
 
-    /// Parts that are not used, as `field:part=example`.
+    /// Returns unused parts, as `field:part=example`.
     fn unused(fields: &[(&str, &str)]) -> Vec<String> {
         let measured = measure_within(&sample(fields), &DecodeLimits::default()).unwrap();
         assert_eq!(measured.unreadable, None);
@@ -335,7 +334,7 @@ mod tests {
             unused(&[("txt", "one"), ("json", r#"{"conversations": [{"from": "gpt", "value": "a"}]}"#)]),
             ["txt:=one"]
         );
-        // An index does not read the payloads that no codec measures.
+        // An index does not read payloads that no codec measures.
         assert_eq!(unused(&[("transcript", "a kite"), ("cls", "3"), ("foo", "bar")]), ["cls:=", "foo:="]);
         assert_eq!(unused(&[("json", r#"{"summary": "s", "image": "0.png"}"#)]), ["json:summary=\"s\""]);
         let listed = r#"{"images": ["0.png"], "score": 1}"#;

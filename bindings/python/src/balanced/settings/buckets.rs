@@ -1,4 +1,4 @@
-//! Converts buckets of lengths from Python: a multiple, a list, or the name of the ladder.
+//! Converts length buckets from Python: a multiple, a list, or the ladder name.
 
 use dflop_loader::processors::Buckets;
 use pyo3::exceptions::PyTypeError;
@@ -6,10 +6,10 @@ use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
-/// Parses the buckets of a keyword.
+/// Parses the buckets in a keyword.
 ///
 /// # Errors
-/// `TypeError` for another type, `ConfigError` for another name.
+/// `TypeError` for an unsupported type, `ConfigError` for an unknown name.
 pub(super) fn buckets(given: Option<&Bound<'_, PyAny>>, setting: &'static str) -> PyResult<Option<Buckets>> {
     let Some(given) = given else { return Ok(None) };
     let kind = || given.get_type().name().map_or_else(|_| "this".to_owned(), |name| name.to_string());
@@ -30,7 +30,7 @@ enum BucketNames {
 
 impl BucketNames {
     /// # Errors
-    /// `ConfigError` for another name than ``ladder``.
+    /// `ConfigError` for any name other than ``ladder``.
     fn parse(self, setting: &'static str) -> Result<Buckets, DflopError> {
         match self {
             Self::Multiple(multiple) => Ok(Buckets::Multiple(multiple)),

@@ -1,4 +1,4 @@
-//! Combines the settings of a balanced loader with the data.
+//! Combines balanced loader settings with the data.
 
 mod buckets;
 mod order;
@@ -26,16 +26,16 @@ use crate::error::DflopError;
 use crate::filter::filtered;
 use crate::read::ReadSettings;
 
-/// Warning where microbatches have no tensors, which `tokenizer=False` confirms.
+/// Warning for microbatches without tensors, which `tokenizer=False` confirms.
 const NO_TOKENIZER: &CStr =
     c"no tokenizer: microbatches are empty mappings with decoded samples; pass `tokenizer`, or a \
     model directory that has one; `tokenizer=False` confirms that this is meant";
 
 /// All settings but the data.
 pub(super) struct Settings<'py> {
-    /// Selects samples by their shapes and costs.
+    /// Selects samples by shape and cost.
     pub(super) filter: Option<Bound<'py, PyAny>>,
-    /// The user's code that makes model inputs.
+    /// User code that creates model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
     pub(super) model: CostedModel,
     pub(super) run: RunSettings,
@@ -85,7 +85,7 @@ impl<'py> Settings<'py> {
         })
     }
 
-    /// Returns the built-in processor; `None` if there is no tokenizer, or user code makes the inputs.
+    /// Returns the built-in processor; `None` if there is no tokenizer, or user code creates the inputs.
     fn preparer(&self, py: Python<'py>) -> PyResult<Option<Preparer>> {
         let Self { inputs, model, processor, read, .. } = self;
         let is_own = inputs.is_some() || model.is_custom();
@@ -106,8 +106,8 @@ impl<'py> Settings<'py> {
     }
 }
 
-/// Warns of datasets with samples that nothing is learned from, with keys and fields that nothing uses, or
-/// with media that the model does not take.
+/// Warns about datasets with samples without targets, with unused keys and fields, or with media that the
+/// model does not support.
 fn warn_of_targets(py: Python<'_>, mixture: &Mixture, model: &CostedModel) -> PyResult<()> {
     let modules = model.costs.modules();
     for dataset in mixture.datasets() {

@@ -1,4 +1,4 @@
-//! Settings of a run: the global batches, which are keywords of the loader, and their order, `dflop.Order`.
+//! Run settings: global batches, which are loader keywords, and the sample order, `dflop.Order`.
 
 use dflop_loader::{Shuffle, StepPlannerBuilder, Tail};
 use pyo3::prelude::*;
@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 use crate::error::DflopError;
 use crate::settings::Group;
 
-/// Default sizes of a block shuffle: samples per run of neighbors, and below, runs per window.
+/// Default block shuffle sizes: samples per run of neighbors, and below, runs per window.
 const BLOCK_SAMPLES: u64 = 1024;
 const OPEN_BLOCKS: u64 = 64;
 
-/// Size of global batches, their ranks, and the run that they make.
+/// Global batch size, ranks, and the resulting run.
 pub(in crate::balanced) struct RunSettings {
     pub(in crate::balanced) global_batch_size: u64,
     pub(in crate::balanced) microbatches: usize,
@@ -18,12 +18,12 @@ pub(in crate::balanced) struct RunSettings {
     pub(in crate::balanced) dp_size: usize,
     pub(in crate::balanced) seed: u64,
     pub(in crate::balanced) epochs: Option<u64>,
-    /// Steps after which an iteration ends.
+    /// Number of steps after which an iteration ends.
     pub(in crate::balanced) steps: Option<u64>,
 }
 
 impl RunSettings {
-    /// Applies the settings to the builder of a planner.
+    /// Applies the settings to a planner builder.
     pub(super) fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
         let builder = builder
             .global_batch(self.global_batch_size)
@@ -37,7 +37,7 @@ impl RunSettings {
     }
 }
 
-/// Settings of the order of samples.
+/// Sample order settings.
 pub(in crate::balanced) struct OrderSettings {
     shuffle: Shuffle,
     tail: Tail,
@@ -48,7 +48,7 @@ pub(in crate::balanced) struct OrderSettings {
 }
 
 impl OrderSettings {
-    /// Reads the fields of a `dflop.Order`.
+    /// Reads the fields in a `dflop.Order`.
     pub(in crate::balanced) fn new(group: &Group<'_>) -> PyResult<Self> {
         Ok(Self {
             shuffle: shuffle(group)?,
@@ -60,7 +60,7 @@ impl OrderSettings {
         })
     }
 
-    /// Applies the settings to the builder of a planner, after its epochs: those of validation are fixed.
+    /// Applies the settings to a planner builder, after the epochs: epochs are fixed for validation.
     pub(super) fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
         let mut builder = builder.first_epoch(self.first_epoch).tail(self.tail).shuffle(self.shuffle);
         if self.repeats_samples {

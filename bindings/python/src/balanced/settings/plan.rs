@@ -1,4 +1,4 @@
-//! Settings of assigning samples to ranks and microbatches: `dflop.Plan`.
+//! Settings for assigning samples to ranks and microbatches: `dflop.Plan`.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::cost::PyCost;
 use crate::error::DflopError;
 use crate::settings::Group;
 
-/// Settings of planning a global batch.
+/// Settings for planning a global batch.
 pub(in crate::balanced) struct PlanSettings {
     strategy: Strategy,
     search_effort: u64,
-    /// Pipeline stages of every module; `None` if the modules share a device.
+    /// Number of pipeline stages for every module; `None` if the modules share a device.
     stages: Option<Vec<usize>>,
     schedule: ScheduleKind,
     synchronization: Synchronization,
@@ -25,7 +25,7 @@ pub(in crate::balanced) struct PlanSettings {
 }
 
 impl PlanSettings {
-    /// Reads the fields of a `dflop.Plan`.
+    /// Reads the fields in a `dflop.Plan`.
     pub(in crate::balanced) fn new(group: &Group<'_>) -> PyResult<Self> {
         let caps = Caps { tokens_max: group.get("tokens_max")?, bytes_max: group.get("bytes_max")? };
         Ok(Self {
@@ -39,9 +39,9 @@ impl PlanSettings {
         })
     }
 
-    /// Applies the settings to the builder of a planner.
+    /// Applies the settings to a planner builder.
     ///
-    /// - `cost`: function in place of the model's times
+    /// - `cost`: function that replaces the model's times
     pub(super) fn apply(
         &self,
         mut builder: StepPlannerBuilder,
@@ -60,7 +60,7 @@ impl PlanSettings {
     }
 }
 
-/// Reads the cost function of a `dflop.Plan`.
+/// Reads the cost function in a `dflop.Plan`.
 pub(in crate::balanced) fn cost(group: &Group<'_>) -> PyResult<Option<Arc<PyCost>>> {
     let Some(function) = group.get::<Option<Bound<'_, PyAny>>>("cost")? else { return Ok(None) };
     if !function.is_callable() {
@@ -71,7 +71,7 @@ pub(in crate::balanced) fn cost(group: &Group<'_>) -> PyResult<Option<Arc<PyCost
     Ok(Some(PyCost::new(function.unbind())))
 }
 
-/// Parses a strategy by its name or an alias.
+/// Parses a strategy by name or alias.
 pub(crate) fn strategy(name: &str) -> Result<Strategy, DflopError> {
     name.parse().map_err(|_| {
         let known = Strategy::describe(Strategy::ALL.iter().copied());

@@ -1,4 +1,4 @@
-//! Settings of model inputs: `dflop.Processor`, or the user's own `dflop.CustomProcessor`.
+//! Model input settings: `dflop.Processor`, or the user's own `dflop.CustomProcessor`.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::image::pixel_type;
 use crate::settings::Group;
 use crate::tokenizer::TokenizerSettings;
 
-/// Settings of preparing samples for the model.
+/// Settings for preparing samples for the model.
 pub(in crate::balanced) struct ProcessorSettings {
     pub(super) tokenizer: TokenizerSettings,
     pub(super) layout: BatchLayout,
@@ -36,10 +36,10 @@ pub(in crate::balanced) struct ProcessorSettings {
 }
 
 impl ProcessorSettings {
-    /// Reads the fields of a `dflop.Processor`.
+    /// Reads the fields in a `dflop.Processor`.
     ///
-    /// - `tokenizer`: argument of the loader
-    /// - `framework`: library of the tensors
+    /// - `tokenizer`: loader argument
+    /// - `framework`: tensor library
     pub(in crate::balanced) fn new(
         group: &Group<'_>,
         tokenizer: Option<&Bound<'_, PyAny>>,
@@ -63,7 +63,7 @@ impl ProcessorSettings {
         })
     }
 
-    /// Checks that no setting is about tensors, which a loader without a tokenizer does not make.
+    /// Checks that no setting is about tensors, which a loader without a tokenizer does not create.
     pub(super) fn check_without_tensors(&self) -> Result<(), DflopError> {
         let settings = [
             ("pad_to_tokens", self.pad_to_tokens.is_some()),
@@ -80,7 +80,7 @@ impl ProcessorSettings {
 
     /// Returns the preparer; `None` without a tokenizer.
     ///
-    /// - `names`: of the model, in whose files the tokenizer and the image processor are looked for
+    /// - `names`: model names, whose files may contain the tokenizer and the image processor
     pub(super) fn preparer(
         &self,
         names: &[String],

@@ -1,4 +1,4 @@
-//! Reads the image processors of published checkpoints, and invalid ones.
+//! Reads image processors from published checkpoints, and invalid image processors.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::family::Square;
 
-/// Tests the settings of published checkpoints, including those that the files omit.
+/// Tests the settings in published checkpoints, including settings that the files omit.
 #[test]
 fn published_configurations_are_those_of_the_presets() {
     let grids: Vec<[u16; 2]> =
@@ -73,9 +73,9 @@ fn pixel_limits_are_edges_of_a_size_or_keys_next_to_it() {
     let expected = Ok((3136, 50_176));
     assert_eq!(read(edges, json!({})), expected);
     assert_eq!(read(Value::Null, limits.clone()), expected);
-    // As older processors were saved.
+    // Format of older processors.
     assert_eq!(read(limits.clone(), limits.clone()), expected);
-    // transformers raises an error here; the defaults would be other limits than the file's.
+    // transformers raises an error here; the default limits would differ from the limits in the file.
     let refused = read(limits, json!({})).unwrap_err();
     assert!(refused.contains("`size` must have `shortest_edge`, or `min_pixels`"), "{refused}");
     assert!(read(json!({"shortest_edge": 3136}), json!({})).unwrap_err().contains("`longest_edge`"));

@@ -1,27 +1,27 @@
-//! Settings of an [`Augment`].
+//! Settings for an [`Augment`].
 
 use std::ops::RangeInclusive;
 
 use super::Augment;
 use crate::error::{Error, Result};
 
-/// Ranges of random color changes; 0 changes nothing.
+/// Ranges for random color changes; 0 changes nothing.
 ///
 /// `brightness`, `contrast` and `saturation` are factors drawn from `max(0, 1 - x)` to `1 + x`; `hue` is
-/// drawn from `-x` to `x`, in turns of the color wheel. They are applied in this order.
+/// drawn from `-x` to `x`, in color wheel turns. They are applied in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ColorJitter {
-    /// Largest relative change of all values.
+    /// Maximum relative change in all values.
     pub brightness: f64,
-    /// Largest relative change of the distance to the mean gray of the image.
+    /// Maximum relative change in the distance to the mean gray of the image.
     pub contrast: f64,
-    /// Largest relative change of the distance to a pixel's own gray.
+    /// Maximum relative change in the distance to the pixel's own gray.
     pub saturation: f64,
-    /// Largest change of hue, 0 to 0.5.
+    /// Maximum hue change, 0 to 0.5 turns.
     pub hue: f64,
 }
 
-/// Ranges of the random resized crop.
+/// Ranges for the random resized crop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RandomCrop {
     pub(super) scale_min: f64,
@@ -40,7 +40,7 @@ pub struct AugmentBuilder {
 }
 
 impl AugmentBuilder {
-    /// Sets the seed of all random draws. Default: that of the loader, 0 without one.
+    /// Sets the seed for all random draws. Default: the loader seed, 0 without a loader.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
@@ -49,8 +49,8 @@ impl AugmentBuilder {
 
     /// Keeps a random part of each image, resized to the requested size. Default: no crop.
     ///
-    /// - `scale`: share of the image's area that is kept, above 0 and at most 1; common is `0.08..=1.0`
-    /// - `ratio`: width over height of the crop, log-uniform; common is `0.75..=4.0 / 3.0`
+    /// - `scale`: kept share of the image area, above 0 and at most 1; common is `0.08..=1.0`
+    /// - `ratio`: crop width divided by height, log-uniform; common is `0.75..=4.0 / 3.0`
     #[must_use]
     pub fn random_crop(mut self, scale: RangeInclusive<f64>, ratio: RangeInclusive<f64>) -> Self {
         let (scale_min, scale_max) = scale.into_inner();
@@ -73,7 +73,7 @@ impl AugmentBuilder {
         self
     }
 
-    /// Checks the ranges.
+    /// Validates the ranges.
     ///
     /// # Errors
     /// [`Error::Config`] if a number is outside its range, or a range is empty.

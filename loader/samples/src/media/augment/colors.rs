@@ -1,16 +1,16 @@
 //! Changes brightness, contrast, saturation and hue, in this order, as torchvision defines them on RGB.
 //!
-//! Values are clamped to black and white after each change and rounded once, at the end. Gray is the luma of
-//! ITU-R BT.601; the hue rotates in HSV.
+//! Values are clamped to black and white after each change and rounded once, at the end. Gray is ITU-R BT.601
+//! luma; the hue rotates in HSV.
 
 use super::builder::ColorJitter;
 use super::random::{Quantity, RandomSource};
 
-/// Weights of red, green and blue in gray.
+/// Red, green and blue weights for gray.
 const GRAY: [f32; 3] = [0.299, 0.587, 0.114];
 const WHITE: f32 = 255.0;
 
-/// Color changes drawn for one image.
+/// Color changes drawn for an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ColorChanges {
     brightness: f32,
@@ -26,7 +26,7 @@ impl Default for ColorChanges {
 }
 
 impl ColorJitter {
-    /// Draws the changes of one image.
+    /// Draws the color changes for an image.
     pub(super) fn draw(&self, random: RandomSource) -> ColorChanges {
         let factor =
             |quantity, change: f64| random.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
@@ -40,7 +40,7 @@ impl ColorJitter {
 }
 
 impl ColorChanges {
-    /// Changes the pixels of a whole image.
+    /// Changes all pixels of an image.
     #[expect(clippy::float_cmp, reason = "a factor that was not drawn is exactly 1, a turn exactly 0")]
     pub(crate) fn apply(&self, pixels: &mut [[u8; 3]]) {
         if *self == Self::default() {
@@ -62,7 +62,7 @@ impl ColorChanges {
         }
     }
 
-    /// Builds the lookup table of brightness and contrast, which need one value at a time and the mean gray.
+    /// Builds the lookup table for brightness and contrast, which depend on a single value and the mean gray.
     fn value_table(&self, pixels: &[[u8; 3]]) -> [f32; 256] {
         let table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
         let grays = pixels.iter().map(|pixel| gray(pixel.map(|value| table[usize::from(value)])));
@@ -80,7 +80,7 @@ fn blend(base: f32, value: f32, factor: f32) -> f32 {
     (base + (value - base) * factor).clamp(0.0, WHITE)
 }
 
-/// Rotates the hue by a fraction of the color wheel, keeping value and chroma of HSV.
+/// Rotates the hue by a fraction of the color wheel, keeping HSV value and chroma.
 #[expect(clippy::float_cmp, reason = "the largest of three values is one of them")]
 fn rotate_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
     const SECTORS: f32 = 6.0;

@@ -9,10 +9,10 @@ use dflop_costmodel::ImageSize;
 use super::builder::RandomCrop;
 use super::random::{Quantity, RandomSource};
 
-/// Attempts before the centered crop is taken.
+/// Number of attempts before the centered crop is used.
 const ATTEMPTS: u64 = 10;
 
-/// Rectangle of whole pixels inside an image, never empty.
+/// Nonempty rectangle inside an image, in whole pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Crop {
     pub(crate) left: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Crop {
 }
 
 impl RandomCrop {
-    /// Draws a rectangle of an image of this size.
+    /// Draws a rectangle for an image with this size.
     pub(super) fn draw(&self, random: RandomSource, displayed: ImageSize) -> Crop {
         let area = f64::from(displayed.width) * f64::from(displayed.height);
         let fits = |length: f64, most: u32| length >= 1.0 && length <= f64::from(most);

@@ -1,10 +1,9 @@
-//! Changes images at random for training, the same wherever a sample is decoded.
+//! Changes images at random for training; the result does not depend on where a sample is decoded.
 //!
-//! The draws of an image depend on seed, epoch, sample and the name of the image's field, by integer hashing:
-//! not on ranks, workers, loader, order, resume or the other fields that are read. A sample is identified by
-//! the base name of its shard, its offset and its key. The order is fixed: crop (and resize), brightness,
-//! contrast, saturation, hue, flip. Loaders apply it while decoding; [`ImageAugment::apply`]
-//! works on any decoded image.
+//! Random draws depend on the seed, the epoch, the sample and the image field name, by integer hashing: not
+//! on ranks, workers, loader, order, resume or the other fields that are read. A sample is identified by
+//! shard base name, offset and key. The order is fixed: crop (and resize), brightness, contrast, saturation,
+//! hue, flip. Loaders apply the changes while decoding; [`ImageAugment::apply`] works on any decoded image.
 //!
 //! # Examples
 //! ```
@@ -37,10 +36,10 @@ use super::error::DecodeError;
 use super::image::{RgbImage, resize_crop};
 use crate::raw_sample::SampleId;
 
-/// Random changes of images, with their ranges and probabilities.
+/// Random image changes, with ranges and probabilities.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Augment {
-    /// `None` for the seed of the loader.
+    /// Seed; `None` for the loader seed.
     seed: Option<u64>,
     crop: Option<RandomCrop>,
     flip_probability: f64,
@@ -48,7 +47,7 @@ pub struct Augment {
 }
 
 impl Augment {
-    /// Starts with no change.
+    /// Creates a builder that starts without changes.
     #[must_use]
     pub fn builder() -> AugmentBuilder {
         AugmentBuilder::default()
@@ -61,10 +60,10 @@ impl Augment {
         self
     }
 
-    /// Returns the changes of one image.
+    /// Returns the changes for an image.
     ///
     /// - `epoch`: epoch of the sample, from 0
-    /// - `field`: extension of the image's field, which distinguishes it from the other fields of its sample
+    /// - `field`: extension of the image field, which distinguishes fields within a sample
     #[must_use]
     pub fn image(&self, sample: SampleId<'_>, epoch: u64, field: &str) -> ImageAugment {
         let random = RandomSource::new(self.seed.unwrap_or_default(), sample, epoch, field);
@@ -72,13 +71,13 @@ impl Augment {
     }
 }
 
-/// Returns the seed of one transform for one field.
+/// Returns the seed for a transform on a field.
 #[must_use]
 pub fn field_seed(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str, transform: u64) -> u64 {
     RandomSource::new(seed, sample, epoch, field).bits(Quantity::Transform(transform))
 }
 
-/// Random changes of one image; their coordinates in pixels follow from its size.
+/// Random changes for an image; pixel coordinates follow from the image size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ImageAugment {
     augment: Augment,
@@ -86,7 +85,7 @@ pub struct ImageAugment {
 }
 
 impl ImageAugment {
-    /// Draws the changes of an image of this size, measured after its EXIF orientation was applied.
+    /// Draws the changes for an image with this size, measured after the EXIF orientation was applied.
     pub(crate) fn draw(&self, displayed: ImageSize) -> ImageChanges {
         let Augment { crop, flip_probability, jitter, .. } = self.augment;
         ImageChanges {
@@ -98,10 +97,11 @@ impl ImageAugment {
 
     /// Applies the changes to a decoded image; the result has `width` x `height` pixels.
     ///
-    /// Without a random crop the whole image is resized if its size differs.
+    /// Without a random crop the whole image is resized if the size differs.
     ///
     /// # Errors
-    /// [`DecodeError::Codec`] if a side is zero, or if the pixels of `image` do not match its size.
+    /// [`DecodeError::Codec`] if a side is zero, or if the number of pixels does not match the size of
+    /// `image`.
     pub fn apply(&self, image: &RgbImage, width: u32, height: u32) -> Result<RgbImage, DecodeError> {
         let displayed = ImageSize { width: image.width, height: image.height };
         let draw = self.draw(displayed);
@@ -117,10 +117,10 @@ impl ImageAugment {
     }
 }
 
-/// Changes of one image in pixels; none by default.
+/// Image changes in pixels; none by default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct ImageChanges {
-    /// Rectangle that is kept; `None` keeps the caller's choice.
+    /// Kept rectangle; `None` keeps the caller's choice.
     pub(crate) crop: Option<Crop>,
     /// Whether the image is mirrored from left to right, after all other changes.
     pub(crate) is_flipped: bool,

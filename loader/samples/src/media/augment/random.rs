@@ -1,4 +1,5 @@
-//! Draws the random numbers of one image, each from its own counter: enabling one change keeps the others.
+//! Draws the random numbers for an image, each from a separate counter: enabling a change keeps the other
+//! draws.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -13,22 +14,22 @@ pub(super) enum Quantity {
     Contrast,
     Saturation,
     Hue,
-    /// Area of the crop in an attempt.
+    /// Crop area in an attempt.
     Area(u64),
-    /// Width over height of the crop in an attempt.
+    /// Crop width divided by height in an attempt.
     Ratio(u64),
     Left(u64),
     Top(u64),
-    /// Seed of user code, by the number of the transform.
+    /// Seed for user code, by transform number.
     Transform(u64),
 }
 
 impl Quantity {
     fn counter(self) -> u64 {
-        /// Counters of one attempt, and the first of them.
+        /// Counters per attempt, and the first attempt's counter.
         const ATTEMPT: u64 = 4;
         const FIRST: u64 = 16;
-        /// Far above the counters of the last attempt.
+        /// Counter offset for transforms, far above the counters of the last attempt.
         const TRANSFORMS: u64 = 1 << 32;
         match self {
             Self::Flip => 0,
@@ -45,13 +46,13 @@ impl Quantity {
     }
 }
 
-/// Random source of one image: a pure function of seed, sample, epoch and field.
+/// Random source for an image: a pure function of seed, sample, epoch and field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RandomSource(u64);
 
 impl RandomSource {
     pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
-        // Datasets are moved and copied, so only the base name of a shard counts.
+        // Datasets are moved and copied, so only the shard's base name counts.
         let shard = sample.shard.rsplit('/').next().unwrap_or_default();
         let names = [shard, sample.key, field];
         let names = names.iter().fold(seed, |hash, name| xxh3_64_with_seed(name.as_bytes(), hash));

@@ -42,7 +42,7 @@ fn switching_one_change_off_leaves_the_others() {
     assert_eq!(without_crop, ImageChanges { crop: None, ..whole });
 }
 
-/// A resumed run must not change, so neither may the draws of one version in the next.
+/// A resumed run must not change, so the draws must not change between versions either.
 #[test]
 fn the_draws_of_a_image_never_change() {
     let draw = drawn(&all(), 0);
@@ -55,7 +55,7 @@ fn the_draws_of_a_image_never_change() {
 fn crops_lie_inside_and_have_the_requested_area_and_ratio() {
     const IMAGES: u64 = 4_000;
     let (mut areas, mut log_ratios, mut flips, mut lefts) = (0.0, 0.0, 0, 0.0);
-    // Up to half of the image fits with every ratio, so no attempt is thrown away.
+    // Up to half of the image fits with every ratio, so no attempt is rejected.
     let augment = Augment::builder().random_crop(0.08..=0.5, 0.75..=4.0 / 3.0).flip(0.5).build().unwrap();
     for image in 0..IMAGES {
         let draw = drawn(&augment, image);

@@ -1,5 +1,5 @@
-//! Audio: WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content. Other audio is claimed
-//! as well, so that a field that no decoder reads is refused by its name instead of passed over.
+//! Audio: WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by content. Other audio extensions are
+//! claimed as well, so that an undecodable field is rejected by name instead of ignored.
 
 use bytes::Bytes;
 
@@ -7,16 +7,16 @@ use super::{Codec, Content, Payload};
 use crate::media::probe::audio_shape;
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decode_audio};
 
-/// Extensions of formats that are decoded, then of those that are not.
+/// Extensions of decoded formats, then of formats that are not decoded.
 const EXTENSIONS: [&str; DECODED + 20] = [
     "wav", "wave", "rf64", "w64", "aif", "aiff", "aifc", "au", "snd", "flac", "mp3", "mp2", "mpga", "ogg",
     "oga", "opus", "aac", "m4a", "m4b", "m4r", "alac", "wma", "amr", "awb", "ac3", "eac3", "dts", "caf",
     "ape", "wv", "tta", "mpc", "spx", "gsm", "weba", "mka",
 ];
-/// Number of the extensions whose formats are decoded.
+/// Number of extensions with decoded formats.
 const DECODED: usize = 16;
 
-/// Codec of audio clips.
+/// Audio clip codec.
 #[derive(Debug)]
 pub(super) struct AudioCodec;
 

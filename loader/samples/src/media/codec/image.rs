@@ -1,6 +1,5 @@
-//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, with the feature `avif` AVIF, recognized by their content. Other
-//! images are claimed as well, so that a field that no decoder reads is refused by its name instead of passed
-//! over.
+//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, with the feature `avif` AVIF, recognized by content. Other image
+//! extensions are claimed as well, so that an undecodable field is rejected by name instead of ignored.
 
 use bytes::Bytes;
 
@@ -8,17 +7,17 @@ use super::{Codec, Content, Payload};
 use crate::media::probe::{ImageFormat, ends_before_pixels, image_header};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decode_rgb};
 
-/// Extensions of formats that are decoded, then of those that are not.
+/// Extensions of decoded formats, then of formats that are not decoded.
 const EXTENSIONS: [&str; 54] = [
     "jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff", "mpo", "avif",
     "avifs", "heic", "heics", "heif", "heifs", "hif", "jp2", "j2k", "j2c", "jpc", "jpf", "jpx", "jpm", "jxl",
     "jxr", "wdp", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "exr", "hdr", "tga", "pcx", "dds",
     "qoi", "ppm", "pgm", "pbm", "pnm", "pam", "dng", "cr2", "cr3", "nef", "arw", "raf",
 ];
-/// Number of the extensions whose formats are decoded.
+/// Number of extensions with decoded formats.
 const DECODED: usize = if cfg!(feature = "avif") { 15 } else { 13 };
 
-/// Codec of images; an animation is its first frame.
+/// Image codec; an animation is represented by the first frame.
 #[derive(Debug)]
 pub(super) struct ImageCodec;
 
@@ -43,7 +42,7 @@ impl Codec for ImageCodec {
         Payload::Prefix
     }
 
-    /// Only a JPEG stores its orientation before the pixels in any case; that of AVIF is part of the header.
+    /// Only JPEG always stores the orientation before the pixels; the AVIF orientation is part of the header.
     fn is_settled(&self, prefix: &[u8]) -> bool {
         matches!(ImageFormat::from_bytes(prefix), Some(ImageFormat::Jpeg | ImageFormat::Avif))
     }

@@ -1,11 +1,11 @@
-//! JSON documents, with or without texts, and JSON Lines, which are a list of their lines.
+//! JSON documents, with or without texts, and JSON Lines, which are a list of the line values.
 
 use bytes::Bytes;
 
 use super::{Codec, Content};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, decode_json};
 
-/// Codec of JSON documents.
+/// JSON document codec.
 #[derive(Debug)]
 pub(super) struct JsonCodec;
 
@@ -31,7 +31,7 @@ impl Codec for JsonCodec {
     }
 }
 
-/// Codec of JSON Lines: the value of the only line, or a list of the values of all lines.
+/// JSON Lines codec: the value of a single line, or a list with the values of all lines.
 #[derive(Debug)]
 pub(super) struct JsonLinesCodec;
 

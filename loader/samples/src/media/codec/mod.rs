@@ -1,10 +1,10 @@
-//! Codecs: which fields they claim, the shape in a field's header, and its decoded value.
+//! Codecs: the fields they claim, the shape in a field header, and the decoded value.
 //!
-//! A codec is one file here and one line in `BUILT_IN`, or a type of another crate that is [`register`]ed.
-//! The last part of a field's extension selects its codec; within a codec the content decides, so a PNG named
-//! `.jpg` is decoded as a PNG. Everything else asks the codec: indexing which bytes its shape depends on
-//! ([`Codec::payload`]), planning for the shape ([`Codec::probe`]), documents for the modality
-//! ([`Codec::content`]), loaders for the value ([`Codec::decode`]).
+//! A codec is a file in this module and a line in `BUILT_IN`, or a type in another crate that is
+//! [`register`]ed. The last part of a field's extension selects the codec; within a codec the content
+//! decides, so a PNG named `.jpg` is decoded as a PNG. Everything else asks the codec: indexing for the bytes
+//! that the shape depends on ([`Codec::payload`]), planning for the shape ([`Codec::probe`]), documents for
+//! the modality ([`Codec::content`]), loaders for the value ([`Codec::decode`]).
 
 mod audio;
 mod image;
@@ -28,7 +28,7 @@ pub use self::registry::{
     registered_codec,
 };
 
-/// The codecs of this crate. No two claim the same extension.
+/// Built-in codecs. No two codecs claim the same extension.
 const BUILT_IN: [&dyn Codec; 7] = [
     &image::ImageCodec,
     &audio::AudioCodec,
@@ -42,17 +42,17 @@ const BUILT_IN: [&dyn Codec; 7] = [
 /// Kind of content that a codec decodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Content {
-    /// A medium of this modality, with its shape in the header.
+    /// A medium of this modality, with the shape in the header.
     Medium(Modality),
-    /// Text, [`Media::Text`], whose tokens count.
+    /// Text, [`Media::Text`], counted in tokens.
     Text,
-    /// A document, [`Media::Json`], whose texts count.
+    /// A document, [`Media::Json`], whose texts are counted.
     Document,
-    /// A value that no model reads and that costs nothing.
+    /// A value that no model reads and that has no cost.
     Value,
 }
 
-/// Bytes of a field that its shape depends on.
+/// Field bytes that determine the shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Payload {
     /// None: every field has the same shape.
@@ -63,7 +63,7 @@ pub enum Payload {
     Whole,
 }
 
-/// Decodes the fields of some extensions, and reads their shapes from headers.
+/// Decodes fields with certain extensions, and reads shapes from headers.
 ///
 /// Fields are untrusted bytes: sizes are checked before memory is allocated, errors are returned, nothing
 /// panics.
@@ -122,14 +122,14 @@ pub enum Payload {
 /// ```
 pub trait Codec: fmt::Debug + Send + Sync {
     /// Returns a short name, for messages and indexes. An index records the names of registered codecs and is
-    /// rebuilt where they change; give a codec a new name when its shapes change.
+    /// rebuilt if they change; change a codec's name when the shapes change.
     fn name(&self) -> &'static str;
 
-    /// Returns the extensions of the claimed fields: the part after the last dot, in lower case.
+    /// Returns the extensions that the codec claims: the part after the last dot, in lower case.
     fn extensions(&self) -> &'static [&'static str];
 
-    /// Returns the claimed extensions whose usual formats are decoded; a field of another one is refused,
-    /// unless it is decoded by its content. Default: all.
+    /// Returns the claimed extensions whose usual formats are decoded; a field with any other claimed
+    /// extension is rejected, unless the content can be decoded. Default: all.
     fn decoded_extensions(&self) -> &'static [&'static str] {
         self.extensions()
     }
@@ -137,23 +137,23 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Returns the kind of content.
     fn content(&self) -> Content;
 
-    /// Returns the bytes that the shape depends on; of texts and documents these have to be all. Default:
-    /// all.
+    /// Returns the bytes that determine the shape; texts and documents must return all. Default: all.
     fn payload(&self) -> Payload {
         Payload::Whole
     }
 
-    /// Returns whether a prefix from which [`probe`](Self::probe) read a shape determines it. Default: yes.
+    /// Returns whether a prefix from which [`probe`](Self::probe) read a shape determines the shape. Default:
+    /// yes.
     fn is_settled(&self, _prefix: &[u8]) -> bool {
         true
     }
 
     /// Reads the shape of a field.
     ///
-    /// - `prefix`: the first bytes of the field, by [`payload`](Self::payload)
-    /// - `field_bytes`: length of the whole field
+    /// - `prefix`: first bytes of the field, by [`payload`](Self::payload)
+    /// - `field_bytes`: field length in bytes
     ///
-    /// Not asked for texts and documents, which are measured after decoding.
+    /// Not called for texts and documents, which are measured after decoding.
     ///
     /// # Errors
     /// [`DecodeError::PrefixTooShort`] or [`DecodeError::Truncated`] if the header continues after `prefix`;
@@ -165,14 +165,14 @@ pub trait Codec: fmt::Debug + Send + Sync {
         limits: &DecodeLimits,
     ) -> Result<MediaShape, DecodeError>;
 
-    /// Decodes a whole field.
+    /// Decodes a field.
     ///
     /// # Errors
     /// See [`DecodeError`].
     fn decode(&self, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError>;
 }
 
-/// Decodes one field by its extension; fields without a codec are returned undecoded.
+/// Decodes a field by extension; fields without a codec are returned undecoded.
 ///
 /// # Errors
 /// See [`DecodeError`].
@@ -191,19 +191,19 @@ pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Me
     }
 }
 
-/// Reads the shape of one field from `prefix`, its first bytes, without decoding it; texts and fields without
-/// a codec are opaque, because texts are measured by sample ([`crate::sample::measure_sample`]).
+/// Reads a field's shape from `prefix`, without decoding the field; texts and fields without a codec are
+/// opaque, because texts are measured by sample ([`crate::sample::measure_sample`]).
 ///
-/// - `prefix`: the whole field, or its first bytes
-/// - `field_bytes`: length of the whole field
+/// - `prefix`: the whole field, or the first bytes
+/// - `field_bytes`: field length in bytes
 /// - `extension`: WebDataset extension, everything after the first dot of the file name
 ///
 /// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
-/// EXIF, MP3, Ogg and a FLAC of unknown length need the whole field, because their frames are counted.
+/// EXIF, MP3, Ogg and FLAC with unknown length need the whole field, because frames are counted.
 ///
 /// # Errors
 /// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is
-/// damaged or its content does not match its extension.
+/// damaged or the content does not match the extension.
 pub fn probe_shape(
     prefix: &[u8],
     field_bytes: u64,

@@ -1,11 +1,11 @@
-//! NumPy arrays, one per file.
+//! NumPy arrays, a single array per file.
 
 use bytes::Bytes;
 
 use super::{Codec, Content, Payload};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, decode_npy};
 
-/// Codec of NumPy arrays, which cost nothing.
+/// NumPy array codec; arrays have no cost.
 #[derive(Debug)]
 pub(super) struct NpyCodec;
 

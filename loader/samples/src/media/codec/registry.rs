@@ -1,51 +1,51 @@
-//! Finds the codec of a field: one that was registered, else a built-in one.
+//! Finds the codec for a field: a registered codec, else a built-in codec.
 
 use std::sync::{PoisonError, RwLock};
 
 use super::{BUILT_IN, Codec, Content};
 use crate::media::modality::Modality;
 
-/// Codecs of other crates. One list for the process, because the name of a field means the same everywhere.
+/// Codecs from other crates. The list is global to the process, because a field name has the same meaning
+/// everywhere.
 static REGISTERED: RwLock<Vec<&'static dyn Codec>> = RwLock::new(Vec::new());
 
-/// Conflict of a codec with one that was registered before.
+/// Conflict between a codec and a codec registered before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecConflict {
-    /// Another codec has the name.
+    /// A registered codec already has this name.
     #[error("codec `{name}` is registered already")]
     Name {
-        /// Name of both.
+        /// Name that both codecs have.
         name: &'static str,
     },
-    /// Another registered codec claims an extension.
+    /// A registered codec already claims an extension.
     #[error("`.{extension}` is claimed by codec `{known}`, so codec `{name}` cannot claim it")]
     Extension {
         /// The claimed extension.
         extension: &'static str,
-        /// The codec that was registered before.
+        /// Name of the codec registered before.
         known: &'static str,
-        /// The refused codec.
+        /// Name of the rejected codec.
         name: &'static str,
     },
-    /// An extension is empty, has a dot or an upper-case letter, so that no field would match it.
+    /// An extension is empty, or has a dot or an upper-case letter, so that no field would match.
     #[error("codec `{name}` claims `{extension}`; expected the last part of an extension in lower case")]
     Spelling {
-        /// The refused extension.
+        /// The rejected extension.
         extension: &'static str,
-        /// The refused codec.
+        /// Name of the rejected codec.
         name: &'static str,
     },
 }
 
-/// Registers a codec for this process, before any dataset is opened. It replaces built-in codecs for its
-/// extensions.
+/// Registers a codec for this process, before any dataset is opened. A registered codec replaces built-in
+/// codecs for the same extensions.
 ///
 /// Register the same codecs in every process that reads the data: an index names the registered codecs that
-/// its shapes come from, and is rebuilt where they differ.
+/// produced the shapes, and is rebuilt where they differ.
 ///
 /// # Errors
-/// [`CodecConflict`] if the name or an extension is taken by a registered codec, or an extension cannot
-/// match.
+/// [`CodecConflict`] if a registered codec has the same name or extension, or an extension cannot match.
 pub fn register(codec: &'static dyn Codec) -> Result<(), CodecConflict> {
     let name = codec.name();
     let cannot_match = |extension: &&&'static str| {
@@ -67,7 +67,7 @@ pub fn register(codec: &'static dyn Codec) -> Result<(), CodecConflict> {
     Ok(())
 }
 
-/// Returns the codec of the field with this WebDataset extension: everything after the first dot of the file
+/// Returns the codec for a field with this WebDataset extension: everything after the first dot of the file
 /// name.
 ///
 /// Only the part after the last dot counts, ignoring case: `seg.png` and `0.PNG` are images, `txt.gz` has no
@@ -84,14 +84,14 @@ pub fn codec_of(extension: &str) -> Option<&'static dyn Codec> {
     registered_codec(extension).or_else(|| claiming(&BUILT_IN, extension))
 }
 
-/// Returns the kind of content of a field, by its extension; `None` without a codec.
+/// Returns the content kind for a field extension; `None` without a codec.
 #[must_use]
 pub fn content_of(extension: &str) -> Option<Content> {
     codec_of(extension).map(Codec::content)
 }
 
-/// Returns the modality of a field, by its extension, also where this build cannot decode it (video);
-/// `None` for texts and values.
+/// Returns the modality for a field extension, also if this build cannot decode the field (video); `None` for
+/// texts and values.
 #[must_use]
 pub fn modality_of(extension: &str) -> Option<Modality> {
     match content_of(extension)? {
@@ -100,8 +100,8 @@ pub fn modality_of(extension: &str) -> Option<Modality> {
     }
 }
 
-/// Returns whether the usual format of a field is decoded, by its extension. False for a known medium that no
-/// codec reads, such as HEIC; its fields are refused, unless their content is of another format.
+/// Returns whether the usual format for a field extension is decoded. False for a known medium without a
+/// decoder, such as HEIC; such fields are rejected, unless the content has a different format.
 #[must_use]
 pub fn is_decoded(extension: &str) -> bool {
     let last = extension.rsplit('.').next().unwrap_or(extension);
@@ -111,7 +111,7 @@ pub fn is_decoded(extension: &str) -> bool {
     codec_of(extension).is_some_and(decodes)
 }
 
-/// Returns the extensions of a modality, built-in ones first.
+/// Returns a modality's extensions, built-in extensions first.
 #[must_use]
 pub fn extensions_of(modality: Modality) -> Vec<&'static str> {
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
@@ -120,7 +120,7 @@ pub fn extensions_of(modality: Modality) -> Vec<&'static str> {
     of_modality.flat_map(|codec| codec.extensions()).copied().collect()
 }
 
-/// Returns the names of the registered codecs that claim any of these extensions, sorted.
+/// Returns the names of registered codecs that claim any of these extensions, sorted.
 #[must_use]
 pub fn registered<'a>(extensions: impl Iterator<Item = &'a str>) -> Vec<&'static str> {
     let mut names: Vec<_> = extensions.filter_map(registered_codec).map(Codec::name).collect();
@@ -129,7 +129,7 @@ pub fn registered<'a>(extensions: impl Iterator<Item = &'a str>) -> Vec<&'static
     names
 }
 
-/// Returns the registered codec of the field with this extension; `None` if it has a built-in one or none.
+/// Returns the registered codec for a field extension; `None` if the field has a built-in codec or none.
 #[must_use]
 pub fn registered_codec(extension: &str) -> Option<&'static dyn Codec> {
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::media::{DecodeError, DecodeLimits, Media, MediaShape};
 
-    /// A codec of nothing.
+    /// Codec without content.
     #[derive(Debug)]
     struct Nothing(&'static str, &'static [&'static str]);
 

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::{Codec, Content};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, decode_text};
 
-/// Codec of plain text.
+/// Plain text codec.
 #[derive(Debug)]
 pub(super) struct TextCodec;
 

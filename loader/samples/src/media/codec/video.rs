@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::{Codec, Content, Payload};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality};
 
-/// Codec of videos.
+/// Video codec.
 #[derive(Debug)]
 pub(super) struct VideoCodec;
 

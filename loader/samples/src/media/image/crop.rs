@@ -1,4 +1,4 @@
-//! Computes the part of a stored image that a resized crop needs.
+//! Computes the image part that a resized crop needs.
 
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
@@ -24,8 +24,8 @@ impl From<Crop> for CropBox {
 impl CropBox {
     /// Returns the part that a center crop keeps.
     ///
-    /// It is defined by resizing to whole pixels with the shorter side at `side`, then cropping around the
-    /// center, as torchvision does; only this part needs to be resampled.
+    /// The part is defined by resizing to whole pixels with the shorter side at `side`, then cropping around
+    /// the center, as torchvision does; only this part needs to be resampled.
     pub(super) fn center(size: ImageSize, side: u32) -> Self {
         let scale = f64::from(side) / f64::from(size.width.min(size.height));
         let [(left, width), (top, height)] = [size.width, size.height].map(|length| {
@@ -39,7 +39,7 @@ impl CropBox {
         Self { left, top, width, height }
     }
 
-    /// Returns the same part in the stored image, before its orientation is applied.
+    /// Returns the same part in the stored image, before the orientation is applied.
     pub(super) fn to_stored(self, stored: ImageSize, orientation: Orientation) -> Self {
         let (width, height) = (f64::from(stored.width), f64::from(stored.height));
         let point = |x: f64, y: f64| match orientation {

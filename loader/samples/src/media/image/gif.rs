@@ -1,7 +1,7 @@
-//! Decodes the first frame of a GIF as Pillow's `convert("RGB")` does.
+//! Decodes the first GIF frame as Pillow's `convert("RGB")` does.
 //!
-//! Transparent pixels have the color of their index. What the frame leaves uncovered has the color of the
-//! transparent index, else of the first one.
+//! Transparent pixels have the color of their index. Pixels outside the frame have the color of the
+//! transparent index, else the first color.
 
 use std::io::Cursor;
 use std::num::NonZeroU64;
@@ -51,7 +51,7 @@ pub(super) fn decode_into(
     Ok(())
 }
 
-/// Palette: three bytes a color.
+/// Palette: three bytes per color.
 struct Colors<'a>(&'a [u8]);
 
 impl Colors<'_> {
@@ -76,7 +76,7 @@ mod tests {
 
     const COLORS: [u8; 12] = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120];
 
-    /// Makes a file whose frame has the indices 0 to 2 and then 1, in two rows of two.
+    /// Creates a file whose frame has the indices 0 to 2 and then 1, in two rows with two pixels each.
     fn gif(canvas: (u8, u8), left: u8, transparent: Option<u8>) -> Vec<u8> {
         let mut file = b"GIF89a".to_vec();
         file.extend([canvas.0, 0, canvas.1, 0, 0x81, 0, 0]);
@@ -85,7 +85,7 @@ mod tests {
             file.extend([b'!', 0xF9, 4, 1, 0, 0, index, 0]);
         }
         file.extend([b',', left, 0, 0, 0, 2, 0, 2, 0, 0]);
-        // Codes of 3 bits: clear, 0, 1, 2; then of 4 bits: 1, end.
+        // 3-bit codes: clear, 0, 1, 2; then 4-bit codes: 1, end.
         file.extend([2, 3, 0b0100_0100, 0b0001_0100, 0b0000_0101, 0, b';']);
         file
     }

@@ -1,7 +1,7 @@
 //! Decodes JPEG to RGB and rejects data that end too early.
 //!
-//! Two decoders: a fast one for whole files of the usual kinds, and [`super::jpeg_scans`] for the others and,
-//! unless damage is an error, for damaged ones.
+//! There are two decoders: a fast decoder for complete files of the usual kinds, and [`super::jpeg_scans`]
+//! for all other files and, unless damage is an error, for damaged files.
 //!
 //! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is assumed to be stored inverted, as
 //! Photoshop does.
@@ -23,10 +23,10 @@ use crate::media::limits::{ImageLimits, Strictness, check_limit};
 use crate::media::probe::{JpegColors, JpegHeader, read_jpeg_header};
 
 const FORMAT: &str = "jpeg";
-/// Widest image whose halved components libjpeg does not interpolate.
+/// Width of the widest image whose subsampled components libjpeg does not interpolate.
 const NARROW_WIDTH: u32 = 4;
 
-/// Decodes the stored image, without its orientation, into `image`; possibly reduced with libjpeg-turbo.
+/// Decodes the stored image, without orientation, into `image`; libjpeg-turbo may reduce the size.
 pub(super) fn decode_into(
     bytes: &[u8],
     reduction: Reduction,
@@ -60,7 +60,7 @@ fn decode_in_full(
     jpeg_scans::decode_into(bytes, header, limits, image)
 }
 
-/// Decodes a whole file of a usual kind; anything unusual about it is an error.
+/// Decodes a complete file of a usual kind; anything unusual is an error.
 fn decode_fast(
     bytes: &[u8],
     header: &JpegHeader,
@@ -105,15 +105,17 @@ pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
 enum ColorPlan {
     /// The decoder converts to RGB.
     Decoder,
-    /// YCbCr whose Adobe segment is to be overruled.
+    /// YCbCr with an Adobe segment that must be overruled.
     StoredYcc,
-    /// RGB that the decoder would take for CMYK; if it is to read and to write YCbCr, it copies the values.
+    /// RGB that the decoder would interpret as CMYK; when input and output are set to YCbCr, the decoder
+    /// copies the values.
     StoredRgb,
 }
 
 impl ColorPlan {
     /// Returns the plan; `None` for files that the fast decoder does not decode as libjpeg does: arithmetic
-    /// coding, sequential ones of several scans, a first component that is smaller than another, narrow ones.
+    /// coding, sequential files with several scans, files whose first component is smaller than another
+    /// component, narrow images.
     fn of(header: &JpegHeader) -> Option<Self> {
         let components = header.components();
         let is_in_one_scan =
@@ -155,7 +157,7 @@ impl ColorPlan {
     }
 }
 
-/// Checks the decoder's allocations: its output, and all coefficients of a progressive image.
+/// Checks decoder allocations: the output, and all coefficients in a progressive image.
 fn check_allocation(header: &JpegHeader, limits: &ImageLimits) -> Result<(), DecodeError> {
     const COEFFICIENT_BYTES: u64 = 2;
     let pixels = u64::from(header.width) * u64::from(header.height);

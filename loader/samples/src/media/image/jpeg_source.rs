@@ -1,11 +1,11 @@
-//! Feeds a JPEG to the decoder and watches how its entropy-coded data end.
+//! Feeds a JPEG to the decoder and watches how the entropy-coded data end.
 //!
 //! The decoder fills missing data with zero bits and reports a complete image, so a truncated JPEG decodes
-//! without an error. Its reads reveal the truncation: a complete baseline scan is consumed within 8 bytes of
-//! its end marker, because the decoder's bit buffer holds 64 bits. Instead of the end marker this source
-//! therefore first serves 9 bytes of padding. A decoder that reads beyond the padding has run out of data.
-//! One that looks for a marker instead gets the end marker immediately; if it skipped more than a few bytes
-//! to find it, it may have lost its position in damaged data.
+//! without an error. The reads reveal the truncation: a complete baseline scan is consumed within 8 bytes
+//! from the end marker, because the decoder's bit buffer holds 64 bits. Instead of the end marker this source
+//! therefore first serves 9 padding bytes. A decoder that reads beyond the padding has run out of data. A
+//! decoder that looks for a marker gets the end marker immediately; if the decoder skipped more than a few
+//! bytes to find the marker, the decoder may have lost the position in damaged data.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,23 +17,24 @@ use crate::media::limits::Strictness;
 
 const PADDING_BYTES: u8 = 9;
 const END_OF_IMAGE: u8 = 0xD9;
-/// Bytes between the scan and the end marker that some writers insert.
+/// Maximum number of bytes that some writers insert between the scan and the end marker.
 const SURPLUS_BYTES_MAX: usize = 4;
 
-/// End of the entropy-coded data.
+/// How the entropy-coded data end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ScanEnd {
     /// No end marker was read.
     Unseen,
-    /// The decoder found the end marker when it had finished.
+    /// The decoder found the end marker when decoding was complete.
     Reached,
     /// The decoder read beyond the end marker.
     Overrun,
-    /// The decoder finished long before the end marker: it lost its position, or a writer left bytes there.
+    /// The decoder finished long before the end marker: it lost the position, or a writer left extra bytes
+    /// there.
     Surplus,
 }
 
-/// Observations of a [`JpegSource`]; shared with it because the decoder owns the source.
+/// Observations made by a [`JpegSource`]; shared because the decoder owns the source.
 pub(super) struct EndTrace {
     end: Cell<ScanEnd>,
     is_padded: Cell<bool>,
@@ -44,18 +45,18 @@ impl EndTrace {
         Self { end: Cell::new(ScanEnd::Unseen), is_padded: Cell::new(false) }
     }
 
-    /// Starts to watch for overrun; must be called before the scans of a baseline JPEG are decoded.
+    /// Starts to watch for overrun; must be called before the scans in a baseline JPEG are decoded.
     ///
-    /// A progressive decoder must find the marker after each scan early, so its data are not padded and only
-    /// a missing end marker is detected.
+    /// A progressive decoder must find the marker after each scan early, so progressive data are not padded
+    /// and only a missing end marker is detected.
     pub(super) fn watch_overrun(&self) {
         self.is_padded.set(true);
     }
 
-    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker when it
-    /// had all the data it wanted; exactly then, if any damage is an error.
+    /// Returns the damage found at the end of the data: `Ok` if the decoder found the end marker when it had
+    /// all required data; exactly then, if any damage is an error.
     ///
-    /// - `bytes`: length of the file
+    /// - `bytes`: file length in bytes
     pub(super) fn verdict(&self, bytes: usize, strictness: Strictness) -> Result<(), DecodeError> {
         match self.end.get() {
             ScanEnd::Reached => Ok(()),
@@ -74,13 +75,13 @@ impl EndTrace {
     }
 }
 
-/// Cursor over the bytes of one JPEG.
+/// Cursor over JPEG bytes.
 pub(super) struct JpegSource<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// Bytes of padding still to be served; `None` while no padding is served.
+    /// Padding bytes still to be served; `None` while no padding is served.
     padding_left: Option<u8>,
-    /// Range of a byte-by-byte search for a marker: its start, and the next byte it will read.
+    /// Range of a byte-by-byte marker search: start, and next byte to read.
     search: Range<usize>,
     trace: &'a EndTrace,
 }
@@ -95,7 +96,7 @@ impl<'a> JpegSource<'a> {
         self.bytes.get(start..self.position) == Some(&[0xFF, END_OF_IMAGE])
     }
 
-    /// Serves the end marker to a read of the decoder's bit buffer: a stuffed `FF`, then padding.
+    /// Serves the end marker to a bit buffer read: a stuffed `FF`, then padding.
     #[cold]
     fn start_padding(&mut self) -> u8 {
         if self.trace.is_padded.get() && self.trace.end.get() == ScanEnd::Unseen {
@@ -119,14 +120,14 @@ impl<'a> JpegSource<'a> {
         0xFF
     }
 
-    /// Ends the padding and steps back to the end marker.
+    /// Ends the padding and moves back to the end marker.
     fn stop_padding(&mut self) {
         if self.padding_left.take().is_some() {
             self.position -= 2;
         }
     }
 
-    /// Records a byte that was read alone, as the decoder does when it looks for the next marker.
+    /// Records a single-byte read, which the decoder uses when looking for the next marker.
     fn record_search(&mut self, byte: u8) {
         if self.search.end != self.position - 1 {
             self.search.start = self.position - 1;
@@ -158,7 +159,8 @@ impl ZByteReaderTrait for JpegSource<'_> {
     fn read_exact_bytes(&mut self, buf: &mut [u8]) -> Result<(), ZByteIoError> {
         if self.padding_left.is_some() {
             if buf.len() > 1 {
-                // The bit buffer reads four bytes at a time; failing this makes it read them one by one.
+                // The bit buffer reads four bytes at a time; failing this read makes the decoder read single
+                // bytes.
                 return Err(ZByteIoError::NotEnoughBytes(0, buf.len()));
             }
             self.stop_padding();

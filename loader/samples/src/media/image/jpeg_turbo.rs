@@ -1,6 +1,6 @@
 //! Decodes JPEG to RGB through libjpeg-turbo, as strictly as the pure Rust decoder.
 //!
-//! libjpeg fills in missing data and only warns. If it warns of anything but bytes in front of the end
+//! libjpeg fills in missing data and only warns. If libjpeg warns about anything but bytes before the end
 //! marker, or if colors are converted differently (CMYK), [`super::jpeg`] decodes the image, so that both
 //! builds accept and reject the same files.
 
@@ -15,17 +15,17 @@ use crate::media::limits::Strictness;
 use crate::media::probe::JpegHeader;
 
 const FORMAT: &str = "jpeg";
-/// Bytes between the scan and the end marker that some writers insert.
+/// Maximum number of bytes that some writers insert between the scan and the end marker.
 const SURPLUS_BYTES_MAX: u64 = 4;
-/// Components of CMYK and YCCK.
+/// Number of components in CMYK and YCCK.
 const CMYK_COMPONENTS: usize = 4;
 
 thread_local! {
-    /// One decoder per thread, which reuses its tables and buffers.
+    /// Decoder per thread, which reuses tables and buffers.
     static DECODER: RefCell<Option<Decompressor>> = const { RefCell::new(None) };
 }
 
-/// Decodes the stored image into `image`, possibly reduced; `None` if the other decoder has to decide.
+/// Decodes the stored image into `image`, possibly reduced; `None` if the pure Rust decoder has to decide.
 pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
@@ -84,8 +84,8 @@ fn verdict(message: &str, bytes: usize, strictness: Strictness) -> Option<Result
     is_damage.then(|| Err(DecodeError::codec(FORMAT, message.to_owned())))
 }
 
-/// Returns the bytes skipped before the end marker; this warning comes last, so as the first it is the only
-/// one.
+/// Returns the number of bytes skipped before the end marker; this warning comes last, so if it is first, it
+/// is the only warning.
 fn surplus_bytes(message: &str) -> Option<u64> {
     let (before, _) = message.split_once(" extraneous bytes before marker 0xd9")?;
     before.rsplit(' ').next()?.parse().ok()
@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// Returns the mean and the largest difference of two images, out of 255.
+    /// Returns the mean and the maximum difference between two images, out of 255.
     fn difference(left: &RgbImage, right: &RgbImage) -> (f64, u8) {
         assert_eq!((left.width, left.height), (right.width, right.height));
         let differences = left.pixels.iter().zip(&right.pixels).map(|(left, right)| left.abs_diff(*right));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn real_images_are_accepted_and_refused_alike_and_look_alike() {
-        /// Largest file compared; larger ones take long and test nothing new.
+        /// Maximum size of compared files; larger files take long and test nothing new.
         const FILE_BYTES_MAX: usize = 200 << 10;
         for (path, bytes) in crate::media::tests::shared_files("jpg") {
             if !bytes.starts_with(&[0xFF, 0xD8]) || bytes.len() > FILE_BYTES_MAX {

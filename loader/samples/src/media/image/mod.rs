@@ -35,9 +35,9 @@ pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder,
 /// Decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RgbImage {
-    /// Columns.
+    /// Number of columns.
     pub width: u32,
-    /// Rows.
+    /// Number of rows.
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
@@ -50,7 +50,7 @@ pub struct RgbImage {
 ///
 /// # Errors
 /// See [`DecodeError`]. A file that ends too early is [`DecodeError::Truncated`], except for a JPEG in
-/// lenient mode; in strict mode any damage of a JPEG is an error.
+/// lenient mode; in strict mode any damage in a JPEG is an error.
 ///
 /// # Examples
 /// ```
@@ -69,7 +69,7 @@ pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Decode
     Ok(image)
 }
 
-/// Decodes an image to RGB into `image`, whose pixel buffer is reused.
+/// Decodes an image to RGB into `image`, and reuses the pixel buffer.
 ///
 /// After an error the content of `image` is unspecified.
 ///
@@ -157,7 +157,7 @@ mod tests {
         decode_rgb(bytes, &ImageLimits { strictness: Strictness::Lenient, ..ImageLimits::default() })
     }
 
-    /// Decodes where any damage is an error.
+    /// Decodes in strict mode, where any damage is an error.
     fn decoded_strictly(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
         decode_rgb(bytes, &ImageLimits { strictness: Strictness::Strict, ..ImageLimits::default() })
     }

@@ -1,13 +1,13 @@
-//! Types of pixel values: normalized in single or half precision, or bytes for a device to normalize; and
-//! their order in memory.
+//! Pixel value types: normalized in single or half precision, or bytes for a device to normalize; and the
+//! memory order.
 
 use bytemuck::Pod;
 use half::bf16;
 
-/// Type of pixel values.
+/// Pixel value type.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PixelType {
-    /// Normalized, in single precision, as the Hugging Face processors make them.
+    /// Normalized, in single precision, as from the Hugging Face processors.
     #[default]
     Float32,
     /// Normalized, rounded to the nearest bfloat16: half the memory.
@@ -17,7 +17,7 @@ pub enum PixelType {
 }
 
 impl PixelType {
-    /// Returns the bytes of a value.
+    /// Returns the bytes per value.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         match self {
@@ -28,26 +28,26 @@ impl PixelType {
     }
 }
 
-/// Order of the axes of an image.
+/// Axis order of an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum PixelLayout {
-    /// `[3, height, width]`, as PyTorch's models take images.
+    /// `[3, height, width]`, as PyTorch models accept images.
     #[default]
     ChannelsFirst,
-    /// `[height, width, 3]`, as JAX and TensorFlow, and PyTorch's `channels_last`, have them in memory.
+    /// `[height, width, 3]`, the memory order in JAX, TensorFlow, and PyTorch's `channels_last`.
     ChannelsLast,
 }
 
-/// Type and order of the values of images.
+/// Value type and memory order for images.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct PixelFormat {
-    /// Type of a value.
+    /// Value type.
     pub pixels: PixelType,
-    /// Order of the axes.
+    /// Axis order.
     pub layout: PixelLayout,
 }
 
-/// Pixel values of some type, row-major.
+/// Pixel values with any type, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PixelBuffer {
     /// Normalized, in single precision.
@@ -75,13 +75,13 @@ impl PixelBuffer {
         }
     }
 
-    /// Returns whether there are no values, as where an image was only counted.
+    /// Returns whether there are no values, as for images that were only counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Makes zeros of the same type.
+    /// Creates zeros with the same type.
     #[must_use]
     pub fn zeros(&self, len: usize) -> Self {
         match self {
@@ -91,7 +91,7 @@ impl PixelBuffer {
         }
     }
 
-    /// Returns the values in single precision; none if they are of another type.
+    /// Returns the values in single precision; empty for any other type.
     #[must_use]
     pub fn f32(&self) -> &[f32] {
         match self {
@@ -101,15 +101,15 @@ impl PixelBuffer {
     }
 }
 
-/// A pixel value; its default is the padding of tiles.
+/// A pixel value; the default is the tile padding value.
 pub trait Pixel: Pod + Default + Send {
-    /// Converts a byte, of which the normalized value is known.
+    /// Converts a byte with a known normalized value.
     fn of(byte: u8, normalized: f32) -> Self;
 
-    /// Wraps values of this type.
+    /// Wraps values of this type in a buffer.
     fn buffer(values: Vec<Self>) -> PixelBuffer;
 
-    /// Returns the values of a buffer of this type.
+    /// Returns the values from a buffer with this type.
     fn values(buffer: PixelBuffer) -> Option<Vec<Self>>;
 }
 

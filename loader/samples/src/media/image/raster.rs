@@ -1,8 +1,8 @@
 //! Decodes PNG, WebP, BMP and the usual kinds of TIFF to RGB.
 //!
-//! The first frame of an animation is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
-//! alpha is dropped without blending, as Pillow's `convert("RGB")` does. Checksums of critical PNG chunks are
-//! verified; a PNG may end without its last chunk.
+//! For an animation, the first frame is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
+//! alpha is dropped without blending, as in Pillow's `convert("RGB")`. Checksums of critical PNG chunks are
+//! verified; a PNG may end without the last chunk.
 
 use std::io::Cursor;
 
@@ -13,12 +13,12 @@ use crate::media::error::DecodeError;
 use crate::media::limits::{ImageLimits, check_limit};
 use crate::media::probe::ImageFormat;
 
-/// The last chunk of a PNG.
+/// The last PNG chunk.
 const PNG_END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
 
 /// Decodes the stored image, without its orientation, into `image`.
 ///
-/// `format` must not be JPEG, GIF or AVIF, which have their own decoders.
+/// `format` must not be JPEG, GIF or AVIF, which have separate decoders.
 pub(super) fn decode_into(
     bytes: &[u8],
     format: ImageFormat,

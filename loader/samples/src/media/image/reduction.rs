@@ -1,13 +1,13 @@
-//! Chooses by how much a JPEG is reduced while it is decoded.
+//! Chooses how much a JPEG is reduced during decoding.
 //!
-//! An inverse DCT of fewer frequencies gives a smaller image for less work. Halves, quarters and eighths have
-//! fast code; other ratios cost more than they save.
+//! An inverse DCT with fewer frequencies produces a smaller image with less work. Halves, quarters and
+//! eighths have fast code; other ratios cost more than they save.
 
-/// Most halvings: an 8 x 8 block becomes one pixel.
+/// Maximum number of halvings: an 8 x 8 block becomes a single pixel.
 #[cfg(any(feature = "turbojpeg", test))]
 const HALVINGS_MAX: u32 = 3;
 
-/// Reduction of both sides by a power of two.
+/// Reduction by a power of two on both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::media) struct Reduction(u32);
 
@@ -15,7 +15,7 @@ impl Reduction {
     /// No reduction.
     pub(in crate::media) const NONE: Self = Self(0);
 
-    /// Returns the largest reduction that leaves `length` pixels at least `wanted` long.
+    /// Returns the largest reduction that keeps `length` pixels at least `wanted` long.
     #[cfg(any(feature = "turbojpeg", test))]
     pub(in crate::media) fn at_least(length: f64, wanted: u32) -> Self {
         let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);

@@ -1,4 +1,4 @@
-//! Resamples a part of an image.
+//! Resamples an image part.
 
 use dflop_costmodel::ImageSize;
 use fast_image_resize::images::{TypedImage, TypedImageRef};
@@ -14,7 +14,7 @@ impl RgbImage {
     /// Returns the image in another size, bilinear and antialiased.
     ///
     /// # Errors
-    /// [`DecodeError::Codec`] if the resizer refuses the sizes.
+    /// [`DecodeError::Codec`] if the resizer rejects the sizes.
     pub fn resized(&self, size: ImageSize) -> Result<RgbImage, DecodeError> {
         let whole =
             CropBox { left: 0.0, top: 0.0, width: f64::from(self.width), height: f64::from(self.height) };
@@ -22,7 +22,7 @@ impl RgbImage {
     }
 }
 
-/// Cuts a rectangle out of an image and resizes it.
+/// Cuts a rectangle out of an image and resizes the rectangle.
 pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {
     resize_owned(image, CropBox::from(crop), size)
 }
@@ -33,7 +33,7 @@ fn resize_owned(image: &RgbImage, part: CropBox, size: ImageSize) -> Result<RgbI
     Ok(RgbImage { width: size.width, height: size.height, pixels, is_truncated: image.is_truncated })
 }
 
-/// Resamples `part` of an image to `size`, bilinear and antialiased.
+/// Resamples the image part `part` to `size`, bilinear and antialiased.
 ///
 /// - `out`: `[size.height, size.width, 3]`, overwritten
 pub(super) fn resize_part(

@@ -1,8 +1,7 @@
-//! Decodes kinds of TIFF that [`super::raster`] does not: palettes, gray of unusual depths, YCbCr, CIE
-//! L*a*b*.
+//! Decodes TIFF kinds that [`super::raster`] does not: palettes, gray with unusual depths, YCbCr, CIE L*a*b*.
 //!
-//! Values follow Pillow's `convert("RGB")`: floating-point and signed or 32-bit gray is cut to 0 to 255, gray
-//! of up to 16 bits is scaled.
+//! Values follow Pillow's `convert("RGB")`: floating-point and signed or 32-bit gray is clamped to 0 to 255,
+//! gray with up to 16 bits is scaled.
 
 use std::io::Cursor;
 
@@ -39,7 +38,7 @@ pub(super) fn decode_into(
     Ok(())
 }
 
-/// Copies the file with gray in place of a meaning that the decoder refuses.
+/// Copies the file with gray in place of a photometric interpretation that the decoder rejects.
 fn as_samples(bytes: &[u8], header: &TiffHeader) -> Vec<u8> {
     const GRAY: u8 = 1;
     let mut patched = bytes.to_vec();
@@ -49,7 +48,7 @@ fn as_samples(bytes: &[u8], header: &TiffHeader) -> Vec<u8> {
     patched
 }
 
-/// Decodes the samples as stored, in the byte order of this machine.
+/// Decodes the samples as stored, in this machine's byte order.
 fn stored_samples(bytes: &[u8], length: usize, limits: &ImageLimits) -> Result<Vec<u8>, DecodeError> {
     let refusal = |error: TiffError| refusal(error, bytes.len());
     let mut decoder_limits = Limits::default();
@@ -101,7 +100,7 @@ fn convert_row(row: &[u8], header: &TiffHeader, width: usize, pixels: &mut Vec<u
     }
 }
 
-/// Returns an unsigned sample of up to 8 bits, which are packed from the highest bit on.
+/// Returns an unsigned sample with up to 8 bits; samples are packed from the highest bit on.
 fn small_sample(row: &[u8], place: usize, bits: u64) -> usize {
     let bits = bits as usize;
     let at = place * bits;
@@ -130,10 +129,10 @@ fn gray_sample(row: &[u8], place: usize, bits: u64, is_float: bool, is_signed: b
     }
 }
 
-/// Converts a color of CIE L*a*b*, with the white of D50, to sRGB.
+/// Converts a CIE L*a*b* color, with white point D50, to sRGB.
 ///
 /// # Source
-/// ICC.1:2022, annexes A and D; IEC 61966-2-1, in the adaptation of Bradford to D50.
+/// ICC.1:2022, annexes A and D; IEC 61966-2-1, adapted to D50 with the Bradford transform.
 fn rgb_of_lab(lightness: u8, a: i8, b: i8) -> [u8; 3] {
     const WHITE: [f64; 3] = [0.964_22, 1.0, 0.825_21];
     const TO_RGB: [[f64; 3]; 3] = [

@@ -1,9 +1,10 @@
-//! Decodes images to square, normalized tensors: the input of most vision encoders.
+//! Decodes images to square, normalized tensors, the input for most vision encoders.
 //!
-//! Full decode, shorter side to the side of the square by antialiased bilinear resampling, center crop, then
-//! `(value / 255 - mean) / deviation`, by default with the `ImageNet` statistics, channels first. Only the
-//! part of the image that the crop keeps is resampled; the EXIF orientation is applied to the small square,
-//! after the resampling. Other types and orders of the values are written from the same square.
+//! Decodes in full, resamples the shorter side to the square's side with antialiased bilinear filtering,
+//! crops the center, then computes `(value / 255 - mean) / deviation`, by default with the `ImageNet`
+//! statistics, channels first. Only the image part inside the crop is resampled; the EXIF orientation is
+//! applied to the small square, after resampling. Other value types and orders are written from the same
+//! square.
 
 use std::num::NonZeroU32;
 
@@ -21,25 +22,25 @@ use crate::media::augment::{ImageAugment, ImageChanges};
 use crate::media::error::DecodeError;
 use crate::media::limits::ImageLimits;
 
-/// Mean of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
+/// `ImageNet` pixel mean: red, green, blue, on a scale from 0 to 1.
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-/// Standard deviation of the `ImageNet` pixels: red, green, blue, on a scale of 0 to 1.
+/// `ImageNet` pixel standard deviation: red, green, blue, on a scale from 0 to 1.
 pub const IMAGENET_DEVIATION: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Mean and standard deviation of pixels by color, on a scale of 0 to 1.
+/// Pixel mean and standard deviation by color, on a scale from 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PixelStatistics {
-    /// Subtracted from red, green and blue.
+    /// Mean, subtracted from red, green and blue.
     pub mean: [f32; 3],
-    /// Divides red, green and blue.
+    /// Standard deviation, which divides red, green and blue.
     pub deviation: [f32; 3],
 }
 
-/// Statistics of the `ImageNet` pixels.
+/// `ImageNet` pixel statistics.
 const IMAGENET: PixelStatistics = PixelStatistics { mean: IMAGENET_MEAN, deviation: IMAGENET_DEVIATION };
 
 impl Default for PixelStatistics {
-    /// Returns the statistics of `ImageNet`.
+    /// Returns the `ImageNet` statistics.
     fn default() -> Self {
         IMAGENET
     }
@@ -49,11 +50,12 @@ impl Default for PixelStatistics {
 enum Source<'a> {
     /// A file.
     Encoded(&'a [u8]),
-    /// Pixels that another codec decoded.
+    /// Pixels that a different codec decoded.
     Decoded(RgbImage),
 }
 
-/// Decodes images to `[3, side, side]` tensors; reuses its buffers, so each worker thread owns one.
+/// Decodes images to `[3, side, side]` tensors; reuses buffers, so each worker thread needs a separate
+/// decoder.
 #[derive(Debug)]
 pub struct ImageTensorDecoder {
     side: NonZeroU32,
@@ -67,14 +69,14 @@ pub struct ImageTensorDecoder {
 }
 
 impl ImageTensorDecoder {
-    /// Makes a decoder for 224 x 224 pixels.
+    /// Creates a decoder for 224 x 224 pixels.
     #[must_use]
     pub fn new(limits: ImageLimits) -> Self {
         const SIDE: NonZeroU32 = NonZeroU32::new(224).unwrap();
         Self::with_side(SIDE, limits)
     }
 
-    /// Makes a decoder for `side` x `side` pixels.
+    /// Creates a decoder for `side` x `side` pixels.
     #[must_use]
     pub fn with_side(side: NonZeroU32, limits: ImageLimits) -> Self {
         let pixels = side.get() as usize * side.get() as usize;
@@ -90,15 +92,15 @@ impl ImageTensorDecoder {
         }
     }
 
-    /// Normalizes by other statistics than those of `ImageNet`.
+    /// Sets the statistics for normalization. Default: `ImageNet`.
     #[must_use]
     pub fn statistics(mut self, statistics: PixelStatistics) -> Self {
         self.tables = Box::new(normalization_tables(statistics));
         self
     }
 
-    /// Sets whether a JPEG is decoded at a half, a quarter or an eighth of its size if the cropped part is
-    /// then still at least `side` long. Faster, with slightly different pixels. Default: false.
+    /// Sets whether a JPEG is decoded at a half, a quarter or an eighth of the full size if the cropped part
+    /// then is still at least `side` long. Faster, with slightly different pixels. Default: false.
     #[cfg(feature = "turbojpeg")]
     #[must_use]
     pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
@@ -106,13 +108,13 @@ impl ImageTensorDecoder {
         self
     }
 
-    /// Returns the number of values of one tensor: `3 * side * side`.
+    /// Returns the number of values per tensor: `3 * side * side`.
     #[must_use]
     pub fn values(&self) -> usize {
         3 * self.square.len()
     }
 
-    /// Decodes one image.
+    /// Decodes an image.
     ///
     /// - `out`: `[3, side, side]` f32, overwritten: red, green, blue plane; rows from top to bottom
     /// - returns whether the file was truncated, which only lenient limits accept
@@ -126,8 +128,8 @@ impl ImageTensorDecoder {
         self.decode_augmented_into(bytes, None, out)
     }
 
-    /// Decodes one image with the changes that `augment` draws: its random crop instead of the center crop,
-    /// then colors, then the flip.
+    /// Decodes an image with the changes that `augment` draws: a random crop instead of the center crop, then
+    /// colors, then the flip.
     ///
     /// # Errors
     /// See [`decode_into`](Self::decode_into).
@@ -143,15 +145,15 @@ impl ImageTensorDecoder {
         self.square_as(Source::Encoded(bytes), augment, PixelLayout::ChannelsFirst, out)
     }
 
-    /// Decodes one image to values of some type and order; bytes are not normalized.
+    /// Decodes an image to values with any type and order; bytes are not normalized.
     ///
-    /// - `out`: values in native byte order, aligned for their type, overwritten
+    /// - `out`: values in native byte order, aligned for the value type, overwritten
     ///
     /// # Errors
     /// See [`decode_into`](Self::decode_into).
     ///
     /// # Panics
-    /// If `out` does not have [`values`](Self::values) values of the type, or is not aligned for it.
+    /// If `out` does not have [`values`](Self::values) values of the value type, or is not aligned for it.
     pub fn decode_formatted_into(
         &mut self,
         bytes: &[u8],
@@ -166,7 +168,7 @@ impl ImageTensorDecoder {
     /// decoding.
     ///
     /// # Errors
-    /// [`DecodeError::Malformed`] if the number of pixels does not match the size of the image.
+    /// [`DecodeError::Malformed`] if the number of pixels does not match the image size.
     ///
     /// # Panics
     /// See [`decode_formatted_into`](Self::decode_formatted_into).
@@ -199,7 +201,8 @@ impl ImageTensorDecoder {
         }
     }
 
-    /// Stores the image, resamples, changes, orients and normalizes it; returns whether it is truncated.
+    /// Stores the image, resamples, changes, orients and normalizes it; returns whether the image is
+    /// truncated.
     fn square_as<P: Pixel>(
         &mut self,
         source: Source<'_>,
@@ -275,7 +278,7 @@ impl ImageTensorDecoder {
     }
 }
 
-/// Returns the size of a decoded image whose pixels match it.
+/// Returns the size of a decoded image, if the pixels match.
 fn checked_size(image: &RgbImage) -> Result<ImageSize, DecodeError> {
     let size = ImageSize { width: image.width, height: image.height };
     let bytes = u64::from(size.width) * u64::from(size.height) * 3;
@@ -311,7 +314,7 @@ fn normalize_by_pixel<P: Pixel>(square: &[[u8; 3]], tables: &[[f32; 256]; 3], ou
     }
 }
 
-/// Applies the orientation to a square image of `side` x `side` pixels and then, if requested, the flip.
+/// Applies the orientation to a square image with `side` x `side` pixels and then, if requested, the flip.
 fn orient_square(
     square: &[[u8; 3]],
     side: usize,

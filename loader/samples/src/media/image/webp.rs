@@ -1,11 +1,12 @@
-//! Checks that the first frame of a WebP file is not larger than its canvas.
+//! Checks that the first frame in a WebP file is not larger than the canvas.
 //!
-//! The extended header states the canvas, each frame its own size; the decoder allocates for the frame.
+//! The extended header states the canvas size, each frame the frame size; the decoder allocates for the
+//! frame.
 
 use crate::media::error::DecodeError;
 use crate::media::probe::field::{u16_le, u32_le};
 
-/// Length of the header of an animation frame, before its own chunks.
+/// Length of an animation frame header in bytes, before the frame's chunks.
 const FRAME_HEADER_BYTES: usize = 16;
 
 /// Checks the first frame.
@@ -22,7 +23,7 @@ pub(super) fn check_first_frame(bytes: &[u8], width: u32, height: u32) -> Result
     }
 }
 
-/// Returns offset and size of the first frame; `None` without one, which the decoder refuses itself.
+/// Returns offset and size of the first frame; `None` without a frame, which the decoder rejects.
 fn first_frame(bytes: &[u8]) -> Option<(usize, (u32, u32))> {
     let mut position = 12;
     loop {
@@ -30,13 +31,13 @@ fn first_frame(bytes: &[u8]) -> Option<(usize, (u32, u32))> {
         let start = position + 8;
         match bytes.get(position..position + 4)? {
             b"VP8 " => {
-                // Frame tag of three bytes, start code of three, then 14 bits each, below two bits of
-                // scaling.
+                // Frame tag with three bytes, start code with three bytes, then 14 bits each, below two
+                // scaling bits.
                 let side = |at| Some(u32::from(u16_le(bytes, at)? & 0x3fff));
                 return Some((position, (side(start + 6)?, side(start + 8)?)));
             }
             b"VP8L" => {
-                // A signature of one byte, then 14 bits each, less one.
+                // A signature byte, then 14 bits each, minus 1.
                 let sides = u32_le(bytes, start + 1)?;
                 return Some((position, ((sides & 0x3fff) + 1, ((sides >> 14) & 0x3fff) + 1)));
             }
@@ -50,7 +51,7 @@ fn first_frame(bytes: &[u8]) -> Option<(usize, (u32, u32))> {
 mod tests {
     use super::*;
 
-    /// Makes an extended file of a canvas of 100 x 100 pixels with one lossy frame.
+    /// Creates an extended file with a canvas of 100 x 100 pixels and a single lossy frame.
     fn extended(width: u16, height: u16, is_animated: bool) -> Vec<u8> {
         let mut frame = b"VP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a".to_vec();
         frame.extend([width.to_le_bytes(), height.to_le_bytes()].concat());

@@ -11,7 +11,7 @@ pub(super) fn is_aiff(bytes: &[u8]) -> bool {
     matches!(bytes, [b'F', b'O', b'R', b'M', _, _, _, _, b'A', b'I', b'F', b'F' | b'C', ..])
 }
 
-/// Reads the header of a file of `field_bytes` bytes whose first bytes are `prefix`.
+/// Reads the header from `prefix`, the first bytes of a file with `field_bytes` bytes.
 pub(crate) fn read_aiff_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, prefix.len());
     let mut format = None;
@@ -45,7 +45,7 @@ pub(crate) fn read_aiff_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHea
     }
 }
 
-/// Reads the format, and the number of frames.
+/// Reads the sample format and the number of frames.
 fn read_format(prefix: &[u8], start: usize, bytes: u32) -> Result<(PcmFormat, u64), DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, prefix.len());
     if bytes < 18 {
@@ -79,8 +79,8 @@ fn read_format(prefix: &[u8], start: usize, bytes: u32) -> Result<(PcmFormat, u6
     Ok((format.checked(FORMAT, start)?, frames.into()))
 }
 
-/// Returns a rate that is stored as an extended number: sign and exponent in 16 bits, 64 bits with the first
-/// 1.
+/// Returns a rate stored as an 80-bit extended number: sign and exponent in 16 bits, then 64 bits with an
+/// explicit leading 1.
 fn rate_of(bytes: &[u8]) -> u32 {
     const BIAS: i32 = 16_383;
     let exponent = i32::from(u16_be(bytes, 0).unwrap_or(0) & 0x7FFF) - BIAS;

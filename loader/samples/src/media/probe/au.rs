@@ -5,10 +5,10 @@ use super::pcm::{PcmCoding, PcmFormat, PcmHeader};
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "au";
-/// Length that writers to a pipe store because they cannot know it.
+/// Length stored by writers to a pipe, because they cannot know the length.
 const UNKNOWN_LENGTH: u32 = u32::MAX;
 
-/// Reads the header of a file of `field_bytes` bytes whose first bytes are `prefix`.
+/// Reads the header from `prefix`, the first bytes of a file with `field_bytes` bytes.
 pub(crate) fn read_au_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHeader, DecodeError> {
     let number = |at| u32_be(prefix, at).ok_or_else(|| DecodeError::truncated(FORMAT, prefix.len()));
     let (start, declared, coding) = (number(4)?, number(8)?, number(12)?);

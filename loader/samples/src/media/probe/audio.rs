@@ -1,9 +1,9 @@
-//! Reads the format, length, rate and channels of an audio clip.
+//! Reads audio clip format, length, rate and channels.
 //!
-//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow rules of their own (frame
-//! counts, encoder delay, position of the last page), which the demultiplexers of [`crate::media`] implement.
-//! Where only they know the length, the frames of all packets are counted, so that it is the length that
-//! decoding delivers.
+//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow special rules (frame counts,
+//! encoder delay, position of the last page), which the demultiplexers in [`crate::media`] implement. Where
+//! only the demultiplexers know the length, the frames in all packets are counted, so that the length equals
+//! the decoded length.
 
 use std::io::{Cursor, ErrorKind};
 
@@ -19,7 +19,7 @@ use super::pcm::PcmHeader;
 use super::{AudioLength, MpegKind, aiff, au, flac, foreign, mpeg, ogg, wav};
 use crate::media::error::DecodeError;
 
-/// An audio container that [`crate::media::decode_audio`] reads, recognized by its first bytes.
+/// An audio container that [`crate::media::decode_audio`] reads, recognized by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum AudioFormat {
@@ -32,8 +32,8 @@ pub enum AudioFormat {
 }
 
 impl AudioFormat {
-    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped. MPEG layers I
-    /// and II count as MP3, relatives of WAV as WAV.
+    /// Recognizes the format by content, or returns `None`; a leading ID3 tag is skipped. MPEG layers I and
+    /// II count as MP3, WAV relatives as WAV.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
@@ -61,14 +61,14 @@ impl AudioFormat {
     }
 }
 
-/// Audio of a field: its format, and its bytes without tags, or what else precedes MPEG frames.
+/// Audio in a field: format, and bytes without tags or other data before MPEG frames.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'a> {
     pub(crate) format: AudioFormat,
     pub(crate) bytes: &'a [u8],
 }
 
-/// Recognizes the audio of a field.
+/// Recognizes the audio format of a field.
 pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
     const EXPECTED: &str = "expected a WAV, AIFF, AU, FLAC, MP3 or Ogg stream";
     let rest = without_tags(bytes);
@@ -88,7 +88,7 @@ pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
     })
 }
 
-/// Reads the header of samples in a WAV, AIFF or AU file of `field_bytes` bytes; `None` for other formats.
+/// Reads the sample header in a WAV, AIFF or AU file with `field_bytes` bytes; `None` for other formats.
 pub(crate) fn pcm_header(content: Content<'_>, field_bytes: u64) -> Option<Result<PcmHeader, DecodeError>> {
     match content.format {
         AudioFormat::Wav => Some(wav::read_wav_header(content.bytes, field_bytes)),
@@ -98,11 +98,11 @@ pub(crate) fn pcm_header(content: Content<'_>, field_bytes: u64) -> Option<Resul
     }
 }
 
-/// Reads the length and the channels, at least 1, of an audio clip of `field_bytes` bytes.
+/// Reads length and channels, at least 1, for an audio clip with `field_bytes` bytes.
 pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLength, u16), DecodeError> {
     let is_whole = prefix.len() as u64 == field_bytes;
     let content = match audio_content(prefix) {
-        // More bytes may tell.
+        // More bytes may decide.
         Err(DecodeError::Malformed { .. }) if !is_whole => {
             return Err(DecodeError::truncated("audio", prefix.len()));
         }
@@ -130,7 +130,7 @@ pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLengt
     Ok((AudioLength { frames, sample_rate_hz }, channels))
 }
 
-/// Opens the demultiplexer of a format.
+/// Opens the demultiplexer for a format.
 pub(crate) fn open_reader(content: Content<'_>) -> Result<Box<dyn FormatReader + '_>, DecodeError> {
     let Content { format, bytes } = content;
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), MediaSourceStreamOptions::default());
@@ -164,8 +164,8 @@ fn rate_and_channels(format: AudioFormat, track: &Track) -> Result<(u32, u16), D
     Ok((sample_rate_hz, channels))
 }
 
-/// Returns the number of frames that decoding delivers: of all packets up to the first one that cannot be
-/// read, or that is of another kind.
+/// Returns the number of frames that decoding delivers: all packets up to the first packet that cannot be
+/// read, or that has a different kind.
 fn delivered_frames(content: Content<'_>, reader: &mut dyn FormatReader, track: &Track) -> u64 {
     let packets = std::iter::from_fn(|| reader.next_packet().ok().flatten());
     let mut kind = None;
@@ -178,8 +178,8 @@ fn delivered_frames(content: Content<'_>, reader: &mut dyn FormatReader, track: 
     if is_opus(track) { frames.saturating_sub(track.delay.unwrap_or(0).into()) } else { frames }
 }
 
-/// Returns the frames that a packet delivers. Without an encoder delay the length of an MP3 is an estimate,
-/// and nothing is cut off.
+/// Returns the number of frames that a packet delivers. Without an encoder delay the length of an MP3 is an
+/// estimate, and nothing is cut off.
 pub(crate) fn packet_frames(format: AudioFormat, track: &Track, packet: &Packet) -> u64 {
     let Some(kind) = MpegKind::of(&packet.data).filter(|_| format == AudioFormat::Mp3) else {
         return packet.dur.get();
@@ -196,10 +196,10 @@ fn is_opus(track: &Track) -> bool {
     matches!(&track.codec_params, Some(CodecParameters::Audio(audio)) if audio.codec == CODEC_ID_OPUS)
 }
 
-/// Returns the number of frames that the container declares, or `None` if it does not or only allows an
-/// estimate.
+/// Returns the number of frames that the container declares, or `None` if the container declares none or only
+/// allows an estimate.
 ///
-/// - `start`: position of the first frame of an Ogg stream, which was cut from a longer one if it is not 0
+/// - `start`: position of the first frame in an Ogg stream, which was cut from a longer stream if it is not 0
 pub(crate) fn declared_frames(content: Content<'_>, track: &Track, start: u64) -> Option<u64> {
     match content.format {
         AudioFormat::Ogg => {
@@ -212,7 +212,7 @@ pub(crate) fn declared_frames(content: Content<'_>, track: &Track, start: u64) -
     }
 }
 
-/// Converts an error of the audio decoders.
+/// Converts an audio decoder error.
 pub(crate) fn symphonia_error(format: AudioFormat, error: Error, bytes: usize) -> DecodeError {
     match error {
         Error::IoError(cause) if cause.kind() == ErrorKind::UnexpectedEof => {
@@ -232,7 +232,7 @@ fn without_tags(bytes: &[u8]) -> &[u8] {
     const FOOTER_FLAG: u8 = 0x10;
     const TRAILER_BYTES: usize = 128;
     let mut rest = bytes;
-    // Some writers stack several tags. Their sizes are stored with seven bits per byte.
+    // Some writers stack several tags. Tag sizes are stored with seven bits per byte.
     while let [b'I', b'D', b'3', _, _, flags, a, b, c, d, ..] = *rest {
         let body = [a, b, c, d].iter().fold(0, |size, &byte| size << 7 | usize::from(byte & 0x7F));
         let footer = if flags & FOOTER_FLAG == 0 { 0 } else { HEADER_BYTES };

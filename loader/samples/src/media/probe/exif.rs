@@ -1,31 +1,30 @@
-//! Finds the orientation of an image in its EXIF block, or in its XMP text.
+//! Finds an image's orientation in the EXIF block, or in the XMP text.
 //!
-//! An EXIF block is a small TIFF file, of which only tag `0x0112` of the first directory is read; a broken
-//! block counts as "not rotated", as in other decoders. XMP is asked where EXIF has no such tag, as Pillow
-//! does.
+//! An EXIF block is a small TIFF file; only tag `0x0112` in the first directory is read. A broken block
+//! counts as "not rotated", as in other decoders. XMP is read if EXIF has no such tag, as in Pillow.
 
 use image::metadata::Orientation;
 
 use super::tiff::Directory;
 
-/// Start of a JPEG segment of XMP.
+/// Start of an XMP segment in a JPEG.
 pub(super) const XMP_NAMESPACE: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 const ORIENTATION_TAG: u16 = 0x0112;
 
-/// Returns the orientation in an EXIF block that starts with its TIFF header, or `None` if there is none. A
-/// number that is no orientation means "as stored".
+/// Returns the orientation in an EXIF block that starts with the TIFF header, or `None` if there is none. An
+/// invalid orientation number means "as stored".
 pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
     let number = Directory::first(block)?.number(ORIENTATION_TAG)?;
     Some(orientation_of_number(number))
 }
 
-/// Returns the orientation in an EXIF block, or in front of it the prefix of the JPEG segment, which some
-/// writers copy.
+/// Returns the orientation in an EXIF block, which may start with the JPEG segment prefix that some writers
+/// copy.
 pub(super) fn orientation_of_exif(block: &[u8]) -> Option<Orientation> {
     orientation_of_tiff(block.strip_prefix(b"Exif\0\0").unwrap_or(block))
 }
 
-/// Returns the orientation in an XMP text: an attribute or an element of one digit.
+/// Returns the orientation in an XMP text: an attribute or an element with a single digit.
 pub(super) fn orientation_of_xmp(text: &[u8]) -> Option<Orientation> {
     const NAME: &[u8] = b"tiff:Orientation";
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! Reads the stream header of a native FLAC file.
+//! Reads the stream header in a native FLAC file.
 
 use super::AudioLength;
 use super::field::{u16_be, u32_be};
@@ -7,7 +7,7 @@ use crate::media::error::DecodeError;
 const FORMAT: &str = "flac";
 
 /// Reads length and channels from the first metadata block, which must be the stream header; the length is 0
-/// if the writer did not know it.
+/// if the writer did not know the length.
 ///
 /// - `bytes`: the file from the `fLaC` marker on
 pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {

@@ -1,9 +1,9 @@
-//! Names content that no codec here decodes, by its first bytes.
+//! Names content that no codec in this crate decodes, by the first bytes.
 
-/// Content that a name and its first bytes tell apart: offset of the bytes, the bytes, the name.
+/// Content signature: byte offset, bytes, format name.
 type Signature = (usize, &'static [u8], &'static str);
 
-/// First match first.
+/// Signatures; the first match counts.
 const SIGNATURES: &[Signature] = &[
     (4, b"ftypavif", "AVIF"),
     (4, b"ftypavis", "AVIF"),
@@ -77,7 +77,7 @@ const SIGNATURES: &[Signature] = &[
     (0, b"version https://git-lfs", "a Git LFS pointer instead of the file"),
 ];
 
-/// Starts of texts, in lower case, and their names.
+/// Text starts, in lower case, and format names.
 const TEXTS: &[(&str, &str)] = &[
     ("<svg", "SVG"),
     ("<!doctype svg", "SVG"),
@@ -89,7 +89,7 @@ const TEXTS: &[(&str, &str)] = &[
     ("{", "JSON text"),
 ];
 
-/// Returns the name of the content, with its article where it has one; `None` if the bytes are not known.
+/// Returns the content name, with an article if the name needs one; `None` for unknown bytes.
 pub(super) fn name_of(bytes: &[u8]) -> Option<&'static str> {
     let matches =
         |(offset, start, _): &&Signature| bytes.get(*offset..).is_some_and(|rest| rest.starts_with(start));
@@ -106,7 +106,7 @@ pub(super) fn name_of(bytes: &[u8]) -> Option<&'static str> {
     text_name(bytes)
 }
 
-/// Returns the name of a text by its start; of XML by an element near it.
+/// Returns the name of a text format by the start of the text; XML is named by an early element.
 fn text_name(bytes: &[u8]) -> Option<&'static str> {
     const SEARCHED_BYTES: usize = 1024;
     let start = &bytes[..bytes.len().min(SEARCHED_BYTES)];

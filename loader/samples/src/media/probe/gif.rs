@@ -1,18 +1,18 @@
-//! Reads the size at which the first frame of a GIF is displayed.
+//! Reads the displayed size of the first GIF frame.
 
 use super::ImageSize;
 use super::field::u16_le;
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "gif";
-/// Flag of a color table, and the bits of its size.
+/// Color table flag, and color table size bits.
 const TABLE_FLAG: u8 = 0x80;
 const TABLE_SIZE: u8 = 0x07;
 
-/// Returns the size of the canvas, which grows with a first frame that exceeds it.
+/// Returns the canvas size, which grows with a first frame that exceeds the canvas.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end in front of the first frame.
+/// [`DecodeError::Truncated`] if the bytes end before the first frame.
 pub(super) fn displayed_size(bytes: &[u8]) -> Result<ImageSize, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let side = |at: usize| u16_le(bytes, at).map(u32::from).ok_or_else(ended);
@@ -36,7 +36,7 @@ pub(super) fn displayed_size(bytes: &[u8]) -> Result<ImageSize, DecodeError> {
     Ok(ImageSize { width: canvas.0.max(right), height: canvas.1.max(bottom) })
 }
 
-/// Returns the offset behind a list of blocks, each with its length in front, which ends with an empty one.
+/// Returns the offset after a list of length-prefixed blocks, which ends with an empty block.
 fn blocks_end(bytes: &[u8], from: usize) -> Option<usize> {
     let mut position = from;
     loop {

@@ -1,4 +1,4 @@
-//! Reads the format, size and orientation of an image.
+//! Reads image format, size and orientation.
 
 use image::metadata::Orientation;
 
@@ -10,7 +10,7 @@ use super::{ImageSize, foreign, gif, jpeg, png, tiff};
 use crate::media::error::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
-/// its first bytes.
+/// the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum ImageFormat {
@@ -24,8 +24,8 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// Recognizes the format by its first 12 bytes, AVIF of another main brand by up to some more, or returns
-    /// `None`.
+    /// Recognizes the format by the first 12 bytes, AVIF with a different main brand by up to some more, or
+    /// returns `None`.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
@@ -54,7 +54,7 @@ impl ImageFormat {
     }
 }
 
-/// Size and orientation from the header of an image.
+/// Size and orientation from an image header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ImageHeader {
     pub(crate) format: ImageFormat,
@@ -65,18 +65,18 @@ pub(crate) struct ImageHeader {
 }
 
 impl ImageHeader {
-    /// Returns the size after the orientation is applied.
+    /// Returns the size after applying the orientation.
     pub(crate) fn display_size(&self) -> ImageSize {
         let ImageSize { width, height } = self.stored;
         if swaps_sides(self.orientation) { ImageSize { width: height, height: width } } else { self.stored }
     }
 }
 
-/// Reads the header of an image.
+/// Reads an image header.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if their format
-/// is unknown or a side is 0, [`DecodeError::Unsupported`] for AVIF without the feature `avif`.
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if the format is
+/// unknown or a side is 0, [`DecodeError::Unsupported`] for AVIF without the feature `avif`.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     let format = ImageFormat::from_bytes(bytes).ok_or_else(|| unknown_format(bytes))?;
     let (stored, orientation) = match format {
@@ -88,7 +88,7 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
             let header = tiff::read_tiff_header(bytes)?;
             (header.size, header.orientation)
         }
-        // A file that ends before its pixels has a size all the same.
+        // A file that ends before the pixels still has a size.
         ImageFormat::Png => (size_of(format, bytes)?, png::orientation(bytes)),
         ImageFormat::WebP => (size_of(format, bytes)?, webp_orientation(bytes)?),
         ImageFormat::Gif => (gif::displayed_size(bytes)?, Orientation::NoTransforms),
@@ -109,7 +109,7 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     Ok(ImageHeader { format, stored, orientation })
 }
 
-/// Returns whether the first box has a brand for AVIF.
+/// Returns whether the first box has an AVIF brand.
 fn is_avif(bytes: &[u8]) -> bool {
     let is_brand = |brand: &[u8]| matches!(brand, b"avif" | b"avis");
     let end = u32_be(bytes, 0).map_or(0, |end| bytes.len().min(end as usize));
@@ -119,7 +119,7 @@ fn is_avif(bytes: &[u8]) -> bool {
             || bytes.get(16..end).is_some_and(|others| others.chunks_exact(4).any(is_brand)))
 }
 
-/// Returns whether the bytes end inside the brands, among which AVIF may be.
+/// Returns whether the bytes end inside the brand list, which may contain AVIF.
 fn brands_continue(bytes: &[u8]) -> bool {
     const BRANDS_BYTES_MAX: usize = 1024;
     let is_longer = |end: u32| (bytes.len() + 1..=BRANDS_BYTES_MAX).contains(&(end as usize));
@@ -156,13 +156,13 @@ fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> 
     }
 }
 
-/// Returns whether a PNG ends before its pixels, so that its size may be all that is known.
+/// Returns whether a PNG ends before the pixels, so that only the size may be known.
 pub(crate) fn ends_before_pixels(bytes: &[u8]) -> bool {
     ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png::ends_before_pixels(bytes)
 }
 
 /// Returns the orientation in the `EXIF` and `XMP` chunks, which follow the pixels, if the header announces
-/// one.
+/// them.
 fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     const EXIF_FLAG: u8 = 0x08;
     const XMP_FLAG: u8 = 0x04;
@@ -181,7 +181,7 @@ fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     Ok(of_exif.or(of_xmp).unwrap_or(Orientation::NoTransforms))
 }
 
-/// Returns the chunk of this name, which the header announces.
+/// Returns the chunk with this name, which the header announces.
 fn webp_chunk(bytes: &[u8], wanted: [u8; 4]) -> Result<&[u8], DecodeError> {
     let ended = || DecodeError::truncated("webp", bytes.len());
     let mut position = 12;
@@ -197,7 +197,7 @@ fn webp_chunk(bytes: &[u8], wanted: [u8; 4]) -> Result<&[u8], DecodeError> {
     }
 }
 
-/// Reads the size of a BMP, whose height is negative if the top row comes first.
+/// Reads the size of a BMP image, whose height is negative if the top row comes first.
 fn bmp_size(bytes: &[u8]) -> Option<(u32, u32)> {
     const CORE_HEADER_BYTES: u32 = 12;
     if u32_le(bytes, 14)? == CORE_HEADER_BYTES {

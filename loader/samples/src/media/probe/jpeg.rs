@@ -1,7 +1,7 @@
-//! Walks the marker segments of a JPEG up to its first scan.
+//! Walks the JPEG marker segments up to the first scan.
 //!
-//! One walk finds the frame, the color space and the EXIF block, which both the probe and the decoders need.
-//! Bytes between segments are skipped, as every decoder does.
+//! A single walk finds the frame, the color space and the EXIF block, which both the probe and the decoders
+//! need. Bytes between segments are skipped, as every decoder does.
 
 use image::metadata::Orientation;
 
@@ -11,19 +11,19 @@ use crate::media::error::DecodeError;
 
 const FORMAT: &str = "jpeg";
 
-/// Most color components of a file that can be decoded.
+/// Maximum number of color components in a decodable file.
 pub(crate) const COMPONENTS_MAX: usize = 4;
 
-/// Color component of a frame.
+/// Color component in a frame.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JpegComponent {
-    /// Number by which scans refer to the component.
+    /// Component number that scans refer to.
     pub(crate) id: u8,
     /// Horizontal sampling factor, 1 to 4.
     pub(crate) across: u8,
     /// Vertical sampling factor, 1 to 4.
     pub(crate) down: u8,
-    /// Number of the quantization table, 0 to 3.
+    /// Quantization table number, 0 to 3.
     pub(crate) quantization: u8,
 }
 
@@ -37,20 +37,20 @@ pub(crate) enum JpegColors {
     Ycck,
 }
 
-/// Header fields of a JPEG, gathered from the segments before the first scan.
+/// Header fields from the JPEG segments before the first scan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JpegHeader {
-    /// Stored columns, before orientation.
+    /// Number of stored columns, before orientation.
     pub(crate) width: u32,
-    /// Stored rows, before orientation.
+    /// Number of stored rows, before orientation.
     pub(crate) height: u32,
-    /// Low byte of the start-of-frame marker: `C0`, `C1` sequential, `C2` progressive, `C9`, `CA` the same in
-    /// arithmetic coding.
+    /// Low byte of the start-of-frame marker: `C0`, `C1` sequential, `C2` progressive, `C9`, `CA` the same
+    /// with arithmetic coding.
     pub(crate) coding: u8,
-    /// Color components of the first scan; fewer than of the frame if the file has several scans, 0 if the
-    /// bytes end before.
+    /// Number of color components in the first scan; fewer than in the frame if the file has several scans, 0
+    /// if the bytes end before.
     pub(crate) scan_components: u8,
-    /// Offset and value of the color transform byte of the Adobe segment.
+    /// Offset and value of the Adobe segment's color transform byte.
     pub(crate) adobe_transform: Option<(usize, u8)>,
     /// Meaning of the components.
     pub(crate) colors: JpegColors,
@@ -61,7 +61,7 @@ pub(crate) struct JpegHeader {
 }
 
 impl JpegHeader {
-    /// Returns the color components of the frame: 1, 3 or 4.
+    /// Returns the color components in the frame: 1, 3 or 4.
     pub(crate) fn components(&self) -> &[JpegComponent] {
         &self.components[..self.component_count]
     }
@@ -73,7 +73,7 @@ impl JpegHeader {
         (largest(|component| component.across), largest(|component| component.down))
     }
 
-    /// Returns whether the coefficients come in several passes.
+    /// Returns whether coefficients come in several passes.
     pub(crate) fn is_progressive(&self) -> bool {
         matches!(self.coding, 0xC2 | 0xCA)
     }
@@ -84,11 +84,11 @@ impl JpegHeader {
     }
 }
 
-/// Reads the header of a JPEG that starts with its `FF D8`.
+/// Reads the header of a JPEG that starts with `FF D8`.
 ///
 /// # Errors
-/// [`DecodeError::Unsupported`] if the coding process, the bits or the number of components cannot be
-/// decoded.
+/// [`DecodeError::Unsupported`] if the coding process, the bit depth or the number of components is not
+/// supported.
 pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> {
     let mut frame = None;
     let mut scan_components = 0;
@@ -115,7 +115,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
         }
         let body = bytes.get(start + 2..start + length).unwrap_or_default();
         match marker {
-            // Starts of frames; the range also contains DHT, JPG and DAC.
+            // Start-of-frame markers; the range also contains DHT, JPG and DAC.
             0xC0..=0xCF if !matches!(marker, 0xC4 | 0xC8 | 0xCC) && frame.is_none() && !body.is_empty() => {
                 frame = Some(read_frame(marker, body, start)?);
             }
@@ -140,7 +140,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
     Ok(JpegHeader { scan_components, adobe_transform, colors, orientation, ..frame })
 }
 
-/// Decides what the components mean: first by JFIF, then by the Adobe segment, then by the component ids.
+/// Decides what the components mean: first by JFIF, then by the Adobe segment, then by component ids.
 fn colors(components: &[JpegComponent], is_jfif: bool, adobe_transform: Option<u8>) -> JpegColors {
     match (components.len(), adobe_transform) {
         (1, _) => JpegColors::Gray,
@@ -153,12 +153,12 @@ fn colors(components: &[JpegComponent], is_jfif: bool, adobe_transform: Option<u
     }
 }
 
-/// Returns the next marker and the offset after it.
+/// Returns the next marker and the offset after the marker.
 fn next_marker(bytes: &[u8], from: usize) -> Option<(u8, usize)> {
     let mut position = from + bytes.get(from..)?.iter().position(|&byte| byte == 0xFF)?;
     loop {
         match bytes.get(position + 1)? {
-            // Any number of fill bytes may precede a marker; a stuffed zero follows an ordinary byte of 255.
+            // Any number of fill bytes may precede a marker; a stuffed zero follows an ordinary 255 byte.
             0xFF => position += 1,
             0x00 => return next_marker(bytes, position + 2),
             &marker => return Some((marker, position + 2)),

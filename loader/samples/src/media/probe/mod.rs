@@ -1,4 +1,4 @@
-//! Parses the headers of images and audio, without decoding their content.
+//! Parses image and audio headers, without decoding the content.
 //!
 //! The results agree with the output of [`crate::media::decode`], which a test checks.
 
@@ -37,7 +37,7 @@ pub(crate) use self::mpeg::MpegKind;
 pub(crate) use self::pcm::{AdpcmBlock, PcmCoding, PcmHeader};
 pub(crate) use self::tiff::{TiffHeader, TiffKind, read_tiff_header};
 
-/// Reads big- and little-endian integers; returns `None` past the end of the bytes.
+/// Reads big- and little-endian integers; returns `None` past the end.
 pub(crate) mod field {
     fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
         bytes.get(offset..offset.checked_add(N)?)?.try_into().ok()

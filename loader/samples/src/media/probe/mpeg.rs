@@ -1,14 +1,14 @@
-//! Reads headers of MPEG audio frames, and finds the first frame behind bytes that belong to none.
+//! Reads MPEG audio frame headers, and finds the first frame after unrelated bytes.
 //!
-//! A header of four bytes: 11 bits of sync, version, layer, bit rate, sample rate, padding, channel mode. It
-//! determines the length of its frame.
+//! A header has four bytes: 11 sync bits, version, layer, bit rate, sample rate, padding, channel mode. The
+//! header determines the frame length.
 
-/// Bytes in front of the first frame that are searched.
+/// Number of bytes before the first frame that are searched.
 const SEARCHED_BYTES: usize = 64 << 10;
-/// Frames that have to follow each other.
+/// Minimum number of consecutive frames.
 const FRAMES_MIN: usize = 3;
 
-/// What all frames of a clip have in common: version and layer, sample rate, one channel or two.
+/// Properties shared by all frames in a clip: version and layer, sample rate, one or two channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MpegKind {
     version_and_layer: u8,
@@ -22,7 +22,7 @@ impl MpegKind {
         read_header(frame).map(|(kind, _)| kind)
     }
 
-    /// Returns the samples of a frame, per channel.
+    /// Returns the samples per frame and channel.
     pub(super) fn samples(self) -> u64 {
         match (self.version_and_layer >> 1 & 3, self.version_and_layer >> 3) {
             (3, _) => 384,
@@ -32,12 +32,12 @@ impl MpegKind {
     }
 }
 
-/// Returns the offset of the first of several frames of a kind that follow each other.
+/// Returns the offset of the first of several consecutive frames with the same kind.
 pub(super) fn first_frame(bytes: &[u8]) -> Option<usize> {
     (0..bytes.len().min(SEARCHED_BYTES)).find(|&start| is_stream(&bytes[start..]))
 }
 
-/// Returns whether frames of a kind follow each other up to the end of the bytes, or several of them.
+/// Returns whether consecutive frames with the same kind reach the end of the bytes, or the minimum number.
 fn is_stream(bytes: &[u8]) -> bool {
     let Some((kind, mut position)) = read_header(bytes) else { return false };
     for _ in 1..FRAMES_MIN {
@@ -49,7 +49,7 @@ fn is_stream(bytes: &[u8]) -> bool {
     true
 }
 
-/// Returns the kind of a frame and its length in bytes.
+/// Returns a frame's kind and length in bytes.
 fn read_header(bytes: &[u8]) -> Option<(MpegKind, usize)> {
     const FIRST_VERSION: u8 = 3;
     const KILOBITS_1: [[usize; 14]; 3] = [

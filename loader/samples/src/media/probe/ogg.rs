@@ -1,7 +1,7 @@
-//! Finds the position of the last intact page of an Ogg stream that is cut or damaged near its end.
+//! Finds the position of the last intact page in an Ogg stream that is truncated or damaged near the end.
 //!
-//! A page is 27 bytes of header, a table of segment lengths, and the segments. Its granule position counts
-//! the frames up to its end; its checksum covers the whole page with the checksum field set to 0.
+//! A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
+//! frames up to the page end; the checksum covers the whole page with the checksum field set to 0.
 //!
 //! Source: RFC 3533, section 6.
 
@@ -12,10 +12,10 @@ use super::field::u32_le;
 
 const HEADER_BYTES: usize = 27;
 const CHECKSUM_AT: usize = 22;
-/// Granule position of a page on which no packet ends.
+/// Granule position of a page without a packet end.
 const NO_POSITION: u64 = u64::MAX;
 
-/// Returns the granule position of the last intact page of the stream `serial`.
+/// Returns the granule position of the last intact page in the stream `serial`.
 pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     let mut last = None;
     let mut start = 0;
@@ -28,7 +28,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
         };
         if u32_le(page, 14) == Some(serial) {
             let position = u64::from(u32_le(page, 6)?) | u64::from(u32_le(page, 10)?) << 32;
-            // A page without the end of a packet has no position, so the previous one stays valid.
+            // A page without a packet end has no position, so the previous position stays valid.
             last = Some(position).filter(|&position| position != NO_POSITION).or(last);
         }
         start += page.len();
@@ -36,7 +36,7 @@ pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     last
 }
 
-/// Returns the page at the start of the bytes if it is complete and matches its checksum.
+/// Returns the page at the start of the bytes if the page is complete and the checksum matches.
 fn intact_page(bytes: &[u8]) -> Option<&[u8]> {
     let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(b"OggS"))?;
     let segments = bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(header[HEADER_BYTES - 1]))?;

@@ -5,44 +5,44 @@ use std::ops::Range;
 use super::AudioLength;
 use crate::media::error::DecodeError;
 
-/// Coding of the samples.
+/// Sample coding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PcmCoding {
     /// Unsigned bytes.
     Unsigned,
-    /// Signed integers, in the highest bits of a container of 1 to 4 bytes.
+    /// Signed integers, in the highest bits of a container with 1 to 4 bytes.
     Signed {
-        /// Bytes of the container.
+        /// Container size in bytes.
         bytes: u16,
     },
-    /// Floating-point numbers of 32 or 64 bits.
+    /// Floating-point numbers with 32 or 64 bits.
     Float {
-        /// Bytes of a number.
+        /// Number size in bytes.
         bytes: u16,
     },
-    /// Logarithmic bytes of ITU-T G.711, A-law.
+    /// Logarithmic ITU-T G.711 bytes, A-law.
     ALaw,
-    /// Logarithmic bytes of ITU-T G.711, mu-law.
+    /// Logarithmic ITU-T G.711 bytes, mu-law.
     MuLaw,
-    /// Differences of four bits in blocks, by IMA.
+    /// 4-bit differences in blocks, IMA ADPCM.
     ImaAdpcm(AdpcmBlock),
-    /// Differences of four bits in blocks, by Microsoft, with the pairs of prediction factors.
+    /// 4-bit differences in blocks, Microsoft ADPCM, with the prediction factor pairs.
     MsAdpcm(AdpcmBlock, Vec<[i16; 2]>),
 }
 
-/// Block of differences.
+/// ADPCM block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdpcmBlock {
-    /// Bytes of a block, over all channels.
+    /// Block size in bytes, over all channels.
     pub(crate) bytes: u16,
-    /// Bytes per channel in front of the differences.
+    /// Bytes per channel before the differences.
     pub(crate) header_bytes: u16,
-    /// Frames in that header.
+    /// Number of frames in the block header.
     pub(crate) header_frames: u16,
 }
 
 impl AdpcmBlock {
-    /// Returns the frames of a block that may be cut.
+    /// Returns the number of frames in a block that may be truncated.
     pub(crate) fn frames(self, bytes: u64, channels: u16) -> u64 {
         let header = u64::from(self.header_bytes) * u64::from(channels);
         match bytes.checked_sub(header) {
@@ -52,25 +52,25 @@ impl AdpcmBlock {
     }
 }
 
-/// Header of a file of such samples.
+/// Header for a file with PCM or ADPCM samples.
 #[derive(Clone, Debug)]
 pub(crate) struct PcmHeader {
-    /// Name of the format, for errors.
+    /// Format name, for errors.
     pub(crate) format: &'static str,
     pub(crate) coding: PcmCoding,
     pub(crate) is_little_endian: bool,
     pub(crate) channels: u16,
-    /// Frames that are present.
+    /// Number of available frames, and sample rate.
     pub(crate) length: AudioLength,
     /// Offset of the samples.
     pub(crate) start: usize,
-    /// Bytes of the samples that are present.
+    /// Number of available sample bytes.
     pub(crate) bytes: u64,
     /// Whether some declared samples are missing.
     pub(crate) is_short: bool,
 }
 
-/// Samples as a header declares them.
+/// Sample format as declared by a header.
 #[derive(Clone, Debug)]
 pub(super) struct PcmFormat {
     pub(super) coding: PcmCoding,
@@ -80,7 +80,7 @@ pub(super) struct PcmFormat {
 }
 
 impl PcmFormat {
-    /// Returns the bytes of a frame of all channels, if they are whole.
+    /// Returns the bytes per frame over all channels, if samples are whole bytes.
     fn frame_bytes(&self) -> Option<u64> {
         let sample_bytes = match self.coding {
             PcmCoding::Unsigned | PcmCoding::ALaw | PcmCoding::MuLaw => 1,
@@ -102,10 +102,11 @@ impl PcmFormat {
         }
     }
 
-    /// Makes the header of samples from `start` on.
+    /// Creates the header for samples from `start` on.
     ///
-    /// - `declared`: length of the samples in bytes; `None` if it is unknown, so that they reach to the end
-    /// - `field_bytes`: length of the file
+    /// - `declared`: length of the samples in bytes; `None` if unknown, so that the samples extend to the
+    ///   file end
+    /// - `field_bytes`: file length in bytes
     pub(super) fn header(
         self,
         format: &'static str,
@@ -127,7 +128,7 @@ impl PcmFormat {
         }
     }
 
-    /// Checks that the format makes frames.
+    /// Checks that the format defines frames.
     pub(super) fn checked(self, format: &'static str, offset: usize) -> Result<Self, DecodeError> {
         if self.channels == 0 || self.sample_rate_hz == 0 {
             let reason = "the number of channels or the sample rate is 0";
@@ -143,7 +144,7 @@ impl PcmFormat {
 }
 
 impl PcmHeader {
-    /// Returns the range of the samples that are present.
+    /// Returns the range of the available samples.
     pub(crate) fn range(&self) -> Range<usize> {
         self.start..self.start + self.bytes as usize
     }

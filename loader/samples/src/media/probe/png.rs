@@ -1,4 +1,4 @@
-//! Finds the orientation of a PNG: in its `eXIf` chunk, in the hex digits that `ImageMagick` writes into a
+//! Finds the orientation of a PNG: in the `eXIf` chunk, in the hex digits that `ImageMagick` writes into a
 //! text chunk, or in XMP. The chunks may follow the pixels.
 
 use std::io::Read;
@@ -9,7 +9,7 @@ use image::metadata::Orientation;
 use super::exif;
 use super::field::u32_be;
 
-/// Most bytes of a compressed text.
+/// Maximum number of bytes in a decompressed text.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the orientation that displays the stored image upright.
@@ -35,13 +35,13 @@ pub(super) fn orientation(bytes: &[u8]) -> Orientation {
     of_exif.or_else(of_xmp).unwrap_or(Orientation::NoTransforms)
 }
 
-/// Returns whether the bytes end in front of the pixels.
+/// Returns whether the bytes end before the pixels.
 pub(super) fn ends_before_pixels(bytes: &[u8]) -> bool {
     let mut chunks = Chunks::new(bytes);
     !chunks.any(|(name, _)| name == b"IDAT" || name == b"IEND") && !chunks.is_in_pixels
 }
 
-/// Chunks of a PNG: names and bodies. It ends where the bytes do.
+/// PNG chunks: names and bodies, up to the end of the bytes.
 struct Chunks<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -73,16 +73,16 @@ fn keyword(body: &[u8]) -> &[u8] {
     body.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Returns the text behind the keyword.
+/// Returns the text after the keyword.
 fn text(name: [u8; 4], body: &[u8]) -> Option<Vec<u8>> {
     let rest = body.get(keyword(body).len() + 1..)?;
     match &name {
         b"tEXt" => Some(rest.to_vec()),
-        // A byte names the method, of which there is one.
+        // A byte names the method; only one method exists.
         b"zTXt" => inflated(rest.get(1..)?),
         _ => {
             let (is_compressed, rest) = (*rest.first()? != 0, rest.get(2..)?);
-            // Language and translated keyword end with a zero each.
+            // Language and translated keyword each end with a zero.
             let text = rest.splitn(3, |&byte| byte == 0).nth(2)?;
             if is_compressed { inflated(text) } else { Some(text.to_vec()) }
         }
@@ -95,7 +95,7 @@ fn inflated(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Returns the bytes of a raw profile: a line break, its name, its length, and hex digits in lines.
+/// Returns the bytes in a raw profile: a line break, a name, a length, and hex digits in lines.
 fn bytes_of_digits(text: &[u8]) -> Option<Vec<u8>> {
     let digits = text.splitn(4, |&byte| byte == b'\n').nth(3)?;
     let digits: Vec<u8> = digits
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::media::fixtures::{encode, exif_body, gradient};
 
-    /// Makes a PNG with chunks in front of or behind its pixels.
+    /// Creates a PNG with chunks before or after the pixels.
     fn png(chunks: &[(&[u8; 4], Vec<u8>)], is_behind: bool) -> Vec<u8> {
         const HEADER_BYTES: usize = 33;
         const END_BYTES: usize = 12;

@@ -1,7 +1,7 @@
-//! Reads the directories of TIFF files: the size and kind of an image, and its orientation.
+//! Reads TIFF directories: image size and kind, and orientation.
 //!
-//! A directory is a list of entries: tag, type, number of values, and the values or their offset. `BigTIFF`
-//! has entries of 20 bytes instead of 12. EXIF blocks are small files of the same kind.
+//! A directory is a list of entries: tag, type, number of values, and the values or a value offset. `BigTIFF`
+//! has entries with 20 bytes instead of 12. EXIF blocks are small TIFF files.
 
 use image::metadata::Orientation;
 
@@ -9,10 +9,10 @@ use super::{ImageSize, exif};
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "tiff";
-/// Most values of an entry that are read.
+/// Maximum number of values read from an entry.
 const VALUES_MAX: u64 = 1 << 17;
 
-/// A directory of a TIFF file.
+/// A directory in a TIFF file.
 #[derive(Clone, Copy)]
 pub(super) struct Directory<'a> {
     bytes: &'a [u8],
@@ -23,7 +23,7 @@ pub(super) struct Directory<'a> {
     entries: u64,
 }
 
-/// Values of an entry.
+/// Entry values.
 #[derive(Clone, Copy)]
 struct Values {
     kind: u16,
@@ -32,7 +32,8 @@ struct Values {
 }
 
 impl<'a> Directory<'a> {
-    /// Returns the first directory; `None` if the header is broken or the directory lies behind the bytes.
+    /// Returns the first directory; `None` if the header is broken or the directory is past the end of the
+    /// bytes.
     pub(super) fn first(bytes: &'a [u8]) -> Option<Self> {
         let (is_little, is_big) = match bytes.get(..4)? {
             b"II*\0" => (true, false),
@@ -55,13 +56,13 @@ impl<'a> Directory<'a> {
         self.entries.saturating_mul(entry_bytes) > self.bytes.len().saturating_sub(self.start) as u64
     }
 
-    /// Returns the first value of a tag.
+    /// Returns the first value for a tag.
     pub(super) fn number(&self, tag: u16) -> Option<u64> {
         let values = self.values(tag)?;
         self.integer(values.at, width_of(values.kind)?)
     }
 
-    /// Returns all values of a tag; none if it is missing.
+    /// Returns all values for a tag; none if the tag is missing.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`] if the bytes end before the last value.
@@ -75,7 +76,7 @@ impl<'a> Directory<'a> {
         numbers.ok_or_else(|| DecodeError::truncated(FORMAT, self.bytes.len()))
     }
 
-    /// Returns the bytes of a tag.
+    /// Returns a tag's bytes.
     fn content(&self, tag: u16) -> Option<&'a [u8]> {
         let values = self.values(tag)?;
         let length = usize::try_from(values.count).ok()?.checked_mul(width_of(values.kind)?)?;
@@ -110,7 +111,7 @@ impl<'a> Directory<'a> {
     }
 }
 
-/// Returns the bytes of a value of a type; `None` for types that hold no integers.
+/// Returns the bytes per value for a type; `None` for types other than integers.
 fn width_of(kind: u16) -> Option<usize> {
     match kind {
         1 | 2 | 6 | 7 => Some(1),
@@ -121,44 +122,44 @@ fn width_of(kind: u16) -> Option<usize> {
     }
 }
 
-/// Meaning of the samples of an image.
+/// Meaning of the samples in an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TiffKind {
-    /// Gray, RGB or CMYK in whole bytes, which the usual decoder converts.
+    /// Gray, RGB or CMYK in whole bytes, which the general-purpose decoder converts.
     Plain,
-    /// Gray of other depths, with alpha, or with a sign; 0 is white where `is_inverted`.
+    /// Gray with other bit depths, with alpha, or with a sign; 0 is white where `is_inverted`.
     Gray {
         /// Whether samples are floating-point numbers.
         is_float: bool,
         /// Whether samples are signed integers.
         is_signed: bool,
     },
-    /// Indices into colors: 16 bits each, all reds, all greens, all blues.
+    /// Palette indices, with the palette: 16 bits each, all reds, all greens, all blues.
     Palette(Vec<u16>),
-    /// YCbCr of 8 bits, converted by the matrix of JFIF.
+    /// 8-bit YCbCr, converted with the JFIF matrix.
     YCbCr,
-    /// CIE L*a*b* of 8 bits, the last two signed.
+    /// 8-bit CIE L*a*b*; a* and b* are signed.
     Lab,
 }
 
-/// Header fields of a TIFF image.
+/// Header fields for a TIFF image.
 #[derive(Clone, Debug)]
 pub(crate) struct TiffHeader {
     pub(crate) size: ImageSize,
     pub(crate) orientation: Orientation,
     pub(crate) kind: TiffKind,
     pub(crate) bits: u64,
-    /// Samples of a pixel.
+    /// Samples per pixel.
     pub(crate) samples: u64,
-    /// Offset of the byte that says what samples mean.
+    /// Offset of the byte that defines the sample meaning.
     pub(crate) meaning_at: usize,
 }
 
 /// Reads the header of a TIFF or `BigTIFF` file.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end before the first directory does, [`DecodeError::Unsupported`]
-/// if its image cannot be decoded.
+/// [`DecodeError::Truncated`] if the bytes end before the first directory ends, [`DecodeError::Unsupported`]
+/// if the image cannot be decoded.
 pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let directory = Directory::first(bytes).filter(|directory| !directory.is_cut()).ok_or_else(ended)?;
@@ -185,7 +186,7 @@ pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> 
     })
 }
 
-/// Returns the kind of an image that can be decoded, the bits of a sample, and the samples of a pixel.
+/// Returns the kind of a decodable image, the bits per sample, and the samples per pixel.
 fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeError> {
     const JPEG: u64 = 7;
     let refused = |what: String| Err(DecodeError::unsupported(FORMAT, what));
@@ -241,7 +242,7 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
     Ok((kind, bits, samples))
 }
 
-/// Returns the name of a compression that is not decoded.
+/// Returns the name of an unsupported compression.
 fn unread_compression(number: u64) -> Option<String> {
     let name = match number {
         1 | 4 | 5 | 7 | 8 | 32_773 | 32_946 => return None,
@@ -258,7 +259,7 @@ fn unread_compression(number: u64) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Returns the name of a color space.
+/// Returns a color space name.
 fn name_of(meaning: u64) -> String {
     let name = match meaning {
         0 | 1 => "gray",
@@ -279,7 +280,7 @@ fn name_of(meaning: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Makes a file of one directory; its entries hold a number of up to 32 bits.
+    /// Creates a file with a single directory; each entry holds a number with up to 32 bits.
     fn file(is_big: bool, entries: &[(u16, u32)]) -> Vec<u8> {
         let mut file =
             if is_big { b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0".to_vec() } else { b"II*\0\x08\0\0\0".to_vec() };

@@ -1,18 +1,19 @@
-//! Reads the header of a RIFF WAVE file and its relatives: RIFX (big-endian), RF64 and BW64 (64-bit lengths),
-//! and W64 (chunks named by GUIDs). Only the format and the samples are looked at; other chunks are skipped.
+//! Reads headers of RIFF WAVE files and related formats: RIFX (big-endian), RF64 and BW64 (64-bit lengths),
+//! and W64 (chunks named by GUIDs). Only the format and the samples are read; other chunks are skipped.
 
 use super::field::{u16_be, u16_le, u32_be, u32_le};
 use super::pcm::{AdpcmBlock, PcmCoding, PcmFormat, PcmHeader};
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "wav";
-/// Length that writers to a pipe store because they cannot know it, and RF64 because another chunk has it.
+/// Length stored by writers to a pipe, because they cannot know the length, and by RF64, because another
+/// chunk has the length.
 const UNKNOWN_LENGTH: u64 = u32::MAX as u64;
-/// Pairs of prediction factors of Microsoft's ADPCM, where the header has none.
+/// Prediction factor pairs for Microsoft ADPCM, if the header has none.
 const MS_FACTORS: [[i16; 2]; 7] =
     [[256, 0], [512, -256], [0, 0], [192, 64], [240, 0], [460, -208], [392, -232]];
 
-/// Container of the chunks.
+/// Chunk container format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Container {
     Riff,
@@ -47,23 +48,23 @@ impl Container {
     }
 }
 
-/// Chunk of a file.
+/// Chunk in a file.
 struct Chunk<'a> {
     name: &'a [u8],
-    /// Offset of the body.
+    /// Body offset.
     start: usize,
-    /// Length of the body, as declared.
+    /// Body length in bytes, as declared.
     bytes: u64,
-    /// Offset of the next chunk.
+    /// Next chunk's offset.
     next: usize,
 }
 
-/// Returns whether the file is of this family.
+/// Returns whether the file belongs to the WAV family.
 pub(super) fn is_wav(bytes: &[u8]) -> bool {
     Container::from_bytes(bytes).is_some()
 }
 
-/// Reads the header of a file of `field_bytes` bytes whose first bytes are `prefix`.
+/// Reads the header from `prefix`, the first bytes of a file with `field_bytes` bytes.
 pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, prefix.len());
     let container = Container::from_bytes(prefix).ok_or_else(ended)?;
@@ -94,7 +95,7 @@ pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHead
 fn read_chunk(container: Container, bytes: &[u8], position: usize) -> Option<Chunk<'_>> {
     let name = bytes.get(position..position + 4)?;
     let (start, declared, padding) = match container {
-        // A GUID, and a length of 64 bits that includes this header; chunks start at multiples of 8.
+        // A GUID, and a 64-bit length that includes this header; chunks start at multiples of 8.
         Container::W64 => (position + 24, u64_le(bytes, position + 16)?.saturating_sub(24), 8),
         _ => (position + 8, u64::from(container.u32()(bytes, position + 4)?), 2),
     };
@@ -103,7 +104,7 @@ fn read_chunk(container: Container, bytes: &[u8], position: usize) -> Option<Chu
     Some(Chunk { name, start, bytes: declared, next })
 }
 
-/// Returns the length of the samples; `None` if they reach to the end of the file.
+/// Returns the length of the samples in bytes; `None` if the samples extend to the end of the file.
 fn declared_length(container: Container, bytes: &[u8], data: &Chunk<'_>, long: Option<u64>) -> Option<u64> {
     let of_file = container.u32()(bytes, 4).map(u64::from);
     match (container, data.bytes) {
@@ -148,7 +149,7 @@ fn read_format(container: Container, prefix: &[u8], chunk: &Chunk<'_>) -> Result
     PcmFormat { coding, is_little_endian, channels, sample_rate_hz }.checked(FORMAT, start)
 }
 
-/// Reads the pairs of prediction factors of Microsoft's ADPCM.
+/// Reads the prediction factor pairs for Microsoft ADPCM.
 fn read_factors(
     container: Container,
     prefix: &[u8],
@@ -171,7 +172,7 @@ fn read_factors(
     pairs.collect()
 }
 
-/// Returns the coding of samples of whole bytes.
+/// Returns the coding for samples in whole bytes.
 fn read_plain_coding(
     tag: u16,
     bits: u16,
@@ -205,7 +206,7 @@ fn read_plain_coding(
     ))
 }
 
-/// Names a coding that is not decoded.
+/// Names an unsupported coding.
 fn name_of(tag: u16) -> String {
     let name = match tag {
         0x0010 => "OKI ADPCM",
@@ -230,7 +231,7 @@ mod tests {
 
     const PCM: u16 = 1;
 
-    /// Writes a file of 10 frames, 2 channels and 16 bits in a container.
+    /// Writes a file with 10 frames, 2 channels and 16 bits in a container.
     fn made(container: Container, chunks: &[(&[u8; 4], Vec<u8>)], data_bytes: u32) -> Vec<u8> {
         let little = container != Container::Rifx;
         let short = |value: u16| if little { value.to_le_bytes() } else { value.to_be_bytes() };

@@ -1,10 +1,10 @@
 //! Checks whether a video file is as long as its container declares.
 //!
-//! A truncated file still plays up to the cut, where its demuxer ends as at any end. MP4 and MOV declare the
-//! lengths of their boxes, Matroska and WebM of their segment, AVI of its RIFF chunks. A live stream declares
-//! nothing, and a fragmented MP4 that was cut between two fragments looks complete.
+//! A truncated file still plays up to the cut, where the demuxer ends normally. MP4 and MOV declare box
+//! lengths, Matroska and WebM the segment length, AVI the RIFF chunk length. A live stream declares nothing,
+//! and a fragmented MP4 that was cut between two fragments looks complete.
 
-/// Boxes of MP4 and MOV files that hold other boxes or frames; the walk stops at an unknown one.
+/// MP4 and MOV boxes that hold other boxes or frames; the walk stops at an unknown box.
 const BOXES: [&[u8; 4]; 13] = [
     b"ftyp", b"moov", b"mdat", b"moof", b"free", b"skip", b"wide", b"mfra", b"sidx", b"styp", b"uuid",
     b"meta", b"udta",
@@ -22,7 +22,7 @@ pub(super) fn is_cut(file: &[u8]) -> bool {
     end.is_some_and(|end| end > file.len() as u64)
 }
 
-/// Returns the end of the first box that ends after the file, else of the last known box.
+/// Returns the end of the first box that ends after the file, else the end of the last known box.
 fn box_end(file: &[u8]) -> Option<u64> {
     let mut at = 0_usize;
     let mut known = None;
@@ -47,7 +47,7 @@ fn box_end(file: &[u8]) -> Option<u64> {
     known
 }
 
-/// Returns the end of the segment of a Matroska file; `None` if it is not declared.
+/// Returns the segment end in a Matroska file; `None` if it is not declared.
 fn segment_end(file: &[u8]) -> Option<u64> {
     let mut at = 0;
     loop {
@@ -63,7 +63,8 @@ fn segment_end(file: &[u8]) -> Option<u64> {
     }
 }
 
-/// Reads a number of variable length and its own length; `None` if it is the code of an unknown length.
+/// Reads a variable-length number and returns it with its encoded length; `None` if the number means an
+/// unknown length.
 fn vint(bytes: &[u8]) -> Option<(u64, usize)> {
     let first = *bytes.first()?;
     let width = first.leading_zeros() as usize + 1;

@@ -1,6 +1,6 @@
 //! Reads and decodes videos through FFmpeg, without unsafe code here.
 //!
-//! FFmpeg reads from a file in memory (`memfd`), so the payload never touches a disk. Only demuxers of the
+//! FFmpeg reads from an in-memory file (`memfd`), so the payload never touches a disk. Only demuxers for the
 //! listed containers and only files may be opened: a hostile playlist can neither read other files nor reach
 //! a network.
 
@@ -27,16 +27,16 @@ use crate::media::error::DecodeError;
 use crate::media::limits::check_limit;
 
 const FORMAT: &str = "video";
-/// Demuxers of the supported containers; the one for MOV and MP4 has six names in FFmpeg.
+/// Demuxers for the supported containers; the MOV and MP4 demuxer has six names in FFmpeg.
 const DEMUXERS: &str = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi";
-/// Longest side that the index can store.
+/// Maximum side length that the index can store, in pixels.
 const SIDE_MAX: u32 = u16::MAX as u32;
-/// Most frames of a whole video: nineteen hours at 60 frames per second.
+/// Maximum number of frames in a video: nineteen hours at 60 frames per second.
 const FRAMES_MAX: u64 = 1 << 22;
-/// Times that differ by less are equal.
+/// Maximum difference between equal times, in seconds.
 const SECONDS_TOLERANCE: f64 = 1e-4;
 
-/// Reads the number and size of the sampled frames, without decoding any.
+/// Reads the number and size of the sampled frames, without decoding any frame.
 pub(crate) fn video_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, DecodeError> {
     catch_panics(|| read_shape(bytes, sampling))
 }
@@ -46,7 +46,7 @@ pub(crate) fn decode_video(bytes: &[u8], limits: &VideoLimits) -> Result<Video, 
     catch_panics(|| decode_sampled(bytes, limits))
 }
 
-/// Converts a panic of the FFmpeg binding to an error, also during indexing.
+/// Converts a panic in the FFmpeg binding to an error, also during indexing.
 fn catch_panics<T>(work: impl FnOnce() -> Result<T, DecodeError>) -> Result<T, DecodeError> {
     let panicked = |_| Err(DecodeError::codec(FORMAT, "the decoder panicked"));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
@@ -66,7 +66,7 @@ fn read_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, Deco
     Ok(VideoShape { frames, width, height })
 }
 
-/// Reads size, times and rate of the frames that the sampling selects, from time stamps alone.
+/// Reads size, times and rate of the sampled frames from time stamps only.
 pub(crate) fn read_times(bytes: &[u8], sampling: &VideoSampling) -> Result<Video, DecodeError> {
     catch_panics(|| {
         check_whole(bytes)?;
@@ -92,7 +92,7 @@ fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeErr
     selector.finish()
 }
 
-/// Opens the decoder of a stream; with `pixels_max` it rejects frames of more than twice that size.
+/// Opens the stream's decoder; with `pixels_max` the decoder rejects frames larger than twice that size.
 fn open_decoder(
     stream: &ffmpeg::Stream<'_>,
     pixels_max: Option<u64>,
@@ -104,7 +104,7 @@ fn open_decoder(
     let codec = ffmpeg::decoder::find(context.id()).ok_or_else(missing)?;
     let mut options = Dictionary::new();
     if let Some(pixels_max) = pixels_max {
-        // FFmpeg also counts the edges and padding of its buffers.
+        // FFmpeg also counts buffer edges and padding.
         let padded = pixels_max.saturating_mul(2).saturating_add(1 << 16);
         options.set("max_pixels", &padded.to_string());
     }
@@ -113,7 +113,7 @@ fn open_decoder(
     context.decoder().open_as_with(codec, options).and_then(ffmpeg::decoder::Opened::video).map_err(refusal)
 }
 
-/// Video stream, positioned at its start.
+/// Video stream, positioned at the start.
 struct OpenVideo {
     input: Input,
     stream: usize,
@@ -165,7 +165,7 @@ impl OpenVideo {
         if self.quarter_turns % 2 == 1 { (height, width) } else { (width, height) }
     }
 
-    /// Returns the next packet of the stream.
+    /// Returns the next packet in the stream.
     fn packet(&mut self) -> Result<Option<Packet>, DecodeError> {
         loop {
             let mut packet = Packet::empty();
@@ -185,12 +185,12 @@ impl OpenVideo {
         stamp as f64 * f64::from(self.time_base)
     }
 
-    /// Returns the time stamps of all displayed frames, in order, from packets alone.
+    /// Returns the time stamps of all displayed frames, in order, from packets only.
     fn stamps(&mut self) -> Result<Vec<Stamp>, DecodeError> {
         let mut stamps = Vec::new();
         while let Some(packet) = self.packet()? {
             let Some(stamp) = packet.pts().or(packet.dts()) else { continue };
-            // An edit list gives times below 0 to the frames that it cuts off at the start.
+            // An edit list assigns times below 0 to the frames that it cuts off at the start.
             if stamp >= 0 {
                 check_limit(FORMAT, stamps.len() as u64 + 1, "frames", "frames_max", FRAMES_MAX)?;
                 stamps.push(Stamp { seconds: self.seconds(stamp), is_key: packet.is_key() });
@@ -214,7 +214,7 @@ impl OpenVideo {
         }
     }
 
-    /// Passes decoded frames to the picker until it has all it wants.
+    /// Passes decoded frames to the selector until it has all wanted frames.
     fn decode(&mut self, selector: &mut FrameSelector) -> Result<(), DecodeError> {
         let mut converter = None;
         let mut is_sent = false;
@@ -245,7 +245,7 @@ impl OpenVideo {
 struct FrameSelector {
     wanted: Vec<f64>,
     video: Video,
-    /// Last frame received, not yet known to be needed.
+    /// Last received frame, not yet known to be needed.
     candidate: Option<frame::Video>,
 }
 
@@ -300,7 +300,7 @@ impl FrameSelector {
     }
 }
 
-/// Rotates frames and converts them to RGB by the color space that they declare.
+/// Rotates frames and converts them to RGB by the declared color space.
 struct Converter {
     graph: Graph,
     like: (u32, u32, ffmpeg::format::Pixel),
@@ -362,7 +362,7 @@ fn quarter_turns(stream: &ffmpeg::Stream<'_>) -> u8 {
     }
 }
 
-/// Makes an unnamed file in memory with these bytes.
+/// Creates an unnamed in-memory file with these bytes.
 fn memory_file(bytes: &[u8]) -> std::io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
     let mut file = File::from(memfd_create("dflop-video", MemfdFlags::CLOEXEC)?);

@@ -1,10 +1,10 @@
-//! Selects the frames of a video that the model gets.
+//! Selects the video frames for the model.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Selection of the frames of a video; a shorter video gives all it has.
+/// Video frame selection; a shorter video delivers all frames.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VideoSampling {
@@ -17,12 +17,12 @@ pub enum VideoSampling {
     Fps {
         /// Frames per second, above 0.
         per_second: f64,
-        /// Upper bound on the number of frames; beyond it, this number of them is taken, evenly spread.
+        /// Maximum number of frames; a longer selection is reduced to this number, evenly spread.
         frames_max: u32,
     },
-    /// Frames that are coded independently of others.
+    /// Keyframes: frames that are coded independently.
     Keyframes {
-        /// Upper bound on the number of frames; beyond it, this number of them is taken, evenly spread.
+        /// Maximum number of frames; a longer selection is reduced to this number, evenly spread.
         frames_max: u32,
     },
 }
@@ -46,11 +46,11 @@ impl fmt::Display for VideoSampling {
     }
 }
 
-/// Time stamp of a frame, from its packet.
+/// Frame time stamp, from the packet.
 #[cfg(any(feature = "video", test))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stamp {
-    /// Display time, from any origin.
+    /// Display time in seconds, from any origin.
     pub(super) seconds: f64,
     pub(super) is_key: bool,
 }
@@ -70,10 +70,10 @@ impl VideoSampling {
         }
     }
 
-    /// Returns the rate of the chosen frames: the requested rate if there is one and it was kept, else the
-    /// chosen share of the video's rate; 0 if unknown.
+    /// Returns the rate of the chosen frames: the requested rate if there is a requested rate and it was
+    /// achieved, else the chosen share of the video's rate; 0 if unknown.
     ///
-    /// - `stamps`: all frames in display order, of which `chosen` were taken
+    /// - `stamps`: all frames in display order, from which `chosen` were selected
     /// - `video_rate`: frames per second declared by the container, or 0
     #[cfg(any(feature = "video", test))]
     pub(super) fn rate(&self, stamps: &[Stamp], chosen: usize, video_rate: f64) -> f64 {
@@ -114,7 +114,7 @@ fn mean_rate(stamps: &[Stamp]) -> f64 {
     if seconds > 0.0 { (stamps.len() - 1) as f64 / seconds } else { 0.0 }
 }
 
-/// Takes the middle of each of `most` equal parts of a longer list.
+/// Selects the middle of each of `most` equal parts of a longer list.
 #[cfg(any(feature = "video", test))]
 fn take_evenly(frames: Vec<usize>, most: u32) -> Vec<usize> {
     let (length, most) = (frames.len(), most as usize);
@@ -124,16 +124,17 @@ fn take_evenly(frames: Vec<usize>, most: u32) -> Vec<usize> {
     (0..most).map(|part| frames[(2 * part + 1) * length / (2 * most)]).collect()
 }
 
-/// Returns the frames displayed at the points of a regular grid in time.
+/// Returns the frames displayed at the points of a regular time grid.
 #[cfg(any(feature = "video", test))]
 fn frames_on_grid(stamps: &[Stamp], per_second: f64) -> Vec<usize> {
     let Some(first) = stamps.first() else { return Vec::new() };
     let mut chosen = vec![0];
     for (at, stamp) in stamps.iter().enumerate().skip(1) {
-        // The offset assigns a point at a frame's own time to it, despite the rounding of time stamps.
+        // The offset assigns a point at a frame's time to that frame, despite rounded time stamps.
         let point = |stamp: &Stamp| ((stamp.seconds - first.seconds) * per_second + 1e-6).floor();
         if point(stamp) > point(&stamps[at - 1]) {
-            // The point belongs to this frame if it coincides with its start, else to the previous frame.
+            // The point belongs to this frame if it coincides with the frame start, else to the previous
+            // frame.
             let is_exact = (stamp.seconds - first.seconds) * per_second - point(stamp) < 1e-3;
             let shown = if is_exact { at } else { at - 1 };
             if chosen.last() != Some(&shown) {
@@ -182,10 +183,9 @@ mod tests {
     fn the_rate_is_what_was_asked_for_or_the_share_that_was_taken() {
         let fps = |per_second, frames_max| VideoSampling::Fps { per_second, frames_max };
         let eight = VideoSampling::Uniform { frames: 8 };
-        // Sampling, frames of the video, their rate, the declared rate, and the expected rate of the chosen
-        // frames.
+        // Sampling, number of video frames, video rate, declared rate, and expected rate after sampling.
         for (sampling, frames, per_second, video_rate, expected) in [
-            // 100 frames at 30 per second cover 7 points of a grid of 2 per second: still 2 per second.
+            // 100 frames at 30 per second cover 7 points on a grid with 2 per second: still 2 per second.
             (fps(2.0, 64), 100, 30.0, 30.0, 2.0),
             (fps(2.0, 5), 100, 30.0, 30.0, 1.5),
             (fps(60.0, 64), 30, 30.0, 30.0, 30.0),

@@ -1,4 +1,4 @@
-//! Compares with FFmpeg's own commands, on real files if available and on files that the command makes.
+//! Compares with FFmpeg's own commands, on real files if available and on files that the command generates.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +9,13 @@ use crate::media::{Modality, modality_of};
 
 const ALL: VideoSampling = VideoSampling::Uniform { frames: u32::MAX };
 
-/// Runs a command; returns `None` if it is not installed.
+/// Runs a command and returns the output; `None` if the command is not installed.
 fn output_of(command: &str, arguments: &[&str], path: &Path) -> Option<Vec<u8>> {
     let output = Command::new(command).args(["-v", "error"]).args(arguments).arg(path).output().ok()?;
     Some(output.stdout)
 }
 
-/// Returns frames, width and height of the largest stream, after rotation, as `ffprobe` finds them by
+/// Returns frames, width and height for the largest stream, after rotation, as `ffprobe` finds them by
 /// decoding everything.
 fn probed(path: &Path) -> Option<(u32, u32, u32)> {
     let entries = "stream=width,height,nb_read_frames:stream_side_data=rotation";
@@ -30,7 +30,7 @@ fn probed(path: &Path) -> Option<(u32, u32, u32)> {
     Some(if rotation % 180 == 0 { (frames, width, height) } else { (frames, height, width) })
 }
 
-/// Returns all frames of a video, rotated and converted to RGB by the `ffmpeg` command.
+/// Returns all frames in a video, rotated and converted to RGB by the `ffmpeg` command.
 fn converted(path: &Path) -> Option<Vec<u8>> {
     let command = ["-v", "error", "-i", path.to_str()?, "-fps_mode", "passthrough"];
     let output =
@@ -38,8 +38,8 @@ fn converted(path: &Path) -> Option<Vec<u8>> {
     Some(output.ok()?.stdout)
 }
 
-/// Returns the number of differing bytes and the largest difference between a video and frames of another;
-/// `None` if their lengths differ.
+/// Returns the number of differing bytes and the maximum difference between two frame sequences; `None` if
+/// the lengths differ.
 fn difference(video: &Video, frames: &[usize], expected: &[u8]) -> Option<(usize, u8)> {
     let bytes = 3 * video.width as usize * video.height as usize;
     let expected: Vec<&[u8]> = expected.chunks(bytes).collect();
@@ -97,7 +97,7 @@ fn sampled_frames_of_real_videos_are_those_of_ffmpeg() {
     assert!(others.is_empty(), "{others:#?}");
 }
 
-/// Sources, codecs and settings from which the command makes videos; a codec that it lacks is skipped.
+/// Sources, codecs and settings for videos that the command generates; an unavailable codec is skipped.
 const GENERATED: [(&str, &str, &[&str]); 17] = [
     ("yuv420p.mp4", "mpeg4", &["-pix_fmt", "yuv420p", "-bf", "2", "-g", "7"]),
     ("mpeg2.mkv", "mpeg2video", &["-bf", "2", "-g", "6"]),
@@ -118,7 +118,7 @@ const GENERATED: [(&str, &str, &[&str]); 17] = [
     ("uneven_times.mkv", "mpeg4", &["-vf", "select=not(eq(mod(n\\,5)\\,2))", "-fps_mode", "vfr", "-bf", "2"]),
 ];
 
-/// Tests every pixel format, order of frames and spacing in time, to the byte.
+/// Tests every pixel format, frame order and time spacing, byte for byte.
 #[test]
 fn every_frame_of_made_videos_is_that_of_ffmpeg() {
     let directory = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn turned_videos_are_turned_as_ffmpeg_turns_them() {
     }
 }
 
-/// Makes a video of moving colors with the `ffmpeg` command, if it is installed.
+/// Generates a video with moving colors with the `ffmpeg` command, if it is installed.
 fn generate(directory: &Path, name: &str) -> Option<Vec<u8>> {
     generate_with(directory, name, &[])
 }
@@ -237,7 +237,8 @@ fn a_cut_file_is_refused_wherever_it_is_cut() {
     }
 }
 
-/// Changes bytes anywhere in the file; decoding may fail, but must end, and yield as many frames as declared.
+/// Changes bytes anywhere in the file; decoding may fail, but must end, and yield the declared number of
+/// frames.
 #[test]
 fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Reads the content of a turn, or of a whole document: texts and placeholders, not yet matched with fields.
+//! Reads the content of a turn, or of a document: texts and placeholders, not yet matched with fields.
 
 use std::borrow::Cow;
 
@@ -8,17 +8,17 @@ use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::media::{LONE_SURROGATE, Modality};
 use crate::sample::text::{Piece, split_placeholders};
 
-/// Piece of content whose placeholder is not matched with a field yet.
+/// Content piece whose placeholder is not matched with a field yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum UnplacedPart<'a> {
     /// Text between media, never empty.
     Text(Cow<'a, str>),
-    /// Position of a medium, and the name of its field if it has one.
+    /// Position of a medium, and the field name if there is one.
     Media(Modality, Option<Cow<'a, str>>),
 }
 
 impl UnplacedPart<'_> {
-    /// Copies what the part borrows.
+    /// Copies borrowed data.
     pub(super) fn into_owned<'b>(self) -> UnplacedPart<'b> {
         match self {
             Self::Text(text) => UnplacedPart::Text(Cow::Owned(text.into_owned())),
@@ -29,21 +29,21 @@ impl UnplacedPart<'_> {
     }
 }
 
-/// Content of a turn.
+/// Turn content.
 #[derive(Debug, Default)]
 pub(super) struct Content<'a> {
     pub(super) parts: Vec<UnplacedPart<'a>>,
-    /// Text of the parts that hold a train of thought; it is no part of the answer.
+    /// Text from reasoning parts; it is not part of the answer.
     pub(super) reasoning: Option<String>,
 }
 
-/// Types of parts with text, and with a train of thought.
+/// Part types with text, and with reasoning.
 const TEXT_TYPES: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
 const REASONING_TYPES: [&str; 2] = ["thinking", "reasoning"];
-/// Keys of parts that are read.
+/// Part keys that are read.
 const PART_KEYS: [&str; 3] = ["type", "path", "url"];
 
-/// Reads content: a string with placeholders, a list of parts whose texts are taken literally, or null.
+/// Reads content: a string with placeholders, a list of parts with literal texts, or null.
 pub(super) fn parse_content(content: &Value) -> Result<Content<'_>, String> {
     match content {
         Value::Null => Ok(Content::default()),
@@ -59,7 +59,7 @@ pub(super) fn parse_content(content: &Value) -> Result<Content<'_>, String> {
     }
 }
 
-/// Splits a text at its placeholders.
+/// Splits a text at placeholders.
 pub(super) fn split_text(text: &str) -> Result<Vec<UnplacedPart<'_>>, String> {
     let piece = |piece| match piece {
         Piece::Text(text) => UnplacedPart::Text(Cow::Borrowed(text)),
@@ -68,7 +68,7 @@ pub(super) fn split_text(text: &str) -> Result<Vec<UnplacedPart<'_>>, String> {
     Ok(split_placeholders(readable(text)?).into_iter().map(piece).collect())
 }
 
-/// Splits an owned text at its placeholders.
+/// Splits an owned text at placeholders.
 pub(super) fn split_owned(text: Cow<'_, str>) -> Result<Vec<UnplacedPart<'_>>, String> {
     match text {
         Cow::Borrowed(text) => split_text(text),
@@ -76,7 +76,7 @@ pub(super) fn split_owned(text: Cow<'_, str>) -> Result<Vec<UnplacedPart<'_>>, S
     }
 }
 
-/// Merges two lists of equal length, where exactly one of text and image is filled at each index.
+/// Merges two lists with equal lengths, where exactly one entry, text or image, is filled at each index.
 pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Vec<UnplacedPart<'a>>, String> {
     let mut content = Vec::new();
     for (number, (text, image)) in texts.iter().zip(images).enumerate() {
@@ -89,7 +89,7 @@ pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Ve
     Ok(content)
 }
 
-/// Returns a text that is read; fails if its JSON had half a character in it.
+/// Returns the text; fails if the JSON text contains a lone surrogate.
 pub(super) fn readable(text: &str) -> Result<&str, String> {
     if text.contains(LONE_SURROGATE) {
         let shown = text.replace(LONE_SURROGATE, "\u{FFFD}");
@@ -99,7 +99,7 @@ pub(super) fn readable(text: &str) -> Result<&str, String> {
     Ok(text)
 }
 
-/// Returns the keys of a part that nobody reads.
+/// Returns the keys of a part that no reader uses.
 pub(super) fn unused_keys(part: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let stated = part.get("type").and_then(Value::as_str).unwrap_or_default();
     let plain = plain_type(stated);
@@ -150,7 +150,7 @@ fn plain_type(stated: &str) -> &str {
     stated.trim_start_matches("input_").trim_end_matches("_url")
 }
 
-/// Returns the modality and name of a part that represents a medium.
+/// Returns modality and name for a part that represents a medium.
 pub(super) fn media_name(part: &Value) -> Option<(Modality, Option<&str>)> {
     let stated = part.get("type")?.as_str()?;
     let plain = plain_type(stated);
@@ -159,7 +159,7 @@ pub(super) fn media_name(part: &Value) -> Option<(Modality, Option<&str>)> {
     Some((modality, value.and_then(|value| url_value(value).unwrap_or(value).as_str())))
 }
 
-/// Returns whether a part has its medium as base64, as OpenAI's `input_audio` and Anthropic's `source`.
+/// Returns whether a part has an inline base64 medium, as in OpenAI's `input_audio` and Anthropic's `source`.
 fn has_inline(part: &Value) -> bool {
     let objects = part.as_object().into_iter().flatten().filter_map(|(_, value)| value.as_object());
     objects.chain(part.as_object()).any(|object| object.get("data").is_some_and(Value::is_string))

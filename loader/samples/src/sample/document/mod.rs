@@ -1,17 +1,17 @@
-//! Finds the images, audio and videos of a sample, their order, and their positions between its texts.
+//! Finds the images, audio and videos in a sample, their order, and their positions between texts.
 //!
-//! Samples of one dataset may differ: text only, one image, five images, an audio clip. Nothing is inferred
-//! from the first samples; each sample is read by itself. The order is given by the sample's JSON document if
-//! it names media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, parts of messages), else by the fields: by
-//! number where all are numbered in the same way (`img_2.png` before `img_10.png`), else as stored in the
+//! Samples in a dataset may differ: text only, one image, five images, an audio clip. Nothing is inferred
+//! from the first samples; each sample is read independently. The sample's JSON document defines the order if
+//! it names media (`images: ["0.jpg", "1.jpg"]`, `image: "a.jpg"`, message parts), else the fields do: by
+//! number if all fields are numbered in the same way (`img_2.png` before `img_10.png`), else as stored in the
 //! shard.
 //!
-//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that packing turned into a field:
-//! then the n-th name is the n-th field. Fields that such a document does not name, for example masks, are
-//! left out. A name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that
-//! differs from the number of media of that modality.
+//! A document names a field (`0.jpg`, `KEY.0.jpg`), or a file that packing converted to a field: then the
+//! n-th name is the n-th field. Fields that such a document does not name, for example masks, are omitted. A
+//! name without a field is a [`MediaFault`], never a gap; so is a number of placeholders that differs from
+//! the number of media with that modality.
 //!
-//! [`crate::sample`] counts by the same rules at indexing, and a preparer turns the result into
+//! [`crate::sample`] uses the same rules for counting at indexing, and a preparer converts the result to
 //! tensors.
 
 mod content;
@@ -38,7 +38,7 @@ use super::decoded::{Field, Sample};
 use crate::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
 use crate::media::{Content, Media, Modality, content_of, modality_of as modality_of_extension};
 
-/// Mismatch between the document of a sample and its fields.
+/// Mismatch between a sample's document and fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("sample `{key}` of shard `{shard}`, offset {offset}: `{field}`: {reason}")]
 pub struct MediaFault {
@@ -46,7 +46,7 @@ pub struct MediaFault {
     pub shard: String,
     /// Offset of the sample's first header in the shard, after decompression.
     pub offset: u64,
-    /// Key of the sample.
+    /// Sample key.
     pub key: String,
     /// Field that is missing or named too often.
     pub field: String,
@@ -69,7 +69,7 @@ impl MediaFault {
     }
 }
 
-/// Media of a decoded sample, by modality and in order.
+/// Media in a decoded sample, by modality and in order.
 ///
 /// # Examples
 /// ```
@@ -108,16 +108,16 @@ pub struct SampleMedia<'a> {
     /// Document that describes the sample: the first JSON field with turns or ordered content, else the first
     /// that names media, else the first.
     pub json: Option<&'a Value>,
-    /// Extension of the document's field.
+    /// Extension of the document field.
     json_name: &'a str,
     text: Result<SampleText<'a>, MediaFault>,
 }
 
-/// Text of a sample, and the extension of the field that it was read from.
+/// Sample text, and the extension of the source field.
 #[derive(Debug, Clone)]
 enum SampleText<'a> {
     Dialogue(&'a str, Dialogue<'a>),
-    /// Content of a document, with its media.
+    /// Document content, with media.
     Content(&'a str, Vec<UnplacedPart<'a>>),
     Caption(&'a str, Vec<UnplacedPart<'a>>),
     /// All text fields, if there are any; media come first.
@@ -125,16 +125,15 @@ enum SampleText<'a> {
 }
 
 impl<'a> SampleMedia<'a> {
-    /// Orders the fields of a decoded sample.
+    /// Orders the fields in a decoded sample.
     ///
     /// # Errors
-    /// [`MediaFault`] if the document names a field that is not there.
+    /// [`MediaFault`] if the document names a missing field.
     pub fn from_sample(sample: &'a Sample) -> Result<Self, MediaFault> {
         Self::for_modalities(sample, |_| true)
     }
 
-    /// Orders the fields of a sample for a model that takes some modalities; media of the others are left
-    /// out.
+    /// Orders the sample fields for a model that supports some modalities; other media are omitted.
     ///
     /// # Errors
     /// See [`from_sample`](Self::from_sample).
@@ -171,13 +170,13 @@ impl<'a> SampleMedia<'a> {
         }
     }
 
-    /// Returns the extension of the field of [`json`](Self::json); empty if there is none.
+    /// Returns the extension of the [`json`](Self::json) field; empty if there is none.
     #[must_use]
     pub fn json_name(&self) -> &'a str {
         self.json_name
     }
 
-    /// Returns the decoded images, in order; undecoded fields are left out.
+    /// Returns the decoded images, in order; undecoded fields are omitted.
     pub fn images(&self) -> impl Iterator<Item = &'a crate::media::RgbImage> {
         self.images.iter().filter_map(|field| match &field.media {
             Media::Image(image) => Some(image),
@@ -186,7 +185,7 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
-/// Returns the modality of a field: by its decoded value, or, if undecoded, by its extension.
+/// Returns a field's modality: by the decoded value, or, if undecoded, by the extension.
 fn modality_of(field: &Field) -> Option<Modality> {
     match &field.media {
         Media::Image(_) => Some(Modality::Image),
@@ -205,7 +204,7 @@ fn is_text(field: &Field) -> bool {
     }
 }
 
-/// Returns the JSON fields of a sample with their extensions.
+/// Returns the JSON fields in a sample with extensions.
 fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
     sample.fields.iter().filter_map(|field| match &field.media {
         Media::Json(json) => Some((&*field.extension, json)),
@@ -213,8 +212,8 @@ fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
     })
 }
 
-/// Returns the document that names the media: the one with the conversation or content, else the first that
-/// names any, else the first.
+/// Returns the document that names the media: the document with the conversation or content, else the first
+/// that names any, else the first.
 fn describing<'a>(
     documents: &[(&'a str, &'a Value)],
     source: Result<TextSource<'a>, TwoDocuments>,
@@ -227,7 +226,7 @@ fn describing<'a>(
     documents.get(number.unwrap_or_default()).copied()
 }
 
-/// Reads the text of the selected source.
+/// Reads the text from the selected source.
 fn read_text<'a>(
     sample: &'a Sample,
     documents: &[(&'a str, &'a Value)],
@@ -250,9 +249,9 @@ fn read_text<'a>(
     }
 }
 
-/// Reads the text fields, with the media between them where all are numbered in the same way.
+/// Reads the text fields, with media between them if all fields are numbered in the same way.
 ///
-/// - `media`: fields of the media of the sample, by modality
+/// - `media`: media fields in the sample, by modality
 fn text_of_fields<'a>(
     sample: &'a Sample,
     texts: &[&'a Field],
@@ -271,8 +270,8 @@ fn text_of_fields<'a>(
     Ok(if is_interleaved { SampleText::Content(first, parts) } else { SampleText::Fields(first, parts) })
 }
 
-/// Returns the fields of a modality in the order of the names in the document's column, else of the named
-/// parts of its content, else as stored.
+/// Returns the fields with a modality in the order named by the document's column, else by named content
+/// parts, else as stored.
 fn ordered_media<'a>(
     sample: &'a Sample,
     json: Option<&Value>,
@@ -288,7 +287,7 @@ fn ordered_media<'a>(
     }
 }
 
-/// Returns the names of the parts of a modality, if there are any and all have one.
+/// Returns the part names for a modality, if there are any parts and all have a name.
 fn part_names<'t>(text: &'t SampleText<'_>, modality: Modality) -> Option<Vec<&'t str>> {
     let contents: Vec<&[UnplacedPart<'_>]> = match text {
         SampleText::Dialogue(_, dialogue) => dialogue.turns.iter().map(|turn| &turn.content[..]).collect(),
@@ -303,7 +302,7 @@ fn part_names<'t>(text: &'t SampleText<'_>, modality: Modality) -> Option<Vec<&'
     names.filter(|names| !names.is_empty())
 }
 
-/// Returns matching fields: by number where all are numbered in the same way, else in shard order.
+/// Returns matching fields: by number if all are numbered in the same way, else in shard order.
 fn in_order(sample: &Sample, is_wanted: impl Fn(&Field) -> bool) -> Vec<&Field> {
     let mut fields: Vec<&Field> = sample.fields.iter().filter(|field| is_wanted(field)).collect();
     if are_numbered(&fields) {

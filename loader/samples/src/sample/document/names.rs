@@ -1,4 +1,4 @@
-//! Resolves names of media in a JSON document to fields of the sample.
+//! Resolves media names in a JSON document to sample fields.
 
 use serde_json::Value;
 
@@ -7,34 +7,34 @@ use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::media::Modality;
 use crate::sample::decoded::Field;
 
-/// Most digits of a field's number; longer numbers are file names, as in COCO.
+/// Maximum number of digits in a field number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
 
-/// Beginning of a data URL.
+/// Data URL prefix.
 const INLINE: &str = "data:";
 
-/// Columns that name media, one modality per row; the first filled one counts.
+/// Columns that name media, a modality per row; the first filled column counts.
 pub const MEDIA_COLUMNS: [&[&str]; 3] = [
     &["image", "images", "image_path"],
     &["audio_filepath", "audio", "audios", "wav", "audio_path", "sound"],
     &["video", "videos", "video_path"],
 ];
 
-/// Returns the media of one modality that a column of a document names, in its order.
+/// Returns the media with a modality that a document column names, in column order.
 ///
-/// A column without a name of this modality, such as a caption under `image`, is ignored.
+/// A column without a name for this modality, such as a caption under `image`, is ignored.
 pub(super) fn column_media(json: &Value, modality: Modality) -> Option<Vec<&str>> {
     // `MEDIA_COLUMNS` has the order of `Modality::ALL`.
     let columns = MEDIA_COLUMNS[modality as usize];
     columns.iter().find_map(|column| media_names(json.get(*column)?, modality))
 }
 
-/// Returns whether a column of a document names media.
+/// Returns whether a document column names media.
 pub(in crate::sample) fn names_media(json: &Value) -> bool {
     Modality::ALL.iter().any(|&modality| column_media(json, modality).is_some())
 }
 
-/// Returns whether a column names media, so that it is read.
+/// Returns whether a column names media, so that the column is read.
 pub(in crate::sample) fn is_media_column(column: &str, value: &Value) -> bool {
     let is_named = |&modality: &Modality| {
         MEDIA_COLUMNS[modality as usize].contains(&column) && media_names(value, modality).is_some()
@@ -42,7 +42,8 @@ pub(in crate::sample) fn is_media_column(column: &str, value: &Value) -> bool {
     Modality::ALL.iter().any(is_named)
 }
 
-/// Returns one name or a list of names; null entries, which mark texts in interleaved lists, are left out.
+/// Returns a single name or a list of names; null entries, which mark texts in interleaved lists, are
+/// omitted.
 fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
     let names: Option<Vec<&str>> = match value {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
@@ -55,9 +56,9 @@ fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
     })
 }
 
-/// Finds the field of each name; fails with the first name without a field, and the reason.
+/// Finds the field for each name; fails with the first name without a field, and the reason.
 ///
-/// - `fields`: all fields of the modality, in order
+/// - `fields`: all fields with the modality, in order
 pub(super) fn resolve<'a, 'n>(
     key: &str,
     fields: &[&'a Field],
@@ -69,7 +70,7 @@ pub(super) fn resolve<'a, 'n>(
     let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
     let is_field =
         |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
-    // Names that match no field are paths of the imported files, unless they have the form of field names.
+    // Names that match no field are paths to imported files, unless they have the form of field names.
     if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
         return match_imported(fields, names);
     }
@@ -88,8 +89,7 @@ pub(super) fn field_named<'a>(key: &str, fields: &[&'a Field], name: &str) -> Op
     fields.iter().find(is_named).copied()
 }
 
-/// Returns whether the name is `NUMBER.EXTENSION`, the pattern of a sample with several fields of one
-/// modality.
+/// Returns whether the name is `NUMBER.EXTENSION`, the pattern for samples with several fields per modality.
 fn is_numbered(name: &str) -> bool {
     let Some((number, extension)) = name.split_once('.') else { return false };
     (1..=NUMBER_DIGITS_MAX).contains(&number.len())
@@ -97,8 +97,8 @@ fn is_numbered(name: &str) -> bool {
         && !extension.contains(['.', '/'])
 }
 
-/// Matches paths of source files with fields: the importer names the n-th `N.EXTENSION`, or `EXTENSION` if
-/// there is only one. Fields of another name or format match by position if their number is equal.
+/// Matches source file paths with fields: the importer names the n-th `N.EXTENSION`, or `EXTENSION` if there
+/// is a single field. Fields with a different name or format match by position if the counts are equal.
 fn match_imported<'a, 'n>(
     fields: &[&'a Field],
     names: &[&'n str],
@@ -119,7 +119,7 @@ fn match_imported<'a, 'n>(
     if matched.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { matched }
 }
 
-/// Returns the fault of a name without a field.
+/// Returns the fault for a name without a field.
 pub(super) fn no_field(name: &str) -> String {
     if is_url(name) {
         let shown = excerpt(name, EXCERPT_CHARACTERS);
@@ -134,17 +134,17 @@ pub(super) fn no_field(name: &str) -> String {
     "the sample has no field of this name".to_owned()
 }
 
-/// Returns whether a name is no name but the medium itself.
+/// Returns whether a name is the medium itself instead of a name.
 pub(super) fn is_inline(name: &str) -> bool {
     name.starts_with(INLINE)
 }
 
-/// Returns whether a name is the URL of something that is not in the shard.
+/// Returns whether a name is a URL for something outside the shard.
 pub(super) fn is_url(name: &str) -> bool {
     name.starts_with("http://") || name.starts_with("https://")
 }
 
-/// A path, or an object that holds one; `None` for anything else.
+/// Returns the path in a string, or in an object that holds a path; `None` for anything else.
 #[must_use]
 pub fn named_path(value: &Value) -> Option<&str> {
     let path = match value {

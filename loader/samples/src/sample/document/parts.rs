@@ -1,4 +1,4 @@
-//! Places the media of a sample between its texts.
+//! Places sample media between the texts.
 
 use serde_json::Value;
 
@@ -8,45 +8,45 @@ use super::{MediaFault, SampleMedia, SampleText, modality_of};
 use crate::media::{Media, Modality};
 use crate::sample::decoded::Field;
 
-/// Piece of content in its final order.
+/// Content piece in the final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentPart<'a> {
     /// Text between media, never empty.
     Text(&'a str),
-    /// A medium, by its modality and its index in [`SampleMedia::by_modality`].
+    /// A medium, by modality and index in [`SampleMedia::by_modality`].
     Medium(Modality, usize),
 }
 
-/// Turn of a conversation, as chat templates take it.
+/// Conversation turn, as chat templates accept it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatTurn<'a> {
-    /// Role: `user`, `assistant`, `system`, `tool`, or another one in lower case.
+    /// Role: `user`, `assistant`, `system`, `tool`, or any other role in lower case.
     pub role: &'a str,
-    /// Texts and media of the turn, in order.
+    /// Texts and media in the turn, in order.
     pub parts: Vec<ContentPart<'a>>,
     /// Whether the content is a string in the document, rather than a list of parts.
     pub is_string: bool,
-    /// Whether the turn is a training target: it is the assistant's, and no flag excludes it.
+    /// Whether the turn is a training target: an assistant turn that no flag excludes.
     pub is_target: bool,
-    /// Keys of the message beside its role and content, such as `tool_calls`, in their order.
+    /// Message keys other than role and content, such as `tool_calls`, in order.
     pub keys: Vec<(&'a str, &'a Value)>,
-    /// Text of a turn that is the call of a tool, under which `tool_calls` has it parsed.
+    /// Text of a tool call turn; `tool_calls` has the call parsed.
     pub call_text: Option<&'a str>,
 }
 
 impl SampleMedia<'_> {
-    /// Returns the turns of the sample, or `None` if it is not a conversation.
+    /// Returns the sample's turns, or `None` if the sample is not a conversation.
     ///
-    /// They are the turns of a document; without those, and without text fields, a question and its answer in
-    /// the first JSON field that has text. Content is either a string, in which `<image>`, `<audio>` and
-    /// `<video>` represent the next medium and absorb one line break on either side, or a list of parts:
-    /// `{"type": "text", "text": …}`, `{"type": "image"}` for the next image that no part names,
+    /// Turns come from a document; without such a document, and without text fields, from a question and an
+    /// answer in the first JSON field that has text. Content is either a string, in which `<image>`,
+    /// `<audio>` and `<video>` represent the next medium and absorb one line break on either side, or a list
+    /// of parts: `{"type": "text", "text": …}`, `{"type": "image"}` for the next image that no part names,
     /// `{"type": "image", "image": "0.jpg"}` or `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a
-    /// named one, and likewise for audio and video. Media of a modality without placeholders are not among
+    /// named image, and likewise for audio and video. Media whose modality has no placeholders are not among
     /// the parts.
     ///
     /// # Errors
-    /// [`MediaFault`] if the number of placeholders of a modality differs from the number of its media, if a
+    /// [`MediaFault`] if the number of placeholders for a modality differs from the number of media, if a
     /// name has no field, if the conversation cannot be read, or if a second document has turns.
     pub fn turns(&self) -> Result<Option<Vec<ChatTurn<'_>>>, MediaFault> {
         let SampleText::Dialogue(field, dialogue) = self.text.as_ref().map_err(MediaFault::clone)? else {
@@ -66,7 +66,8 @@ impl SampleMedia<'_> {
         Ok(Some(turns.collect()))
     }
 
-    /// Returns the variables of the chat template that a document has beside its turns: `tools`, `documents`.
+    /// Returns the chat template variables that a document defines in addition to turns: `tools`,
+    /// `documents`.
     pub fn variables(&self) -> impl Iterator<Item = (&str, &Value)> {
         let variables = match &self.text {
             Ok(SampleText::Dialogue(_, dialogue)) => &dialogue.variables[..],
@@ -75,8 +76,7 @@ impl SampleMedia<'_> {
         variables.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// Returns the extension of the field that the text was read from; `None` without a document that has
-    /// any.
+    /// Returns the extension of the field that the text was read from; `None` without a document with text.
     #[must_use]
     pub fn text_name(&self) -> Option<&str> {
         match self.text.as_ref().ok()? {
@@ -89,10 +89,10 @@ impl SampleMedia<'_> {
 
     /// Returns the content of a sample that is not a conversation, in order.
     ///
-    /// It comes from the first of these sources: a list of parts under `content` in the document; its lists
-    /// `texts` and `images` where exactly one is filled at each index; text fields and media fields by
-    /// number, where all are numbered in the same way (`0.txt 1.jpg 2.txt`); text fields, or a caption in a
-    /// JSON field, after all media whose modality has no placeholder in them.
+    /// Content comes from the first of these sources: a part list under `content` in the document; the
+    /// document's lists `texts` and `images` where exactly one entry is filled at each index; text fields and
+    /// media fields by number, if all are numbered in the same way (`0.txt 1.jpg 2.txt`); text fields, or a
+    /// caption in a JSON field, after all media whose modality has no placeholder in the text.
     ///
     /// # Errors
     /// See [`turns`](Self::turns).
@@ -106,7 +106,7 @@ impl SampleMedia<'_> {
         self.place_behind_media(field, words)
     }
 
-    /// Places the text, and all media whose modality has no placeholder in it before it.
+    /// Places the text, preceded by all media whose modality has no placeholder in the text.
     fn place_behind_media<'s>(
         &'s self,
         field: &str,
@@ -137,7 +137,7 @@ impl SampleMedia<'_> {
         Ok(self.place_media(field, &[content])?.concat())
     }
 
-    /// Replaces every placeholder by its medium.
+    /// Replaces every placeholder by a medium.
     ///
     /// - `field`: field that the content comes from, for errors
     fn place_media<'s>(
@@ -163,8 +163,7 @@ impl SampleMedia<'_> {
         Ok(contents.iter().map(|content| content.iter().filter_map(&mut part).collect()).collect())
     }
 
-    /// Returns the index of the medium of each placeholder: the one it names, else the next one that is not
-    /// named.
+    /// Returns the medium index for each placeholder: the named medium, else the next unnamed medium.
     fn order(
         &self,
         field: &str,
@@ -180,7 +179,7 @@ impl SampleMedia<'_> {
         if let Some(inline) = placeholders.iter().flatten().find(|name| is_inline(name)) {
             return Err(self.fault(inline, no_field(inline)));
         }
-        // If no path is a field, the paths are those of the files that the fields were imported from.
+        // If no path is a field, the paths name the files that the fields were imported from.
         let mut wrong =
             placeholders.iter().zip(&named).filter(|(_, at)| at.is_none()).filter_map(|(name, _)| *name);
         if let Some(name) = wrong.next().filter(|_| named.iter().any(Option::is_some)) {
@@ -203,7 +202,7 @@ impl SampleMedia<'_> {
     }
 }
 
-/// Returns the content of a field: text split at its placeholders, or one medium.
+/// Returns a field's content: text split at placeholders, or a medium.
 pub(super) fn content_of_field(field: &Field) -> Result<Vec<UnplacedPart<'_>>, String> {
     match (&field.media, modality_of(field)) {
         (Media::Text(text), _) => split_text(text),

@@ -1,4 +1,4 @@
-//! Selects the text of a sample: one of its documents, or its text fields.
+//! Selects the sample text: a document, or the text fields.
 
 use serde_json::Value;
 
@@ -8,25 +8,25 @@ use crate::sample::document::content::UnplacedPart;
 use crate::sample::document::layout::Dialogue;
 use crate::sample::text::estimate_tokens;
 
-/// Source of the text of a sample.
+/// Source of the sample text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::sample) enum TextSource<'a> {
-    /// A document, by its number, with its layout.
+    /// A document, by number, with the layout.
     Document(usize, Layout<'a>),
     /// All text fields.
     Fields,
-    /// Nothing: the sample has no text that is known.
+    /// Nothing: the sample has no known text.
     Nothing,
 }
 
-/// Fault of a sample with two documents that describe it: their numbers.
+/// Fault in a sample with two documents that describe it: the document numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sample) struct TwoDocuments(pub(in crate::sample) usize, pub(in crate::sample) usize);
 
-/// Selects the text of a sample.
+/// Selects the sample text.
 ///
 /// A conversation, or a document that lists content in order, takes precedence; then text fields; then the
-/// first document with a question and its answer, or a caption.
+/// first document with a question and an answer, or a caption.
 ///
 /// # Errors
 /// [`TwoDocuments`] if two documents describe the whole sample.
@@ -53,12 +53,12 @@ pub(in crate::sample) fn select_text<'a>(
     })
 }
 
-/// Returns the fault of a second document that describes a sample.
+/// Returns the fault for a second document that describes a sample.
 pub(in crate::sample) fn second_document(first: &str) -> String {
     format!("only one document may describe a sample, and `{first}` already does")
 }
 
-/// Returns whether a document is a conversation, or a question and its answer.
+/// Returns whether a document is a conversation, or a question and an answer.
 ///
 /// # Examples
 /// ```
@@ -78,10 +78,10 @@ pub fn has_text(document: &Value) -> bool {
     Layout::of(document).is_some()
 }
 
-/// Measures the text of a document, and lists what is not read of it.
+/// Measures the text in a document, and lists unread parts.
 ///
-/// The turns of the assistant are the target, with their reasoning and their calls; tools count as prompt. Of
-/// other layouts all text is target.
+/// Assistant turns are the target, including reasoning and calls; tools count as prompt. In other layouts all
+/// text is target.
 ///
 /// # Errors
 /// The reason, if the text cannot be read.
@@ -99,7 +99,7 @@ pub(in crate::sample) fn measure_document(
     })
 }
 
-/// Measures the text of a document by itself; any other JSON is metadata and has no length.
+/// Measures the text in a single document; any other JSON is metadata and has no length.
 #[must_use]
 pub fn measure_json(document: &Value) -> TextLength {
     let length = |layout| measure_document(document, layout, &mut Unread::default()).ok();
@@ -125,7 +125,7 @@ fn measure_dialogue(dialogue: &Dialogue<'_>) -> TextLength {
         let keys = turn.keys().filter(|(key, _)| ["tool_calls", "reasoning_content"].contains(&key.as_str()));
         let tokens =
             keys.map(|(_, value)| written(value)).fold(measure_parts(&turn.content), u32::saturating_add);
-        // An empty answer is a target, too: its end.
+        // An empty answer is a target, too: the end token.
         let tokens = if turn.is_target { tokens.max(1) } else { tokens };
         length.tokens = length.tokens.saturating_add(tokens);
         if turn.is_target {

@@ -16,12 +16,12 @@ fn image() -> Media {
     Media::Image(RgbImage::default())
 }
 
-/// Content that is the image at this place.
+/// Returns content that is the image at this index.
 fn placed(at: usize) -> ContentPart<'static> {
     ContentPart::Medium(Modality::Image, at)
 }
 
-/// Makes a sample of images with these names, and a document.
+/// Creates a sample from images with these names, and a document.
 fn images(names: &[&'static str], document: Value) -> Sample {
     let images = names.iter().map(|name| (*name, image()));
     sample(images.chain([("json", Media::Json(document))]).collect())
@@ -112,7 +112,7 @@ fn more_or_fewer_marks_than_media_are_a_fault_with_both_counts() {
     }
 }
 
-/// Returns the images in the parts of one turn.
+/// Returns the images in a turn's parts.
 fn displayed(names: &[&'static str], parts: &Value) -> Result<Vec<String>, String> {
     let sample = images(names, json!({"messages": [{"role": "user", "content": parts}]}));
     let media = SampleMedia::from_sample(&sample).map_err(|fault| fault.reason)?;

@@ -1,17 +1,18 @@
-//! Estimates the token count of a text without a tokenizer.
+//! Estimates a text's token count without a tokenizer.
 
-/// Letters that the first token of a word covers, in a byte-pair vocabulary of about 100,000 entries.
+/// Number of letters covered by the first token in a word, in a byte-pair vocabulary with about 100,000
+/// entries.
 const LETTERS_FIRST: u32 = 7;
-/// Letters that each further token of a long word covers.
+/// Number of letters covered by each further token in a long word.
 const LETTERS_MORE: u32 = 4;
-/// Digits that one token covers.
+/// Number of digits per token.
 const DIGITS: u32 = 3;
 
-/// Estimates how many tokens a byte-pair tokenizer makes of `text`.
+/// Estimates how many tokens a byte-pair tokenizer creates from `text`.
 ///
-/// A run of letters is one token up to seven letters and one more for every further four; a run of digits is
-/// one token per three digits; a punctuation mark, a run of line breaks and an ideograph are one token each.
-/// A letter outside ASCII counts as one and a half. Spaces belong to the following word. Saturates at
+/// A letter run is one token up to seven letters and one more for every further four; a digit run is one
+/// token per three digits; a punctuation mark, a run of line breaks and an ideograph are one token each. A
+/// letter outside ASCII counts as one and a half. Spaces belong to the following word. Saturates at
 /// `u32::MAX`.
 #[must_use]
 pub fn estimate_tokens(text: &str) -> u32 {
@@ -31,7 +32,7 @@ pub fn estimate_tokens(text: &str) -> u32 {
 #[derive(Clone, Copy)]
 enum Run {
     None,
-    /// Letters, in halves: 2 for ASCII, 3 for others.
+    /// Letters, counted in halves: 2 for ASCII, 3 for others.
     Letters(u32),
     Digits(u32),
     LineBreaks,
@@ -52,7 +53,7 @@ impl Run {
         }
     }
 
-    /// Merges the next character into this run if it continues it; returns whether it did.
+    /// Merges the next character into this run if it continues the run; returns whether it did.
     fn absorb(&mut self, next: Self) -> bool {
         match (self, next) {
             (Self::Letters(halves), Self::Letters(more)) => *halves = halves.saturating_add(more),

@@ -1,7 +1,7 @@
-//! Measures the length of a text for the model: tokens, and tokens that the loss is computed on.
+//! Measures a text's length for the model: tokens, and tokens in the loss.
 //!
-//! Counts are estimates from the text itself, made once at indexing; they need no tokenizer and are the same
-//! on every machine.
+//! Counts are estimates from the text itself, computed once at indexing; they need no tokenizer and are the
+//! same on every machine.
 
 mod estimate;
 mod placeholder;
@@ -11,7 +11,7 @@ pub use self::placeholder::{Piece, split_placeholders};
 
 use crate::media::TextLength;
 
-/// Measures plain text, all of which is target; placeholders of media count nothing.
+/// Measures plain text, which is all target; media placeholders count nothing.
 #[must_use]
 pub fn measure_text(text: &str) -> TextLength {
     let tokens = split_placeholders(text).into_iter().fold(0u32, |sum, piece| match piece {

@@ -1,8 +1,8 @@
-//! Splits a text at the placeholders that datasets write for media.
+//! Splits a text at the media placeholders that datasets write.
 
 use crate::media::Modality;
 
-/// Placeholders and the modality of the medium that each represents.
+/// Placeholders and the modality that each represents.
 const PLACEHOLDERS: [(&str, Modality); 3] =
     [("<image>", Modality::Image), ("<audio>", Modality::Audio), ("<video>", Modality::Video)];
 
@@ -17,8 +17,8 @@ pub enum Piece<'a> {
 
 /// Splits a text at `<image>`, `<audio>` and `<video>`, the placeholders of LLaVA.
 ///
-/// One line break on either side of a placeholder belongs to it, because the chat template separates media
-/// itself.
+/// A line break on either side of a placeholder belongs to the placeholder, because the chat template
+/// separates media itself.
 ///
 /// # Examples
 /// ```

@@ -1,8 +1,8 @@
-//! Converts planes of luma and chroma to RGB, as libavif with libyuv does for Pillow.
+//! Converts luma and chroma planes to RGB, as libavif with libyuv does for Pillow.
 //!
-//! Chroma that is stored at half the width or height lies between pixels and is interpolated linearly.
-//! BT.601, BT.709 and BT.2020 are computed from 8 bits in integers with libyuv's precision, so that pixels
-//! equal Pillow's; other matrices in floating point.
+//! Chroma stored at half the width or height is sampled between pixels and is interpolated linearly. BT.601,
+//! BT.709 and BT.2020 are computed from 8 bits in integers with libyuv's precision, so that pixels equal
+//! Pillow's; other matrices are computed in floating point.
 
 use super::FORMAT;
 use crate::media::error::DecodeError;
@@ -12,14 +12,14 @@ use crate::media::probe::ColorCoding;
 #[derive(Clone, Copy)]
 pub(super) struct Plane<'a> {
     pub(super) bytes: &'a [u8],
-    /// Bytes from one row to the next.
+    /// Distance between rows in bytes.
     pub(super) stride: usize,
     /// Whether samples are 16-bit numbers, in native byte order.
     pub(super) is_wide: bool,
 }
 
 impl Plane<'_> {
-    /// Reads a row and leaves out the lowest `shift` bits.
+    /// Reads a row without the lowest `shift` bits.
     fn read_row(&self, row: usize, shift: u32, samples: &mut [u16]) {
         let start = row * self.stride;
         if self.is_wide {
@@ -43,7 +43,7 @@ pub(super) struct Frame<'a> {
     /// Bits per sample.
     pub(super) depth: u32,
     pub(super) luma: Plane<'a>,
-    /// Blue and red difference; `None` if the image is gray.
+    /// Blue and red difference planes; `None` if the image is gray.
     pub(super) chroma: Option<[Plane<'a>; 2]>,
     /// Whether chroma is stored at half the width, and at half the height.
     pub(super) is_halved: (bool, bool),
@@ -142,8 +142,8 @@ impl ChromaRows {
             }
             return;
         }
-        // The first pixel and, if the width is even, the last one lie beyond the outermost sample; libyuv
-        // repeats it for the last pixel in any case.
+        // The first pixel and, if the width is even, the last pixel are beyond the outermost sample; libyuv
+        // repeats the sample for the last pixel in any case.
         let last = self.sixteenths.len() - 1;
         self.sixteenths[0] = 4 * quarters[0];
         self.sixteenths[last] = 4 * quarters[last / 2];
@@ -157,7 +157,7 @@ impl ChromaRows {
     }
 }
 
-/// Converts one pixel: luma, and blue and red difference times 16.
+/// Converts a pixel: luma, and blue and red difference times 16.
 trait Convert: Copy {
     fn rgb(&self, y: u16, u: u16, v: u16) -> [u8; 3];
 }
@@ -171,7 +171,7 @@ fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     let ColorCoding { primaries, matrix, is_full_range } = frame.colors;
     let scale = Scale::of(frame);
     let float = |kind| Ok(Matrix::Float(FloatMatrix { scale, kind }));
-    // As ITU-T H.273 numbers them; 12 derives the matrix from the primaries, 2 leaves it open.
+    // Numbers from ITU-T H.273; 12 derives the matrix from the primaries, 2 leaves the matrix open.
     let [limited, full] = match (matrix, primaries) {
         (1, _) | (12, 1 | 2) => BT709,
         (2 | 5 | 6, _) | (12, 5 | 6) => BT601,
@@ -186,14 +186,14 @@ fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     Ok(Matrix::Integer(if is_full_range { full } else { limited }))
 }
 
-/// Matrix on 8-bit samples, in units of 1/64.
+/// Matrix on 8-bit samples, in 1/64.
 #[derive(Clone, Copy)]
 struct IntegerMatrix {
-    /// Factor for luma times 257, divided by 65,536, and what is added.
+    /// Luma factor times 257, divided by 65,536, and luma offset.
     luma: (u32, i32),
     /// Blue per blue difference; libyuv's vectors hold up to 128.
     blue: i32,
-    /// Green that blue and red difference take away.
+    /// Green subtracted for blue and red difference.
     green: (i32, i32),
     /// Red per red difference.
     red: i32,
@@ -201,7 +201,7 @@ struct IntegerMatrix {
 
 const LIMITED: (u32, i32) = (18_997, -1_160);
 const FULL: (u32, i32) = (16_320, 32);
-/// Limited, then full range, as in the two below.
+/// Matrices for limited, then full range, as in the two constants below.
 const BT601: [IntegerMatrix; 2] = [
     IntegerMatrix { luma: LIMITED, blue: 128, green: (25, 52), red: 102 },
     IntegerMatrix { luma: FULL, blue: 113, green: (22, 46), red: 90 },
@@ -261,7 +261,7 @@ fn byte_of(value: f32) -> u8 {
     (value.clamp(0.0, 1.0) * 255.0 + 0.5) as u8
 }
 
-/// Matrix on samples with any depth.
+/// Matrix on samples with any bit depth.
 #[derive(Clone, Copy)]
 struct FloatMatrix {
     scale: Scale,
@@ -274,7 +274,7 @@ enum FloatKind {
     Identity,
     /// The planes are luma, green difference and orange difference.
     YCgCo,
-    /// Weights with which red and blue make luma.
+    /// Red and blue weights in luma.
     Weights { red: f32, blue: f32 },
 }
 

@@ -1,7 +1,7 @@
-//! Decodes AVIF: the primary item, or the first frame if it is a sequence.
+//! Decodes AVIF: the primary item, or the first frame if the file is a sequence.
 //!
-//! Pixels equal Pillow's `convert("RGB")`: alpha is dropped, the crop property `clap` is not applied.
-//! Rotation and mirroring are left to the caller, as for other formats.
+//! Pixels equal Pillow's `convert("RGB")`: alpha is dropped, the crop property `clap` is not applied. The
+//! caller applies rotation and mirroring, as for other formats.
 
 mod colors;
 mod obu;
@@ -60,14 +60,14 @@ fn coded_bytes(bytes: &[u8], extents: &[Range<u64>]) -> Result<Vec<u8>, DecodeEr
     Ok(data)
 }
 
-/// Returns how many bytes each pixel takes: in a frame, in a copy with film grain, and as RGB.
+/// Returns the bytes per pixel: in a frame, in a copy with film grain, and as RGB.
 fn pixel_bytes(sequence: &Sequence) -> u64 {
     let planes = if sequence.is_gray { 1 } else { 3 };
     let sample_bytes = if sequence.depth > 8 { 2 } else { 1 };
     3 + 2 * planes * sample_bytes
 }
 
-/// Decodes up to the first frame that is shown.
+/// Decodes up to the first visible frame.
 fn first_picture(units: Vec<u8>, header: &AvifHeader, pixels_max: u64) -> Result<Picture, DecodeError> {
     let refusal = |error: Error| DecodeError::codec(FORMAT, error);
     let mut settings = Settings::new();

@@ -1,6 +1,6 @@
 //! Checks AV1 units before they are decoded, and reads the sequence header.
 //!
-//! The decoder gets only units that pixels depend on: it panics at some damaged metadata, which ends the
+//! The decoder gets only units that pixels depend on: it panics on some damaged metadata, which ends the
 //! process.
 //!
 //! # Source
@@ -10,12 +10,12 @@ use super::FORMAT;
 use crate::media::error::DecodeError;
 use crate::media::probe::ColorCoding;
 
-/// Most frames per image; layers and hidden frames come before the frame that is shown.
+/// Maximum number of frames per image; layers and hidden frames come before the visible frame.
 const FRAMES_MAX: usize = 32;
 
 /// AV1 units, in decoding order.
 pub(super) struct Units {
-    /// Sequence headers, frames and tile groups, each with its length.
+    /// Sequence headers, frames and tile groups, each with the length.
     pub(super) bytes: Vec<u8>,
     pub(super) sequence: Sequence,
 }
@@ -30,7 +30,7 @@ pub(super) struct Sequence {
     pub(super) colors: ColorCoding,
 }
 
-/// Splits the data into units and keeps those that pixels depend on.
+/// Splits the data into units and keeps the units that pixels depend on.
 ///
 /// # Errors
 /// [`DecodeError::Truncated`] if the last unit is cut, [`DecodeError::Malformed`] without a sequence header
@@ -72,7 +72,8 @@ pub(super) fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
 /// Header bit: a length follows.
 const HAS_LENGTH: u8 = 2;
 
-/// Returns header, without the length, and body of the unit at `position`, which is moved to the next one.
+/// Returns the header, without the length, and the body of the unit at `position`, and advances `position` to
+/// the next unit.
 fn next_unit<'a>(data: &'a [u8], position: &mut usize) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
     const FORBIDDEN: u8 = 0x80;
     const HAS_EXTENSION: u8 = 4;

@@ -1,4 +1,4 @@
-//! Tests against pixels of Pillow.
+//! Tests against pixels from Pillow.
 
 use super::super::{RgbImage, decode_rgb};
 use crate::media::fixtures::avif::{
@@ -9,7 +9,7 @@ use crate::media::fixtures::avif::{
 use crate::media::fixtures::bytes_of_hex;
 use crate::media::{DecodeError, DecodeLimits, ImageLimits, MediaShape, probe_shape};
 
-/// Body of the property of colors.
+/// Body of the color property.
 fn nclx(primaries: u8, matrix: u8, is_full_range: bool) -> Vec<u8> {
     let range = if is_full_range { 0x80 } else { 0 };
     [&b"nclx"[..], &[0, primaries, 0, 13, 0, matrix, range]].concat()

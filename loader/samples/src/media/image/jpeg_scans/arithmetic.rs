@@ -1,7 +1,7 @@
-//! Arithmetic coding of blocks.
+//! Arithmetic block coding.
 //!
-//! Decisions are decoded with adaptive probabilities: a bin holds the state of an estimate and its more
-//! probable value. The bins of a decision depend on what was decoded before.
+//! Decisions are decoded with adaptive probabilities: a bin holds the estimate state and the more probable
+//! value. The bin for a decision depends on earlier decisions.
 //!
 //! # Source
 //! ITU-T T.81 (1992): decoder D.2, states table D.3, sequential models F.1.4.4 and F.2.4, progressive models
@@ -11,21 +11,21 @@ use super::bits::Segment;
 use super::frame::{Conditioning, Scan, Tables};
 use super::{Block, Coder};
 
-/// Estimate that is never adapted: both values are equally probable.
+/// Fixed estimate: both values are equally probable.
 const EVEN: u16 = 0x5A1D;
-/// Bins of the DC and of the AC coefficients of a table.
+/// Number of bins in a DC table and in an AC table.
 const DC_BINS: usize = 49;
 const AC_BINS: usize = 245;
-/// First bins of the magnitudes of DC differences, and of low and high AC coefficients.
+/// First magnitude bins for DC differences, and for low and high AC coefficients.
 const DC_MAGNITUDES: usize = 20;
 const AC_MAGNITUDES: [usize; 2] = [189, 217];
-/// Bins from the size of a magnitude to its bits.
+/// Number of bins between magnitude size and magnitude bits.
 const MAGNITUDE_BITS: usize = 14;
-/// Largest magnitude that has a code.
+/// Largest encodable magnitude.
 const MAGNITUDE_MAX: i32 = 1 << 15;
 
-/// Probability of the less probable value, next state behind it, next state behind the other, and whether the
-/// values swap.
+/// Probability of the less probable value, next state after that value, next state after the more probable
+/// value, and whether the values swap.
 type State = (u16, u8, u8, bool);
 
 #[rustfmt::skip]
@@ -61,7 +61,7 @@ const STATES: [State; 113] = [
     (0x59EB, 112, 111, true),
 ];
 
-/// Adaptive estimate of a decision.
+/// Adaptive estimate for a decision.
 #[derive(Clone, Copy, Default)]
 struct Bin {
     state: u8,
@@ -69,20 +69,20 @@ struct Bin {
     value: bool,
 }
 
-/// Decoder of decisions.
+/// Decision decoder.
 #[derive(Default)]
 struct Decisions {
-    /// Code: 16 bits that are compared with the interval, above bits to come.
+    /// Code register: 16 bits that are compared with the interval, followed by bits to come.
     code: u32,
     interval: u32,
-    /// Bits to come.
+    /// Number of bits to come.
     bits: u32,
     is_begun: bool,
 }
 
 impl Decisions {
     fn take_byte(&mut self, segment: &mut Segment<'_>) {
-        // Zeros follow the last byte: an encoder leaves them out.
+        // Zeros follow the last byte: an encoder omits them.
         self.code |= u32::from(segment.next_byte().unwrap_or(0)) << 8;
     }
 
@@ -94,7 +94,7 @@ impl Decisions {
         (self.interval, self.is_begun) = (0x1_0000, true);
     }
 
-    /// Decodes a decision whose bin adapts.
+    /// Decodes a decision with an adaptive bin.
     fn decide(&mut self, segment: &mut Segment<'_>, bin: &mut Bin) -> bool {
         let (probability, lower, higher, swaps) = STATES[usize::from(bin.state)];
         let likely = bin.value;
@@ -106,18 +106,18 @@ impl Decisions {
         likely == is_likely
     }
 
-    /// Decodes a decision whose values are equally probable.
+    /// Decodes a decision between equally probable values.
     fn decide_evenly(&mut self, segment: &mut Segment<'_>) -> bool {
         !self.split(segment, EVEN.into()).0
     }
 
-    /// Splits the interval; returns whether the more probable value was coded, and whether its bin adapts.
+    /// Splits the interval; returns whether the more probable value was coded, and whether the bin adapts.
     fn split(&mut self, segment: &mut Segment<'_>, probability: u32) -> (bool, bool) {
         if !self.is_begun {
             self.begin(segment);
         }
         self.interval -= probability;
-        // The larger part belongs to the more probable value, whichever it is.
+        // The larger part belongs to the more probable value, whichever that is.
         let is_swapped = self.interval < probability;
         let is_upper = self.code >> 16 >= self.interval;
         if is_upper {
@@ -143,19 +143,19 @@ impl Decisions {
     }
 }
 
-/// Bins of a table of DC or AC coefficients.
+/// Bins for a DC or AC table.
 type Bins<const COUNT: usize> = [Bin; COUNT];
 
-/// Arithmetic coder of the blocks of a scan.
+/// Arithmetic coder for the blocks in a scan.
 pub(super) struct ArithmeticCoder {
     decisions: Decisions,
-    /// Bins and conditioning, by the number of the table.
+    /// Bins and conditioning, by table number.
     dc_bins: [Bins<DC_BINS>; 4],
     ac_bins: [Bins<AC_BINS>; 4],
     conditioning: [Conditioning; 4],
-    /// Numbers of the DC and AC tables of each member.
+    /// DC and AC table numbers by scan member.
     tables: Vec<(usize, usize)>,
-    /// DC coefficient of the last block of each member, and the bin that its difference leads to.
+    /// DC coefficient of the last block, and the bin selected by the last difference, by scan member.
     last_dc: Vec<(i32, usize)>,
     band: (usize, usize),
     shift: u32,
@@ -182,7 +182,7 @@ impl ArithmeticCoder {
         }
     }
 
-    /// Decodes the DC coefficient of a first scan.
+    /// Decodes the DC coefficient in a first scan.
     fn dc(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) -> Option<()> {
         let table = self.tables[member].0;
         let bins = &mut self.dc_bins[table];
@@ -211,7 +211,7 @@ impl ArithmeticCoder {
         Some(())
     }
 
-    /// Decodes the AC coefficients of a first scan.
+    /// Decodes the AC coefficients in a first scan.
     fn ac(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) -> Option<()> {
         let table = self.tables[member].1;
         let bins = &mut self.ac_bins[table];
@@ -241,7 +241,7 @@ impl ArithmeticCoder {
         Some(())
     }
 
-    /// Adds a bit to the AC coefficients of former scans, and decodes those that become nonzero.
+    /// Adds a bit to AC coefficients from earlier scans, and decodes coefficients that become nonzero.
     fn refine_ac(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) -> Option<()> {
         let bins = &mut self.ac_bins[self.tables[member].1];
         let decisions = &mut self.decisions;
@@ -275,7 +275,7 @@ impl ArithmeticCoder {
     }
 }
 
-/// Decodes the size of a magnitude, a power of two; `None` if it has no code.
+/// Decodes a magnitude size, which is a power of two; `None` if the size has no code.
 fn grow(
     decisions: &mut Decisions,
     segment: &mut Segment<'_>,
@@ -294,7 +294,7 @@ fn grow(
     Some(size)
 }
 
-/// Decodes the bits of a magnitude below its size.
+/// Decodes the magnitude bits below the magnitude size.
 fn magnitude(
     decisions: &mut Decisions,
     segment: &mut Segment<'_>,

@@ -1,17 +1,17 @@
-//! Entropy-coded bytes of a scan, up to a marker.
+//! Entropy-coded scan bytes, up to a marker.
 
 use super::Damage;
 
-/// Coded bytes of a scan: between markers, with stuffed zeros removed.
+/// Coded bytes in a scan: between markers, with stuffed zeros removed.
 pub(super) struct Segment<'a> {
     bytes: &'a [u8],
     position: usize,
-    /// Bits that were read from bytes and not yet taken; the lowest `count` are valid.
+    /// Bits that were read from bytes and not yet consumed; the lowest `count` are valid.
     buffer: u32,
     count: u32,
     /// Whether bits were missing since the last restart, so that later units are skipped.
     pub(super) is_starved: bool,
-    /// Damage that was found so far.
+    /// Damage found so far.
     pub(super) damage: Damage,
 }
 
@@ -20,12 +20,12 @@ impl<'a> Segment<'a> {
         Self { bytes, position, buffer: 0, count: 0, is_starved: false, damage: Damage::default() }
     }
 
-    /// Returns the offset of the next byte that was not decoded.
+    /// Returns the offset of the next byte to decode.
     pub(super) fn position(&self) -> usize {
         self.position.min(self.bytes.len())
     }
 
-    /// Returns whether bytes were asked for where the file ends without a marker.
+    /// Returns whether bytes were requested after the end of a file without a marker.
     pub(super) fn is_past_end(&self) -> bool {
         self.damage.is_cut
     }
@@ -54,12 +54,12 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Steps to the next marker. Arithmetic coding may leave bytes that its decoder does not need.
+    /// Moves to the next marker. Arithmetic coding may leave bytes that the decoder does not need.
     pub(super) fn skip_to_marker(&mut self) {
         while self.next_byte().is_some() {}
     }
 
-    /// Takes a bit; a missing one is 0.
+    /// Reads a bit; a missing bit is 0.
     pub(super) fn bit(&mut self) -> u32 {
         if self.count == 0 {
             let byte = self.next_byte();
@@ -71,20 +71,20 @@ impl<'a> Segment<'a> {
         self.buffer >> self.count & 1
     }
 
-    /// Takes up to 16 bits, the highest first.
+    /// Reads up to 16 bits, highest first.
     pub(super) fn bits(&mut self, count: u32) -> u32 {
         (0..count).fold(0, |number, _| number << 1 | self.bit())
     }
 
-    /// Takes the bits of a signed number of this size.
+    /// Reads the bits of a signed number with this size.
     pub(super) fn signed(&mut self, size: u32) -> i32 {
         let number = self.bits(size) as i32;
         let is_negative = size > 0 && number >> (size - 1) == 0;
         if is_negative { number - (1 << size) + 1 } else { number }
     }
 
-    /// Steps behind the restart marker of this number. One that is missing or out of order is damage: a
-    /// marker of the recent past is skipped, one of the near future is left for the data that it precedes.
+    /// Moves past the restart marker with this number. A missing or misplaced marker is damage: a recent
+    /// marker number is skipped, a marker number that is due soon is kept for the data that follow it.
     pub(super) fn restart(&mut self, number: u8) {
         self.count = 0;
         loop {

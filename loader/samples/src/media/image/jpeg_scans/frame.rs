@@ -1,26 +1,26 @@
-//! Frame, scans and tables of a JPEG.
+//! JPEG frame, scans and tables.
 
 use super::{Block, FORMAT};
 use crate::media::error::DecodeError;
 use crate::media::probe::JpegHeader;
 use crate::media::probe::field::u16_be;
 
-/// Numbers of tables of a kind.
+/// Number of tables per kind.
 const TABLES: usize = 4;
 
-/// Color component of a frame, with its coefficients.
+/// Color component in a frame, with coefficients.
 pub(super) struct Component {
     id: u8,
-    /// Blocks of an interleaved unit: columns, rows.
+    /// Blocks per interleaved unit: columns, rows.
     pub(super) unit: (usize, usize),
-    /// Blocks that hold samples of the image: columns, rows.
+    /// Blocks with image samples: columns, rows.
     own: (usize, usize),
-    /// Blocks in a row of `blocks`.
+    /// Number of blocks per row in `blocks`.
     pub(super) stride: usize,
-    /// Samples of the image: columns, rows.
+    /// Image samples: columns, rows.
     pub(super) size: (usize, usize),
     table: usize,
-    /// Quantization table at the first scan of the component, in zigzag order.
+    /// Quantization table at the component's first scan, in zigzag order.
     pub(super) quantization: Option<[u16; 64]>,
     pub(super) blocks: Vec<Block>,
 }
@@ -31,10 +31,10 @@ impl Component {
     }
 }
 
-/// Frame: its components, and the interleaved units that hold the image.
+/// Frame: components, and the interleaved units that cover the image.
 pub(super) struct Frame {
     pub(super) components: Vec<Component>,
-    /// Columns and rows of interleaved units.
+    /// Interleaved units: columns, rows.
     units: (usize, usize),
     pub(super) is_progressive: bool,
     pub(super) is_arithmetic: bool,
@@ -68,14 +68,14 @@ impl Frame {
         }
     }
 
-    /// Returns the columns and rows of interleaved units.
+    /// Returns the number of interleaved units: columns, rows.
     fn units(header: &JpegHeader) -> (usize, usize) {
         let (across_max, down_max) = header.sampling_max();
         let (width, height) = (header.width as usize, header.height as usize);
         (width.div_ceil(8 * usize::from(across_max)), height.div_ceil(8 * usize::from(down_max)))
     }
 
-    /// Returns the blocks that are held of each component.
+    /// Returns the number of blocks held for each component.
     pub(super) fn blocks(header: &JpegHeader) -> impl Iterator<Item = usize> {
         let (across, down) = Self::units(header);
         let held = move |wide: u8, high: u8| across * usize::from(wide) * down * usize::from(high);
@@ -83,23 +83,23 @@ impl Frame {
     }
 }
 
-/// Header of a scan.
+/// Scan header.
 pub(super) struct Scan {
-    /// Components, by their place in the frame.
+    /// Component indices within the frame.
     pub(super) members: Vec<usize>,
-    /// Numbers of the DC and AC tables of each member.
+    /// DC and AC table numbers by scan member.
     pub(super) tables: Vec<(usize, usize)>,
     /// First and last coefficient.
     pub(super) band: (usize, usize),
-    /// Bits below those that this scan adds.
+    /// Position of the lowest bit that this scan adds.
     pub(super) shift: u32,
     pub(super) is_progressive: bool,
-    /// Whether a former scan gave the higher bits.
+    /// Whether an earlier scan contained the higher bits.
     pub(super) is_refinement: bool,
 }
 
 impl Scan {
-    /// Reads a scan header, and settles the quantization tables of components that it begins.
+    /// Reads a scan header, and fixes the quantization tables for components that start in this scan.
     pub(super) fn read(
         body: &[u8],
         start: usize,
@@ -145,7 +145,7 @@ impl Scan {
         Ok(scan)
     }
 
-    /// Returns the columns and rows of units: single blocks if the scan has one component.
+    /// Returns the number of units, as columns and rows: single blocks if the scan has a single component.
     pub(super) fn units(&self, frame: &Frame) -> (usize, usize) {
         match self.members[..] {
             [only] => frame.components[only].own,
@@ -154,21 +154,21 @@ impl Scan {
     }
 }
 
-/// Huffman code: how many codes of each length, and the symbols in order.
+/// Huffman code: number of codes for each length, and the symbols in order.
 #[derive(Clone)]
 pub(super) struct HuffmanCode {
     pub(super) counts: [u8; 16],
     pub(super) symbols: Vec<u8>,
 }
 
-/// Conditioning of arithmetic codes: bounds of small DC differences, and of low AC coefficients.
+/// Conditioning for arithmetic codes: bounds for small DC differences, and for low AC coefficients.
 #[derive(Clone, Copy)]
 pub(super) struct Conditioning {
     pub(super) dc: (u8, u8),
     pub(super) ac: u8,
 }
 
-/// Tables that are set when a scan begins.
+/// Tables in effect when a scan starts.
 pub(super) struct Tables {
     quantization: [Option<[u16; 64]>; TABLES],
     /// Huffman codes: DC, AC.
@@ -190,7 +190,7 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// Reads quantization tables, of 8 or 16 bits.
+    /// Reads quantization tables with 8 or 16 bits.
     pub(super) fn read_quantization(&mut self, mut body: &[u8], start: usize) -> Result<(), DecodeError> {
         while let Some((&kind, rest)) = body.split_first() {
             let width = if kind >> 4 == 0 { 1 } else { 2 };
@@ -215,7 +215,7 @@ impl Tables {
                 rest.get(..16).and_then(|counts| counts.try_into().ok()).ok_or_else(malformed)?;
             let total: usize = counts.iter().map(|&count| usize::from(count)).sum();
             let symbols = rest.get(16..16 + total).filter(|_| total <= 256).ok_or_else(malformed)?;
-            // Codes of each length have to leave room for longer ones.
+            // The codes for each length have to leave room for longer codes.
             let room = counts.iter().try_fold(1_u32, |room, &count| (room * 2).checked_sub(count.into()));
             let (class, table) = (usize::from(kind >> 4), usize::from(kind & 0xF));
             if room.is_none() || class > 1 || table >= TABLES {
@@ -227,7 +227,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Reads the conditioning of arithmetic codes.
+    /// Reads the conditioning for arithmetic codes.
     pub(super) fn read_conditioning(&mut self, body: &[u8], start: usize) -> Result<(), DecodeError> {
         for pair in body.chunks_exact(2) {
             let (class, table, value) = (pair[0] >> 4, usize::from(pair[0] & 0xF), pair[1]);

@@ -1,18 +1,18 @@
-//! Huffman coding of blocks.
+//! Huffman block coding.
 
 use super::bits::Segment;
 use super::frame::{HuffmanCode, Scan, Tables};
 use super::{Block, Coder, FORMAT};
 use crate::media::error::DecodeError;
 
-/// Longest code in bits.
+/// Maximum code length in bits.
 const CODE_BITS_MAX: usize = 16;
 
-/// Lookup of the symbols of a code, length by length.
+/// Symbol lookup in a code, by code length.
 struct Lookup<'a> {
-    /// First code of each length, and behind its last one.
+    /// First code for each length, and the end after the last code.
     ranges: [(u32, u32); CODE_BITS_MAX],
-    /// Place of the first symbol of each length.
+    /// Index of the first symbol for each length.
     first: [usize; CODE_BITS_MAX],
     symbols: &'a [u8],
 }
@@ -45,17 +45,17 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// Huffman coder of the blocks of a scan.
+/// Huffman coder for the blocks in a scan.
 pub(super) struct HuffmanCoder<'a> {
-    /// Codes of each member: DC, AC; those that the scan uses.
+    /// DC and AC codes by scan member, if the scan uses them.
     codes: Vec<[Option<Lookup<'a>>; 2]>,
-    /// DC coefficient of the last block of each member.
+    /// DC coefficient of the last block, by scan member.
     last_dc: Vec<i32>,
     band: (usize, usize),
     shift: u32,
     is_progressive: bool,
     is_refinement: bool,
-    /// Blocks still to come without a coefficient of the band.
+    /// Remaining blocks without a coefficient in the band.
     empty_blocks: u32,
 }
 
@@ -89,7 +89,7 @@ impl<'a> HuffmanCoder<'a> {
         })
     }
 
-    /// Decodes the DC coefficient of a first scan.
+    /// Decodes the DC coefficient in a first scan.
     fn dc(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) {
         let Some(code) = &self.codes[member][0] else { return };
         let size = code.symbol(segment).min(16);
@@ -98,7 +98,7 @@ impl<'a> HuffmanCoder<'a> {
         block[0] = (self.last_dc[member] << self.shift) as i16;
     }
 
-    /// Decodes the AC coefficients of a first scan.
+    /// Decodes the AC coefficients in a first scan.
     fn ac(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) {
         let Some(code) = &self.codes[member][1] else { return };
         if self.empty_blocks > 0 {
@@ -111,7 +111,7 @@ impl<'a> HuffmanCoder<'a> {
             let (run, size) = (symbol >> 4, symbol & 0xF);
             if size > 0 {
                 at += usize::from(run);
-                // A run beyond the band is damage; its last coefficient takes the value.
+                // A run beyond the band is damage; the last coefficient in the band receives the value.
                 block[at.min(63)] = (segment.signed(size.into()) << self.shift) as i16;
                 at += 1;
             } else if run == 15 {
@@ -125,7 +125,7 @@ impl<'a> HuffmanCoder<'a> {
         }
     }
 
-    /// Adds a bit to the AC coefficients of former scans, and decodes those that become nonzero.
+    /// Adds a bit to AC coefficients from earlier scans, and decodes coefficients that become nonzero.
     fn refine_ac(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block) {
         let Some(code) = &self.codes[member][1] else { return };
         let bit = 1_i16 << self.shift;
@@ -166,7 +166,7 @@ impl<'a> HuffmanCoder<'a> {
     }
 }
 
-/// Returns the blocks of an end-of-band run, this one included.
+/// Returns the number of blocks in an end-of-band run, including the current block.
 fn blocks_of_run(segment: &mut Segment<'_>, run: u8) -> u32 {
     (1 << run) + segment.bits(run.into())
 }

@@ -1,9 +1,9 @@
-//! Decodes any JPEG of 8 bits, scan by scan, by the rules of libjpeg.
+//! Decodes any 8-bit JPEG, scan by scan, by libjpeg's rules.
 //!
-//! Huffman and arithmetic coding, sequential and progressive, any order of scans, any whole ratio of sampling
-//! factors. All coefficients are held in memory, so this is slower than the decoder of [`super::jpeg`], which
-//! hands over files that it does not read and files that it finds damaged. Damage is treated as libjpeg does:
-//! a code that is invalid counts as zero, blocks without data are gray up to the next restart marker.
+//! Supports Huffman and arithmetic coding, sequential and progressive, any scan order, any integer sampling
+//! ratio. All coefficients are held in memory, so this decoder is slower than [`super::jpeg`], which hands
+//! over unsupported files and damaged files. Damage is treated as libjpeg does: an invalid code counts as
+//! zero, blocks without data are gray up to the next restart marker.
 //!
 //! # Source
 //! ITU-T T.81 (1992): markers annex B, sequential coding annex F, progressive coding annex G.
@@ -28,30 +28,30 @@ use self::huffman::HuffmanCoder;
 pub(super) use self::pixels::rgb_of_ycc;
 
 const FORMAT: &str = "jpeg";
-/// Most scans of a file; encoders write a dozen.
+/// Maximum number of scans in a file; encoders write a dozen.
 const SCANS_MAX: usize = 1_000;
-/// Bytes that libjpeg reads ahead; a file of one scan that has them needs no end marker.
+/// Number of bytes that libjpeg reads ahead; a single-scan file with that many bytes needs no end marker.
 const LOOK_AHEAD_BYTES: usize = 4;
 
-/// Coefficients of a block in zigzag order.
+/// Block coefficients in zigzag order.
 type Block = [i16; 64];
 
-/// Damage of the coded data.
+/// Damage in the coded data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Damage {
     /// Bytes that belong to no scan and no segment.
     has_surplus: bool,
-    /// Codes that are invalid, restart markers out of order, or missing data.
+    /// Invalid codes, restart markers out of order, or missing data.
     is_corrupt: bool,
-    /// The file ends inside a scan, or without its end marker.
+    /// The file ends inside a scan, or has no end marker.
     is_cut: bool,
 }
 
 /// Decodes the stored image, without its orientation, into `image`.
 ///
 /// # Errors
-/// See [`DecodeError`]. In strict mode any damage; else a file that ends too early, unless decoding is
-/// lenient.
+/// See [`DecodeError`]. In strict mode, any damage; in standard mode, a file that ends too early; in lenient
+/// mode, neither.
 pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
@@ -77,7 +77,7 @@ pub(super) fn decode_into(
     Ok(())
 }
 
-/// Checks what is held at once: coefficients, component planes and the image.
+/// Checks the total allocation: coefficients, component planes and the image.
 fn check_allocation(header: &JpegHeader, limits: &ImageLimits) -> Result<(), DecodeError> {
     const BYTES_OF_SAMPLE: u64 = 3;
     const BYTES_OF_PIXEL: u64 = 3;
@@ -87,7 +87,7 @@ fn check_allocation(header: &JpegHeader, limits: &ImageLimits) -> Result<(), Dec
     check_limit(FORMAT, allocated, "bytes to allocate", "alloc_bytes_max", limits.alloc_bytes_max)
 }
 
-/// Walk over the segments and scans of a file.
+/// Walk over file segments and scans.
 struct Walk<'a> {
     bytes: &'a [u8],
     position: usize,
@@ -135,14 +135,14 @@ impl<'a> Walk<'a> {
         Ok(self.damage)
     }
 
-    /// Returns the damage of a file whose end marker, or all of whose data, were read. Components that no
-    /// scan has are left gray.
+    /// Returns the damage in a file whose end marker was read, or whose data were all read. Components
+    /// without a scan are left gray.
     fn finished(mut self, frame: &Frame) -> Damage {
         self.damage.is_corrupt |= frame.components.iter().any(|component| component.quantization.is_none());
         self.damage
     }
 
-    /// Looks for bytes behind a scan that was decoded as a whole; those in front of a marker are surplus.
+    /// Looks for bytes after a fully decoded scan; bytes before a marker are surplus.
     fn has_look_ahead(&mut self) -> bool {
         let rest = self.bytes.get(self.position..).unwrap_or_default();
         let is_at_marker = matches!(rest, [0xFF, marker, ..] if *marker != 0);
@@ -150,7 +150,7 @@ impl<'a> Walk<'a> {
         is_at_marker || rest.len() >= LOOK_AHEAD_BYTES
     }
 
-    /// Returns the next marker, and steps behind it.
+    /// Returns the next marker, and moves past it.
     fn next_marker(&mut self) -> Option<u8> {
         let rest = self.bytes.get(self.position..)?;
         let found = rest.windows(2).position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF))?;
@@ -160,8 +160,8 @@ impl<'a> Walk<'a> {
         Some(rest[found + 1])
     }
 
-    /// Returns the body of the segment at the position and its offset, and steps behind it; `None` if it is
-    /// cut.
+    /// Returns the body and offset of the segment at the position, and moves past the segment; `None` if the
+    /// segment is truncated.
     fn segment(&mut self) -> Result<Option<(&'a [u8], usize)>, DecodeError> {
         let Some(length) = u16_be(self.bytes, self.position).map(usize::from) else { return Ok(None) };
         let start = self.position + 2;
@@ -190,17 +190,16 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Entropy coder of a scan.
+/// Entropy coder for a scan.
 trait Coder {
-    /// Starts again behind a restart marker.
+    /// Restarts after a restart marker.
     fn restart(&mut self);
 
-    /// Decodes a block of the component `member` of the scan, whose coefficients of former scans are in
-    /// `block`.
+    /// Decodes a block of scan component `member`; `block` holds the coefficients from earlier scans.
     fn decode(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block);
 }
 
-/// Decodes the blocks of a scan.
+/// Decodes the blocks in a scan.
 fn run(frame: &mut Frame, scan: &Scan, interval: u32, segment: &mut Segment<'_>, coder: &mut impl Coder) {
     let mut left = interval;
     let mut restarts = 0;

@@ -1,16 +1,17 @@
-//! Makes RGB rows of the coefficients of a frame: inverse transform, upsampling, color conversion.
+//! Converts frame coefficients to RGB rows: inverse transform, upsampling, color conversion.
 //!
-//! Components of half the size are interpolated as libjpeg's "fancy upsampling" does, others are repeated.
+//! Components at half the image size are interpolated with libjpeg's "fancy upsampling", all other components
+//! are repeated.
 
 use super::frame::{Component, Frame};
 use super::{FORMAT, transform};
 use crate::media::error::DecodeError;
 use crate::media::probe::{JpegColors, JpegHeader};
 
-/// Narrowest row that is interpolated.
+/// Minimum row width for interpolation.
 const INTERPOLATED_MIN: usize = 3;
 
-/// Samples of a component, and the ratios to the size of the image.
+/// Component samples, and the ratios to the image size.
 struct Plane {
     samples: Vec<u8>,
     stride: usize,
@@ -78,7 +79,7 @@ impl Plane {
         &self.samples[row * self.stride..][..self.width]
     }
 
-    /// Writes a row of the image, or more.
+    /// Writes an image row, or more.
     fn row(&self, y: usize, row: &mut Vec<u8>) {
         row.clear();
         let near = self.stored((y / self.down).min(self.height - 1));
@@ -107,15 +108,15 @@ impl Plane {
         }
     }
 
-    /// Returns the second nearest row of a component of half the height.
+    /// Returns the second nearest row in a component at half the image height.
     fn far(&self, y: usize) -> usize {
         let near = y / 2;
         if y.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(self.height - 1) }
     }
 }
 
-/// Doubles a row: three parts of the nearest sample and one of the next, with a rounding of its own on the
-/// left and the right.
+/// Doubles a row: three parts of the nearest sample and one part of the next sample, with separate rounding
+/// on the left and the right.
 fn interpolate(sums: &[u16], bias: [u16; 2], shift: u32, row: &mut Vec<u8>) {
     let last = sums.len() - 1;
     for (at, &sum) in sums.iter().enumerate() {
@@ -125,7 +126,7 @@ fn interpolate(sums: &[u16], bias: [u16; 2], shift: u32, row: &mut Vec<u8>) {
     }
 }
 
-/// Converts a pixel by the matrix of JFIF, in 16 bits of fraction.
+/// Converts a pixel with the JFIF matrix, in 16 fraction bits.
 pub(in crate::media::image) fn rgb_of_ycc([luma, blue, red]: [u8; 3]) -> [u8; 3] {
     const HALF: i32 = 1 << 15;
     let [luma, blue, red] = [i32::from(luma), i32::from(blue) - 128, i32::from(red) - 128];
@@ -133,7 +134,7 @@ pub(in crate::media::image) fn rgb_of_ycc([luma, blue, red]: [u8; 3]) -> [u8; 3]
     [add(91_881 * red + HALF), add(-22_554 * blue - 46_802 * red + HALF), add(116_130 * blue + HALF)]
 }
 
-/// Converts inks that are stored inverted, as Pillow does.
+/// Converts inks stored inverted, as Pillow does.
 fn rgb_of_cmyk(inks: [u8; 3], black: u8) -> [u8; 3] {
     let black = u32::from(black);
     inks.map(|ink| {

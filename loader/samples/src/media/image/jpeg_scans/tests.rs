@@ -1,7 +1,6 @@
-//! Tests that the pixels are those of libjpeg, and that damage is treated alike.
+//! Tests that the pixels equal libjpeg's, and that damage is treated in the same way.
 //!
-//! The files are made for these tests from random coefficients; what libjpeg-turbo makes of their pixels was
-//! recorded as a hash.
+//! The test files were created from random coefficients; libjpeg-turbo's pixels were recorded as a hash.
 
 use proptest::prelude::*;
 
@@ -51,7 +50,7 @@ const ARITHMETIC_PROGRESSIVE: &str = "\
      0008010200013f104bc65a1d00005c5dfb9ccea22e6d9a6f80ffda0008010300013f1078d480000005222d4eff001ad4\
      543affd9";
 
-/// A first component of half the size of the others.
+/// A first component at half the size of the other components.
 const CHROMA_FINER: &str = "\
      ffd8ffe000104a46494600010100000100010000ffdb0043000303030303030303030303030303030303030303030303\
      0303030303030303030303030303030303030303030303030303030303030303030303030303030303ffc00011080012\
@@ -85,7 +84,7 @@ const FOUR_COMPONENTS: &str = "\
      c695ce13aeeb9c4c73006479535c80ffd2ff00e7367980ea07d587ca9a64a94fa936a7ad2dd8ffd3d2cf2c6432a1c171\
      713affd9";
 
-/// Returns a hash of the pixels.
+/// Returns a pixel hash.
 fn hash(image: &RgbImage) -> u32 {
     image.pixels.iter().fold(0, |hash: u32, &byte| hash.wrapping_mul(31).wrapping_add(byte.into()))
 }

@@ -1,11 +1,11 @@
-//! Inverse discrete cosine transform of 8 x 8 blocks, in integers, to the exact values of libjpeg's `islow`.
+//! Inverse discrete cosine transform for 8 x 8 blocks, in integers, bit-exact with libjpeg's `islow`.
 //!
 //! # Source
 //! Loeffler, Ligtenberg and Moschytz, "Practical fast 1-D DCT algorithms with 11 multiplications", 1989.
 
 use super::Block;
 
-/// Place of each coefficient of the zigzag order in its block, row by row.
+/// Position of each zigzag coefficient in a block, row by row.
 #[rustfmt::skip]
 const ZIGZAG: [usize; 64] = [
      0,  1,  8, 16,  9,  2,  3, 10, 17, 24, 32, 25, 18, 11,  4,  5,
@@ -13,17 +13,17 @@ const ZIGZAG: [usize; 64] = [
     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
-/// Fraction bits of the factors.
+/// Number of fraction bits in factors.
 const FACTOR_BITS: u32 = 13;
-/// Fraction bits between the passes over columns and rows.
+/// Number of fraction bits between the column pass and the row pass.
 const PASS_BITS: u32 = 2;
 
-/// Returns a factor with its fraction bits.
+/// Returns a factor as a fixed-point number.
 const fn factor(value: f64) -> i32 {
     (value * (1 << FACTOR_BITS) as f64 + if value < 0.0 { -0.5 } else { 0.5 }) as i32
 }
 
-/// Returns the samples of a block, row by row.
+/// Returns the samples in a block, row by row.
 pub(super) fn samples(block: &Block, quantization: &[u16; 64]) -> [u8; 64] {
     let mut values = [0_i32; 64];
     for ((&coefficient, &step), place) in block.iter().zip(quantization).zip(ZIGZAG) {
@@ -45,7 +45,7 @@ pub(super) fn samples(block: &Block, quantization: &[u16; 64]) -> [u8; 64] {
     samples
 }
 
-/// Transforms a line; the result is rounded by `shift` bits. Values of damaged files wrap around.
+/// Transforms a line; the result is rounded by `shift` bits. Values in damaged files wrap around.
 fn inverse(line: [i32; 8], shift: u32) -> [i32; 8] {
     let times = |value: i32, by: f64| value.wrapping_mul(factor(by));
     let add = i32::wrapping_add;

@@ -1,4 +1,4 @@
-//! Reads the boxes of the ISO base media file format.
+//! Reads boxes in the ISO base media file format.
 
 use crate::media::error::DecodeError;
 
@@ -7,7 +7,7 @@ use super::FORMAT;
 /// Box type, four letters.
 pub(super) type Kind = [u8; 4];
 
-/// Reads box fields, or inner boxes, one after another.
+/// Reads box fields, or inner boxes, in sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
@@ -26,7 +26,7 @@ impl<'a> Fields<'a> {
         self.offset
     }
 
-    /// Returns how many bytes are left.
+    /// Returns the number of remaining bytes.
     pub(super) fn len(&self) -> usize {
         self.rest.len()
     }
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    /// Reads an unsigned integer that has up to 8 bytes; without bytes it is 0.
+    /// Reads an unsigned integer with up to 8 bytes; without bytes the integer is 0.
     pub(super) fn uint(&mut self, bytes: usize) -> Result<u64, DecodeError> {
         Ok(self.bytes(bytes)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
@@ -94,7 +94,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Finds a box by its type.
+    /// Finds a box by type.
     pub(super) fn find(mut self, wanted: Kind) -> Result<Option<Fields<'a>>, DecodeError> {
         while let Some((kind, body)) = self.next_box()? {
             if kind == wanted {
@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
         Ok(None)
     }
 
-    /// Finds a box that has to be there.
+    /// Finds a required box.
     pub(super) fn need(self, wanted: Kind) -> Result<Fields<'a>, DecodeError> {
         let missing = || self.malformed(format!("the box `{}` is missing", name_of(wanted)));
         self.find(wanted)?.ok_or_else(missing)
@@ -120,10 +120,10 @@ pub(super) fn name_of(kind: Kind) -> String {
     kind.escape_ascii().to_string()
 }
 
-/// Finds an outermost box by its type.
+/// Finds an outermost box by type.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end before the box does.
+/// [`DecodeError::Truncated`] if the bytes end before the box.
 pub(super) fn need_in_file(bytes: &[u8], wanted: Kind) -> Result<Fields<'_>, DecodeError> {
     const HEADER_BYTES_MAX: usize = 16;
     let ended = || DecodeError::truncated(FORMAT, bytes.len());

@@ -1,4 +1,4 @@
-//! Reads the items that a `meta` box lists: types, properties, and where they lie in the file.
+//! Reads the items that a `meta` box lists: types, properties, and file ranges.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub(super) struct Items<'a> {
 }
 
 impl<'a> Items<'a> {
-    /// Reads the body of a `meta` box.
+    /// Reads a `meta` box body.
     pub(super) fn read(mut meta: Fields<'a>) -> Result<Self, DecodeError> {
         meta.version()?;
         let mut body = meta.need(*b"pitm")?;
@@ -23,7 +23,7 @@ impl<'a> Items<'a> {
         Ok(Self { meta, primary })
     }
 
-    /// Returns the item that is displayed.
+    /// Returns the number of the displayed item.
     pub(super) fn primary(&self) -> u32 {
         self.primary
     }
@@ -81,7 +81,7 @@ impl<'a> Items<'a> {
         Ok(properties)
     }
 
-    /// Returns whether another item holds the alpha by which the colors are multiplied.
+    /// Returns whether another item holds alpha values that colors are premultiplied with.
     pub(super) fn is_multiplied(&self, item: u32) -> Result<bool, DecodeError> {
         let Some(mut references) = self.meta.find(*b"iref")? else { return Ok(false) };
         let (version, _) = references.version()?;

@@ -1,8 +1,8 @@
-//! Reads AVIF headers: size, orientation, colors, and where the AV1 data lie.
+//! Reads AVIF headers: size, orientation, colors, and AV1 data ranges.
 //!
-//! The image is the primary item; if the first brand is `avis`, it is the first frame of the color track,
-//! as for libavif. Rotation and mirroring are the orientation; the one in EXIF is ignored, as the format
-//! asks.
+//! The image is the primary item; if the first brand is `avis`, the image is the first frame in the color
+//! track, as in libavif. Rotation and mirroring are the orientation; the EXIF orientation is ignored, as the
+//! format requires.
 //!
 //! # Source
 //! AV1 Image File Format 1.1; ISO/IEC 14496-12 and 23008-12.
@@ -33,11 +33,12 @@ pub(crate) struct AvifHeader {
     pub(crate) size: ImageSize,
     /// Rotation and mirroring that display the stored image upright.
     pub(crate) orientation: Orientation,
-    /// Color coding; if there is none, the one in the AV1 data counts.
+    /// Color coding; if `None`, the color coding in the AV1 data counts.
     pub(crate) colors: Option<ColorCoding>,
     /// AV1 operating point.
     pub(crate) operating_point: u8,
-    /// File ranges that make up the AV1 data; they may end after the file, at [`u64::MAX`] for "at its end".
+    /// File ranges that make up the AV1 data; ranges may end after the file, at [`u64::MAX`] for "at the
+    /// file's end".
     pub(crate) extents: Vec<Range<u64>>,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct AvifHeader {
 ///
 /// # Errors
 /// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Unsupported`] with a name
-/// for each kind that is not decoded.
+/// for each unsupported kind.
 pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> {
     let (properties, extents) = if bytes.get(8..12) == Some(b"avis") {
         track::read_track(need_in_file(bytes, *b"moov")?)?

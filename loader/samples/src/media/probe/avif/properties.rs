@@ -32,11 +32,11 @@ pub(super) struct Properties {
 }
 
 impl Properties {
-    /// Adds the property in a box. Ignored are properties that change no pixel, and the crop of `clap`, which
-    /// Pillow ignores as well.
+    /// Adds the property in a box. Properties that change no pixel are ignored, and so is the `clap` crop,
+    /// which Pillow ignores as well.
     ///
     /// # Errors
-    /// [`DecodeError::Unsupported`] for an unknown property that is essential.
+    /// [`DecodeError::Unsupported`] for an unknown essential property.
     pub(super) fn add(
         &mut self,
         kind: Kind,

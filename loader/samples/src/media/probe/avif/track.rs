@@ -9,7 +9,7 @@ use super::boxes::Fields;
 use super::properties::Properties;
 use crate::media::error::DecodeError;
 
-/// Reads the body of a `moov` box: the properties of the first color track, and where its first frame lies.
+/// Reads a `moov` box body: properties and first-frame file ranges of the first color track.
 pub(super) fn read_track(mut movie: Fields<'_>) -> Result<(Properties, Vec<Range<u64>>), DecodeError> {
     while let Some((kind, track)) = movie.next_box()? {
         if &kind == b"trak" && is_color_track(track)? {
@@ -22,7 +22,7 @@ pub(super) fn read_track(mut movie: Fields<'_>) -> Result<(Properties, Vec<Range
     Err(movie.malformed("no track has frames"))
 }
 
-/// Returns whether the track has frames, which are no alpha or depth that belongs to another track.
+/// Returns whether the track has frames that are not alpha or depth for another track.
 fn is_color_track(track: Fields<'_>) -> Result<bool, DecodeError> {
     let mut handler = track.need(*b"mdia")?.need(*b"hdlr")?;
     handler.bytes(8)?;
@@ -36,7 +36,7 @@ fn is_color_track(track: Fields<'_>) -> Result<bool, DecodeError> {
 
 fn displayed_size(mut header: Fields<'_>) -> Result<ImageSize, DecodeError> {
     let (version, _) = header.version()?;
-    // Times, the track's number, layer, volume and matrix come first.
+    // Times, track number, layer, volume and matrix come first.
     header.bytes(if version == 1 { 32 } else { 20 } + 52)?;
     let (width, height) = (header.u32()? >> 16, header.u32()? >> 16);
     Ok(ImageSize { width, height })
@@ -60,7 +60,7 @@ fn entry_properties(mut entries: Fields<'_>) -> Result<Properties, DecodeError> 
     Ok(properties)
 }
 
-/// Returns the range of the first sample, which starts the first chunk.
+/// Returns the file range of the first sample, which starts the first chunk.
 fn first_sample(table: Fields<'_>) -> Result<Range<u64>, DecodeError> {
     let (mut chunks, offset_bytes) = match table.find(*b"stco")? {
         Some(chunks) => (chunks, 4),

@@ -1,11 +1,11 @@
-//! Reads captions: a text, or a list or an object of texts, under a key of its own.
+//! Reads captions: a text, or a list or an object with texts, under a separate key.
 
 use serde_json::{Map, Value};
 
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::sample::document::content::readable;
 
-/// Keys of plain text, in order of precedence.
+/// Plain-text keys, in order of precedence.
 const CAPTION_KEYS: [&str; 9] = [
     "caption",
     "captions",
@@ -17,9 +17,9 @@ const CAPTION_KEYS: [&str; 9] = [
     "description",
     "alt_text",
 ];
-/// Words in the names of other keys of plain text.
+/// Words that occur in other plain-text keys.
 const CAPTION_WORDS: [&str; 2] = ["caption", "transcri"];
-/// Keys of the text in an object of captions.
+/// Text keys in a caption object.
 const INNER_KEYS: [&str; 7] = ["caption", "text", "raw", "value", "en", "eng", "transcript"];
 
 /// Returns whether a key names plain text.
@@ -27,9 +27,9 @@ pub(super) fn is_key(name: &str) -> bool {
     CAPTION_KEYS.contains(&name)
 }
 
-/// Returns the key of the text of a document that is neither a conversation nor a pair.
+/// Returns the text key in a document that is neither a conversation nor a pair.
 ///
-/// A key that only contains `caption` counts if it is the only one.
+/// A key that only contains `caption` counts if it is the only such key.
 pub(in crate::sample::document) fn caption_key(object: &Map<String, Value>) -> Option<&str> {
     let is_filled = |key: &str| object.get(key).is_some_and(is_caption);
     if let Some(known) = CAPTION_KEYS.into_iter().find(|key| is_filled(key)) {
@@ -41,7 +41,7 @@ pub(in crate::sample::document) fn caption_key(object: &Map<String, Value>) -> O
     named.next().is_none().then_some(key)
 }
 
-/// Returns whether a value has the form of a caption: a text, or a list or an object of them.
+/// Returns whether a value has the form of a caption: a text, or a list or an object with texts.
 fn is_caption(value: &Value) -> bool {
     match value {
         Value::String(text) => !text.trim().is_empty(),
@@ -57,11 +57,11 @@ fn is_caption(value: &Value) -> bool {
     }
 }
 
-/// Returns the text of a caption: of a list the first one, of an object the one under a known key or the only
-/// one.
+/// Returns the caption text: the first text in a list; in an object the text under a known key or the only
+/// text.
 ///
 /// # Errors
-/// An object with several texts, none of them under a known key.
+/// An object with several texts, all under unknown keys.
 pub(in crate::sample::document) fn caption_text<'a>(key: &str, value: &'a Value) -> Result<&'a str, String> {
     match value {
         Value::String(text) => readable(text),

@@ -4,23 +4,24 @@ use serde_json::{Map, Value};
 
 use crate::error::excerpt_of;
 
-/// Flags of a turn of the assistant: OpenAI's `weight`, ms-swift's `loss` and `loss_scale`, axolotl's `train`
-/// and `training`.
+/// Flags on assistant turns: OpenAI's `weight`, ms-swift's `loss` and `loss_scale`, axolotl's `train` and
+/// `training`.
 const FLAGS: [&str; 5] = ["weight", "loss", "loss_scale", "train", "training"];
-/// Those that axolotl obeys on turns of any role.
+/// Flags that axolotl obeys on turns with any role.
 const FLAGS_OF_ANY_ROLE: [&str; 2] = ["train", "training"];
-/// Beginnings of words in the names of other switches, which must not be overlooked.
+/// Word prefixes in names of other switches, which must not be overlooked.
 const SWITCH_WORDS: [&str; 7] = ["train", "loss", "mask", "weight", "learn", "supervis", "ignore"];
 
-/// Returns whether a key of a turn is a flag.
+/// Returns whether a turn key is a flag.
 pub(super) fn is_flag(key: &str) -> bool {
     FLAGS.contains(&key)
 }
 
-/// Returns whether the flags of a turn leave it a training target; without flags, a turn of the assistant is.
+/// Returns whether the flags keep a turn as a training target; without flags, an assistant turn is a target.
 ///
 /// # Errors
-/// A flag that is neither on nor off, that wants a turn of another role as a target, or that is not known.
+/// A flag that is neither on nor off, that marks a turn with a different role as a target, or that is
+/// unknown.
 pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result<bool, String> {
     let mut is_on = true;
     for (key, value) in turn {
@@ -48,8 +49,8 @@ pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result
     Ok(is_on && is_assistant)
 }
 
-/// Returns whether a key of a turn switches training: a known flag, a flag by its name, or ranges of
-/// characters to train on.
+/// Returns whether a turn key switches training: a known flag, a flag by name, or character ranges to train
+/// on.
 fn is_switch(key: &str, value: &Value) -> bool {
     if is_flag(key) {
         return true;
@@ -58,7 +59,7 @@ fn is_switch(key: &str, value: &Value) -> bool {
     is_short && words(key).any(|word| SWITCH_WORDS.iter().any(|switch| word.starts_with(switch)))
 }
 
-/// Returns the words of a key such as `is_train` or `isTrain`, in lower case.
+/// Returns the words in a key such as `is_train` or `isTrain`, in lower case.
 fn words(key: &str) -> impl Iterator<Item = String> {
     let mut spaced = String::with_capacity(key.len() + 1);
     for letter in key.chars() {

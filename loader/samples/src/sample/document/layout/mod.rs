@@ -1,4 +1,5 @@
-//! Recognizes the layout of a JSON document and reads its text: the one reader of conversations and captions.
+//! Recognizes the layout of a JSON document and reads the text: the only reader for conversations and
+//! captions.
 //!
 //! | layout | keys |
 //! | --- | --- |
@@ -8,9 +9,9 @@
 //! | pair | a question and its answer, see [`pairs`] |
 //! | caption | see [`captions`] |
 //!
-//! A document is recognized without reading its text, because a sample has the text of only one; which one is
-//! decided in [`super::text`]. What a document holds beside its text, such as `system` and `tools`, is read
-//! with its turns.
+//! A document is recognized without reading the text, because only one document provides the sample text;
+//! [`super::source`] selects the document. Other document content, such as `system` and `tools`, is read with
+//! the turns.
 
 mod captions;
 mod flags;
@@ -33,48 +34,48 @@ use crate::error::{EXCERPT_CHARACTERS, excerpt};
 pub(super) use self::turns::Turn;
 pub(in crate::sample) use self::unread::Unread;
 
-/// Keys of a conversation, in order of precedence.
+/// Conversation keys, in order of precedence.
 const TURN_KEYS: [&str; 4] = ["messages", "conversations", "conversation", "texts"];
-/// Keys of the first part of a conversation, and of its rest.
+/// Keys for the first part of a conversation, and for the rest.
 const PROMPT: &str = "prompt";
 const REST_KEYS: [&str; 3] = ["completion", "response", "answer"];
-/// Keys of lists of turns that are no conversation by themselves.
+/// Keys for lists of turns that are not a conversation by themselves.
 const OTHER_LISTS: [&str; 7] =
     ["history", "chosen", "rejected", "tools", "functions", "documents", "rejected_messages"];
-/// Keys of a system prompt, in order of precedence.
+/// System prompt keys, in order of precedence.
 const SYSTEM_KEYS: [&str; 3] = ["system", "system_prompt", "system_message"];
-/// Variables that `transformers` passes to a chat template, beside the messages.
+/// Variables that `transformers` passes to a chat template in addition to the messages.
 const DOCUMENTS: &str = "documents";
 const TOOLS: &str = "tools";
 const FUNCTIONS: &str = "functions";
 const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
-/// Keys of data for preference training.
+/// Preference training keys.
 const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
 const PREFERENCE_FAULT: &str = "`chosen` and `rejected` are data for preference training; to train on one of \
      them, pack it under a name that is read, such as `completion` (`--map chosen=completion`)";
 const UNPAIRED_PREFERENCE: [&str; 2] = ["label", "kto_tag"];
-/// Keys of texts that `label` rates.
+/// Keys for texts that `label` rates.
 const RATED_KEYS: [&str; 3] = ["completion", "messages", "conversations"];
 
-/// Layout of a document.
+/// Document layout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::sample) enum Layout<'a> {
-    /// Turns under a key; an empty one if the document is the list itself.
+    /// Turns under a key; the key is empty if the document is the list itself.
     Turns(&'a str),
-    /// Turns under `prompt`, and the rest of them under another key.
+    /// Turns under `prompt`, and the remaining turns under another key.
     Continued(&'static str),
     /// Chosen and rejected answers.
     Preference,
     /// Parts in order.
     Content,
-    /// Lists of texts and images.
+    /// Lists with texts and images.
     Interleaved,
     Pair(Pair),
     /// Plain text under a key.
     Caption(&'a str),
 }
 
-/// Returns whether a column of this name, in a document, is read as text or beside it.
+/// Returns whether a document column with this name is read as text or with the text.
 ///
 /// # Examples
 /// ```
@@ -91,17 +92,17 @@ pub fn is_text_column(name: &str) -> bool {
         || captions::is_key(name)
 }
 
-/// Text of a document.
+/// Document text.
 #[derive(Debug)]
 pub(super) enum Text<'a> {
     Dialogue(Dialogue<'a>),
-    /// Content that describes the whole sample, media included.
+    /// Content that describes the whole sample, including media.
     Content(Vec<UnplacedPart<'a>>),
     /// Text without turns.
     Caption(Vec<UnplacedPart<'a>>),
 }
 
-/// Turns, and the variables of the chat template beside them.
+/// Turns, and chat template variables.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Dialogue<'a> {
     pub(super) turns: Vec<Turn<'a>>,
@@ -141,21 +142,21 @@ impl<'a> Layout<'a> {
         if let (Some((key, _)), None) = (lists.next(), lists.next()) {
             return Some(Self::Turns(key));
         }
-        // An empty list of turns is one, so that it is not overlooked.
+        // An empty list of turns is a conversation, so that it is not overlooked.
         let is_empty = |key: &&str| object.get(*key).is_some_and(Value::is_array) && *key != "texts";
         let caption = caption_key(object).map(Self::Caption);
         caption.or_else(|| TURN_KEYS.into_iter().find(is_empty).map(Self::Turns))
     }
 
-    /// Returns whether the layout describes the whole sample, media included.
+    /// Returns whether the layout describes the whole sample, including media.
     pub(in crate::sample) fn is_whole(self) -> bool {
         !matches!(self, Self::Pair(_) | Self::Caption(_))
     }
 
-    /// Reads the text of the document.
+    /// Reads the document text.
     ///
     /// # Errors
-    /// The reason, if it cannot be read.
+    /// The reason, if the text cannot be read.
     pub(super) fn read(self, json: &'a Value, unread: &mut Unread) -> Result<Text<'a>, String> {
         static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
         let object = json.as_object().unwrap_or(&EMPTY);
@@ -205,7 +206,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns whether nothing is under a key: null, a blank text, an empty list or object.
+/// Returns whether a value is blank: null, a blank text, an empty list or object.
 pub(super) fn is_blank(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -216,7 +217,8 @@ pub(super) fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// Returns whether the value of a key of conversations is one; `texts` also names lists of plain texts.
+/// Returns whether the value under a conversation key is a conversation; `texts` also names lists of plain
+/// texts.
 fn is_conversation(key: &str, value: Option<&Value>) -> bool {
     match value {
         Some(Value::Array(list)) if key == "texts" => {
@@ -230,14 +232,14 @@ fn is_conversation(key: &str, value: Option<&Value>) -> bool {
     }
 }
 
-/// Returns content without turns: a list of texts and parts.
+/// Returns content without turns: a list with texts and parts.
 fn content_parts(object: &Map<String, Value>) -> Option<&Value> {
     let is_part = |value: &Value| value.is_string() || value.get("type").is_some_and(Value::is_string);
     let content = object.get("content")?;
     content.as_array().filter(|parts| !parts.is_empty() && parts.iter().all(is_part)).map(|_| content)
 }
 
-/// Returns the lists of texts and images if exactly one of the two is filled at each index.
+/// Returns the text and image lists if exactly one entry, text or image, is filled at each index.
 fn interleaved_lists(object: &Map<String, Value>) -> Option<(&[Value], &[Value])> {
     let [texts, images] = ["texts", "images"].map(|name| object.get(name).and_then(Value::as_array));
     let (texts, images) = (texts?, images?);
@@ -247,7 +249,7 @@ fn interleaved_lists(object: &Map<String, Value>) -> Option<(&[Value], &[Value])
     is_filled.then_some((texts, images))
 }
 
-/// Reads a prompt, of which nothing is a target, and the messages that complete it.
+/// Reads a prompt without targets, and the messages that complete the prompt.
 fn continued<'a>(
     object: &'a Map<String, Value>,
     rest: &str,
@@ -272,14 +274,14 @@ fn continued<'a>(
     Ok(dialogue)
 }
 
-/// Adds what a document has beside its turns: the system prompt, tools, documents and other variables.
+/// Adds document content other than turns: system prompt, tools, documents and other variables.
 fn with_context<'a>(
     mut dialogue: Dialogue<'a>,
     object: &'a Map<String, Value>,
     used: &mut Vec<&'a str>,
 ) -> Result<Dialogue<'a>, String> {
     let is_flagged = |key: &&str| object.get(*key).is_some_and(Value::is_boolean);
-    // Next to other questions, `label` is a class of its own.
+    // Next to other questions, `label` is a class.
     let is_rated = |key: &&str| *key != "label" || RATED_KEYS.iter().any(|rated| object.contains_key(*rated));
     if let Some(key) = UNPAIRED_PREFERENCE.iter().filter(|key| is_rated(key)).find(|key| is_flagged(key)) {
         return Err(format!(
@@ -289,7 +291,7 @@ fn with_context<'a>(
     let filled = |key: &str| object.get_key_value(key).filter(|(_, value)| !is_blank(value));
     if let Some((key, value)) = SYSTEM_KEYS.into_iter().find_map(filled) {
         let text = value.as_str().ok_or_else(|| format!("`{key}` must be a text"))?;
-        // A system turn outranks the column, which is noted as not read.
+        // A system turn outranks the column, which is noted as unread.
         if dialogue.turns.first().is_none_or(|turn| turn.role != SYSTEM) {
             used.push(key);
             dialogue.turns.insert(0, Turn::of_text(SYSTEM, text.into())?);
@@ -317,7 +319,7 @@ fn with_context<'a>(
     Ok(dialogue)
 }
 
-/// Returns a list that may be written as JSON in a string; a single object is a list of one.
+/// Returns a list that may be written as JSON in a string; a single object is a list with one entry.
 fn json_list<'a>(key: &str, value: &'a Value) -> Result<Cow<'a, Value>, String> {
     let parsed = match value {
         Value::String(text) => Cow::Owned(serde_json::from_str(text).map_err(|error| {

@@ -1,4 +1,4 @@
-//! Reads a question and its answer, each under a key of its own, with what belongs to the question.
+//! Reads a question and an answer, each under a separate key, with the context of the question.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use crate::error::excerpt_of;
 use crate::media::modality_of;
 use crate::sample::document::content::readable;
 
-/// Keys of a question, in order of precedence.
+/// Question keys, in order of precedence.
 const ASKED_KEYS: [&str; 9] =
     ["instruction", "query", "question", "prompt", "problem", "inputs", "input", "user", "human"];
-/// Keys of an answer, in order of precedence.
+/// Answer keys, in order of precedence.
 const ANSWER_KEYS: [&str; 12] = [
     "response",
     "output",
@@ -29,19 +29,19 @@ const ANSWER_KEYS: [&str; 12] = [
     "gpt",
     LABEL,
 ];
-/// Key of an answer to a `query` or a `question`; elsewhere it is a class.
+/// Answer key next to a `query` or a `question`; elsewhere a class label.
 const LABEL: &str = "label";
-/// Keys of text that follows an instruction or a question, on a line of its own.
+/// Keys for text that follows an instruction or a question, on a separate line.
 const MORE_KEYS: [&str; 2] = ["input", "context"];
-/// Keys of earlier questions and answers, and of a train of thought before the answer.
+/// Keys for earlier questions and answers, and for reasoning before the answer.
 const HISTORY: &str = "history";
 const REASONING: &str = "reasoning_content";
-/// Keys of the answers to choose from, which the question needs.
+/// Keys for multiple-choice answers, which the question needs.
 const CHOICE_KEYS: [&str; 2] = ["choices", "options"];
-/// Keys of the text of an answer that is an object.
+/// Text keys in an answer object.
 const TEXT_KEYS: [&str; 4] = ["answer", "text", "value", "caption"];
 
-/// Keys of a question and its answer.
+/// Question key and answer key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sample) struct Pair {
     asked: &'static str,
@@ -52,7 +52,7 @@ pub(in crate::sample) struct Pair {
 }
 
 impl Pair {
-    /// Finds a question and its answer; a lone question may be a file name or an id, so both are required.
+    /// Finds a question and an answer; a lone question may be a file name or an id, so both are required.
     pub(in crate::sample::document) fn of(object: &Map<String, Value>) -> Option<Self> {
         let is_text = |key: &str| object.get(key).and_then(Value::as_str).is_some_and(is_words);
         let asked = ASKED_KEYS.into_iter().find(|key| is_text(key))?;
@@ -72,7 +72,7 @@ impl Pair {
         })
     }
 
-    /// Returns the keys that make the turns.
+    /// Returns the keys that create the turns.
     pub(super) fn keys<'k>(self) -> Vec<&'k str> {
         let history = self.has_history.then_some(HISTORY);
         let reasoning = self.has_reasoning.then_some(REASONING);
@@ -80,13 +80,13 @@ impl Pair {
     }
 }
 
-/// Returns whether a key belongs to pairs; `label` is a class as well.
+/// Returns whether a key belongs to pairs; `label` may also be a class.
 pub(super) fn is_key(name: &str) -> bool {
     let known = [&ASKED_KEYS[..], &ANSWER_KEYS, &MORE_KEYS, &[HISTORY, REASONING]];
     name != LABEL && known.iter().any(|keys| keys.contains(&name))
 }
 
-/// Returns whether a text is one, rather than the path of a medium.
+/// Returns whether a string is text, rather than a medium path.
 fn is_words(text: &str) -> bool {
     let text = text.trim();
     !text.is_empty()
@@ -115,7 +115,7 @@ fn is_asked_by_label(asked: &str) -> bool {
 /// Appends the earlier turns, the question and the answer.
 ///
 /// # Errors
-/// What cannot be read: an answer without text, or choices beside the question.
+/// The unreadable part: an answer without text, or choices next to the question.
 pub(super) fn read_pair<'a>(
     object: &'a Map<String, Value>,
     pair: &Pair,
@@ -145,7 +145,7 @@ pub(super) fn read_pair<'a>(
     Ok(())
 }
 
-/// Appends earlier turns: pairs of strings, or turns as in a conversation.
+/// Appends earlier turns: string pairs, or turns as in a conversation.
 fn read_history<'a>(history: &'a Value, turns: &mut Vec<Turn<'a>>) -> Result<(), String> {
     let pairs = history.as_array().filter(|list| list.iter().all(Value::is_array));
     let Some(pairs) = pairs else {
@@ -158,7 +158,7 @@ fn read_history<'a>(history: &'a Value, turns: &mut Vec<Turn<'a>>) -> Result<(),
     Ok(())
 }
 
-/// Returns the text of an answer; of several it is the one that most annotators gave, and of those the first.
+/// Returns the answer text; among several answers, the most frequent answer, and the first if there is a tie.
 fn answer_text<'a>(value: &'a Value, key: &str) -> Result<Cow<'a, str>, String> {
     match value {
         Value::String(text) => Ok(Cow::Borrowed(text)),
@@ -180,7 +180,7 @@ fn answer_text<'a>(value: &'a Value, key: &str) -> Result<Cow<'a, str>, String> 
 
 fn most_frequent<'a>(texts: Vec<Cow<'a, str>>) -> Option<Cow<'a, str>> {
     let count = |text: &Cow<'a, str>| texts.iter().filter(|other| *other == text).count();
-    // Of equal counts `max_by_key` takes the last one.
+    // For equal counts `max_by_key` returns the last item.
     let best = texts.iter().enumerate().rev().max_by_key(|(_, text)| count(text)).map(|(at, _)| at)?;
     texts.into_iter().nth(best)
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::media::{LONE_SURROGATE, Modality};
 
-/// Turns as `role: content`, targets with a star, keys beside the content in braces; other text in quotes.
+/// Formats turns as `role: content`, targets with a star, message keys in braces; other text in quotes.
 fn read(json: &Value) -> Result<String, String> {
     let layout = Layout::of(json).ok_or("no text")?;
     let parts = |parts: &[UnplacedPart<'_>]| {

@@ -1,4 +1,4 @@
-//! Reads lists of turns: messages, `ShareGPT`, pairs under role names, and lists of strings.
+//! Reads turn lists: messages, `ShareGPT`, pairs under role names, and string lists.
 
 use std::borrow::Cow;
 
@@ -14,39 +14,39 @@ use crate::error::{EXCERPT_CHARACTERS, excerpt};
 /// Turn whose placeholders are not matched with fields yet.
 #[derive(Debug, Clone, Default)]
 pub(in crate::sample::document) struct Turn<'a> {
-    /// Role as chat templates call it.
+    /// Role name for chat templates.
     pub(in crate::sample::document) role: Cow<'a, str>,
     pub(in crate::sample::document) content: Vec<UnplacedPart<'a>>,
     /// Whether the content is a string rather than a list of parts.
     pub(in crate::sample::document) is_string: bool,
     pub(in crate::sample::document) is_target: bool,
-    /// Text of a turn that is a call, for templates that write no calls.
+    /// Text of a tool call turn, for templates that write no calls.
     pub(in crate::sample::document) call_text: Option<Cow<'a, str>>,
     /// Object that the turn was read from.
     source: Option<Cow<'a, Map<String, Value>>>,
-    /// Keys of the source that are its role and its content.
+    /// Source keys used for role and content.
     taken: [&'static str; 2],
-    /// Keys of the message that the source has in another form.
+    /// Message keys whose source form is different.
     made: Map<String, Value>,
 }
 
-/// Keys of the speaker and of the content of a turn.
+/// Keys for the speaker and the content of a turn.
 const ROLE_KEYS: [&str; 2] = ["role", "from"];
 const CONTENT_KEYS: [&str; 3] = ["content", "value", "text"];
-/// Keys of a message beside role, content and flags that chat templates read.
+/// Message keys other than role, content and flags that chat templates read.
 const MESSAGE_KEYS: [&str; 7] =
     ["tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "function_call"];
 
-/// Names of the assistant, of the user, and of the results of tools.
+/// Role names for the assistant, the user, and tool results.
 const ASSISTANT_ROLES: [&str; 6] = ["assistant", "gpt", "model", "bot", "chatgpt", "ai"];
 const USER_ROLES: [&str; 3] = ["user", "human", "prompter"];
 const TOOL_ROLES: [&str; 7] =
     ["tool", "observation", "observations", "function", "tool_response", "function_response", "ipython"];
-/// Names of the assistant where a turn is a call of a tool.
+/// Assistant role names for a turn that is a tool call.
 const CALL_ROLES: [&str; 2] = ["function_call", "tool_call"];
 
 impl<'a> Turn<'a> {
-    /// Makes a turn of a text, whose placeholders are matched.
+    /// Creates a turn from a text, and splits the text at placeholders.
     pub(super) fn of_text(role: &'static str, text: Cow<'a, str>) -> Result<Self, String> {
         let is_target = role == ASSISTANT;
         Ok(Self {
@@ -64,7 +64,7 @@ impl<'a> Turn<'a> {
         self
     }
 
-    /// Returns the keys of the message beside its role and content, in their order.
+    /// Returns the message keys other than role and content, in order.
     pub(in crate::sample::document) fn keys(&self) -> impl Iterator<Item = (&String, &Value)> {
         let is_other =
             |key: &str| !self.taken.contains(&key) && key != FUNCTION_CALL && !self.made.contains_key(key);
@@ -72,7 +72,7 @@ impl<'a> Turn<'a> {
         source.filter(move |(key, _)| is_other(key)).chain(&self.made)
     }
 
-    /// Copies what the turn borrows.
+    /// Copies borrowed data.
     pub(super) fn into_owned<'b>(self) -> Turn<'b> {
         Turn {
             role: Cow::Owned(self.role.into_owned()),
@@ -87,16 +87,16 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Role of the side that is trained.
+/// Role that is trained.
 pub(super) const ASSISTANT: &str = "assistant";
 pub(super) const USER: &str = "user";
 pub(super) const SYSTEM: &str = "system";
 const TOOL: &str = "tool";
-/// Key of a call in the first form of OpenAI's API.
+/// Key for a call in the first version of OpenAI's API.
 const FUNCTION_CALL: &str = "function_call";
 
-/// Returns whether a value can be a list of turns, so that a column of any name is a conversation: objects
-/// with a known role, or strings and pairs in a known form.
+/// Returns whether a value can be a turn list, so that a column with any name is a conversation: objects with
+/// a known role, or strings and pairs in a known form.
 pub(super) fn is_turns(value: &Value) -> bool {
     let Some(list) = value.as_array() else { return false };
     let is_turn = |turn: &Value| match turn {
@@ -110,7 +110,7 @@ pub(super) fn is_turns(value: &Value) -> bool {
     !list.is_empty() && list.iter().all(is_turn)
 }
 
-/// Appends the turns of a conversation.
+/// Appends the turns from a conversation.
 ///
 /// - `path`: key of the list in the document, for the account
 ///
@@ -132,7 +132,7 @@ pub(super) fn read_turns<'a>(
             Ok(())
         }
         Value::Array(list) => match &list[..] {
-            // A batch of one.
+            // A batch with a single conversation.
             [Value::Array(inner)] if inner.first().is_some_and(Value::is_object) => {
                 read_turns(&list[0], path, turns, unread)
             }
@@ -153,7 +153,7 @@ pub(super) fn read_turns<'a>(
     }
 }
 
-/// Turns an object of lists, as some libraries store a list of objects, to a list of objects.
+/// Converts an object with lists, which some libraries store for a list with objects, to a list with objects.
 fn rows_of(columns: &Map<String, Value>) -> Option<Vec<Value>> {
     let lists: Option<Vec<(&String, &Vec<Value>)>> =
         columns.iter().map(|(name, values)| Some((name, values.as_array()?))).collect();
@@ -177,7 +177,7 @@ fn read_list<'a>(
     for (number, value) in list.iter().enumerate() {
         let in_turn = |reason| format!("turn {number}: {reason}");
         match value {
-            // The sides take turns, beginning with the user.
+            // The speakers alternate, beginning with the user.
             Value::String(text) => {
                 let role = if number % 2 == 0 { USER } else { ASSISTANT };
                 turns.push(Turn::of_text(role, text.into()).map_err(in_turn)?);
@@ -190,7 +190,7 @@ fn read_list<'a>(
     Ok(())
 }
 
-/// Appends a question and its answer, `["what is it", "a kite"]`.
+/// Appends a question and an answer, `["what is it", "a kite"]`.
 pub(super) fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Result<(), String> {
     let [Value::String(asked), Value::String(answered)] = pair else {
         return Err("it must be a pair of strings".to_owned());
@@ -200,7 +200,7 @@ pub(super) fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Res
     Ok(())
 }
 
-/// Appends the turn of an object, or the turns of an object with the name of a role for each.
+/// Appends the turn in an object, or a turn for each role name in the object.
 fn read_turn<'a>(
     turn: &'a Map<String, Value>,
     path: &str,
@@ -262,7 +262,7 @@ fn read_turn<'a>(
     Ok(())
 }
 
-/// Converts a role to the name that chat templates use.
+/// Converts a role to the chat template's role name.
 fn normalize_role(stated: &str) -> Cow<'_, str> {
     let name = lowered(stated);
     match known_role(&name) {
@@ -281,7 +281,7 @@ fn known_role(name: &str) -> Option<&'static str> {
     known.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, role)| role)
 }
 
-/// Returns the content of a message that has none: calls, reasoning and refusals may stand alone.
+/// Returns the content for a message without content: calls, reasoning and refusals need none.
 fn content_without(turn: &Map<String, Value>) -> Result<Content<'_>, String> {
     if let Some(Value::String(refusal)) = turn.get("refusal") {
         return Ok(Content { parts: super::super::content::split_text(refusal)?, reasoning: None });
@@ -294,7 +294,7 @@ fn content_without(turn: &Map<String, Value>) -> Result<Content<'_>, String> {
     Err("its content must be a string or a list of parts".to_owned())
 }
 
-/// Returns the calls that a turn of a call holds: one object or several, as JSON or in a string.
+/// Returns the calls in a tool call turn: one or several objects, as JSON or in a string.
 fn called(value: &Value) -> Result<Value, String> {
     let parsed = match value {
         Value::String(text) => serde_json::from_str(text).ok(),
@@ -317,7 +317,7 @@ fn called(value: &Value) -> Result<Value, String> {
     Ok(calls.into_iter().map(wrapped).collect())
 }
 
-/// Appends the turns of an object whose keys are roles, or a question and its answer; returns the keys used.
+/// Appends the turns from an object whose keys are roles, or a question and an answer; returns the used keys.
 fn read_roles<'a>(turn: &'a Map<String, Value>, turns: &mut Vec<Turn<'a>>) -> Result<Vec<&'a str>, String> {
     if let Some(pair) = Pair::of(turn) {
         let used = pair.keys();

@@ -1,4 +1,4 @@
-//! Collects the parts of a document that nobody reads.
+//! Collects document parts that no reader uses.
 
 use serde_json::{Map, Value};
 
@@ -6,17 +6,17 @@ use super::is_blank;
 use crate::error::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
 use crate::sample::document::names::is_media_column;
 
-/// Most parts that are listed for one document.
+/// Maximum number of parts listed per document.
 const PARTS_MAX: usize = 64;
 
-/// Parts of a document that are not read, if somebody wants to know.
+/// Unread document parts, if requested.
 #[derive(Debug, Default)]
 pub(in crate::sample) struct Unread {
     parts: Option<Vec<(String, String)>>,
 }
 
 impl Unread {
-    /// Starts a list.
+    /// Creates an empty list.
     pub(in crate::sample) fn listed() -> Self {
         Self { parts: Some(Vec::new()) }
     }
@@ -26,12 +26,12 @@ impl Unread {
         self.parts.is_some()
     }
 
-    /// Returns the key path and the value, cut, of each part.
+    /// Returns the key path and the shortened value for each part.
     pub(in crate::sample) fn into_parts(self) -> Vec<(String, String)> {
         self.parts.unwrap_or_default()
     }
 
-    /// Notes a part, once, unless it is empty.
+    /// Notes a nonempty part, once.
     pub(super) fn note(&mut self, path: &str, value: &Value) {
         let Some(parts) = &mut self.parts else { return };
         let path = excerpt(path, EXCERPT_CHARACTERS);
@@ -40,7 +40,7 @@ impl Unread {
         }
     }
 
-    /// Notes the keys of a document without text, except those that name media.
+    /// Notes the keys in a document without text, except keys that name media.
     pub(in crate::sample) fn note_document(&mut self, document: &Value) {
         for (key, value) in document.as_object().into_iter().flatten() {
             if !is_media_column(key, value) {
@@ -49,7 +49,7 @@ impl Unread {
         }
     }
 
-    /// Notes the keys of an object in a list that are not read.
+    /// Notes the unread keys of an object in a list.
     pub(super) fn note_keys(
         &mut self,
         object: &Map<String, Value>,
