@@ -11,7 +11,7 @@ use std::time::Duration;
 use dflop_executor::run::{Run, RunConfig, RunEnd, RunOptions, StopRequest, StopRequests};
 use dflop_executor::train::{StepReport, StopReason};
 use pyo3::prelude::*;
-use pythonize::pythonize;
+use pythonize::{depythonize, pythonize};
 
 use crate::error::DflopError;
 
@@ -21,8 +21,7 @@ const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
 /// Runs a job; its ranks are threads of this process, unless a launcher started this process as one of them.
 ///
 /// Args:
-///     config (str): file of the configuration, or its JSON.
-///     is_file (bool): whether ``config`` names a file.
+///     config (str | dict): file of the configuration, or its tables.
 ///     until (int | None): step to end before.
 ///     resume (bool): whether to resume from the last saved state.
 ///     record (str | os.PathLike | None): file that steps are recorded in.
@@ -33,11 +32,10 @@ const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
 ///     ConfigError: the configuration is invalid.
 ///     Error: the run failed.
 #[pyfunction]
-#[pyo3(signature = (config, *, is_file, until, resume, record, trace, on_step))]
+#[pyo3(signature = (config, *, until, resume, record, trace, on_step))]
 pub(crate) fn train(
     py: Python<'_>,
-    config: String,
-    is_file: bool,
+    config: Bound<'_, PyAny>,
     until: Option<u64>,
     resume: bool,
     record: Option<PathBuf>,
@@ -45,7 +43,10 @@ pub(crate) fn train(
     on_step: Bound<'_, PyAny>,
 ) -> PyResult<(u64, Option<PathBuf>)> {
     dflop_cli::show_warnings();
-    let config = if is_file { RunConfig::read(config.as_ref()) } else { RunConfig::from_json(&config) };
+    let config = match config.extract::<PathBuf>() {
+        Ok(file) => RunConfig::read(&file),
+        Err(_) => RunConfig::from_json(&depythonize::<serde_json::Value>(&config)?.to_string()),
+    };
     let is_stopped = Arc::new(AtomicBool::new(false));
     let stop = StopRequests::Check(stop_check(is_stopped.clone()));
     let options = RunOptions { until, resume, record, trace, stop, ..RunOptions::default() };

@@ -6,7 +6,7 @@ use dflop::prelude::*;
 
 /// Trains from random weights for a few steps and returns the loss of each.
 #[expect(clippy::print_stdout, reason = "an example prints")]
-pub fn train(model: &str, shards: &[String]) -> Result<Vec<f64>, dflop::executor::Error> {
+pub(crate) fn train(model: &str, shards: &[String]) -> Result<Vec<f64>, dflop::executor::Error> {
     let mut config = RunConfig::new(ModelTable { directory: Some(model.into()), ..ModelTable::default() });
     config.data.shards = shards.to_vec();
     config.data.global_batch = 16;

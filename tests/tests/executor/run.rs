@@ -107,7 +107,7 @@ fn an_interrupted_run_has_the_losses_of_a_whole_one() {
     };
     let mut parts = losses(&config, RunOptions { until: Some(2), ..RunOptions::default() });
     parts.extend(losses(&config, resumed()));
-    assert_eq!(losses(&config, resumed()), [], "nothing is left of a run at its end");
+    assert!(losses(&config, resumed()).is_empty(), "nothing is left of a run at its end");
     config.checkpoint.directory = None;
     assert_eq!(parts, losses(&config, RunOptions::default()));
 }

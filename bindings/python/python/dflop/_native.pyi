@@ -445,9 +445,8 @@ def check_predictions(predicted: Sequence[float], runs: Sequence[Sequence[float]
 def cli(args: Sequence[str], *, program: Sequence[str]) -> int: ...
 def command(args: Sequence[str]) -> str: ...
 def train(
-    config: str,
+    config: str | dict[str, Any],
     *,
-    is_file: bool,
     until: int | None,
     resume: bool,
     record: _Path | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -118,7 +117,6 @@ def train(
         >>> result.steps
         2
     """
-    is_file = not isinstance(config, Mapping)
     names = [field.name for field in fields(TrainStep) if field.name != "report"]
 
     def report(figures: dict[str, Any]) -> None:
@@ -127,8 +125,7 @@ def train(
             on_step(TrainStep(**{name: figures[name] for name in names}, report=figures))
 
     steps, checkpoint = _native.train(
-        os.fspath(config) if is_file else json.dumps(config),
-        is_file=is_file,
+        dict(config) if isinstance(config, Mapping) else os.fspath(config),
         until=until,
         resume=resume,
         record=record,

@@ -14,7 +14,10 @@ const REPLICAS: (&str, &str) = ("llm = { stages = 1, dp = 1 }", "llm = { stages 
 /// Many microbatches, and a profile.
 const PROFILED: [(&str, &str); 2] = [
     ("global_batch = 8", "global_batch = 24"),
-    ("microbatches = 2\nsearch_effort = 500", "microbatches = 6\nsearch_effort = 500\nprofile = \"profile.csv\""),
+    (
+        "microbatches = 2\nsearch_effort = 500",
+        "microbatches = 6\nsearch_effort = 500\nprofile = \"profile.csv\"",
+    ),
 ];
 
 /// A job whose profile has a third of the times of the LLM that this machine takes: a deviation that no noise

@@ -41,7 +41,8 @@ fn models_that_are_missing_or_wrong_are_named() {
         &["hidden_size"],
     );
     let job = Job::new();
-    std::fs::write(job.path("train.toml"), "[model]\ndirectory = \"nowhere\"\n[data]\ngenerate = {}\n").unwrap();
+    std::fs::write(job.path("train.toml"), "[model]\ndirectory = \"nowhere\"\n[data]\ngenerate = {}\n")
+        .unwrap();
     assert!(message(&job, &[], 1).contains("nowhere"));
     std::fs::write(job.path("train.toml"), "[model]\n[data]\ngenerate = {}\n").unwrap();
     assert!(message(&job, &[], 2).contains("`model` needs either `directory` or `config`"));
