@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_cuda::Cuda;
-use dflop_cuda_tests::{OnCuda, OnNccl};
+use dflop_cuda_tests::{OnCuda, OnNccl, OnQueues};
 use dflop_device::conformance::{Case, cases};
 use dflop_executor::pipeline::ModuleParallelism;
 use dflop_models::ModuleKind;
@@ -38,4 +39,35 @@ fn a_pipeline_over_nccl_is_one_through_the_host() {
     assert_eq!(found, through_host);
     let replicas = Setting::new(&model, vec![llm(1).dp_size(2)]);
     through_host.assert_close(&run_job::<OnNccl>(&replicas, &samples, &cut).truth);
+}
+
+/// Ranks that are threads of one process leave nothing behind that a later job of the process uses.
+#[test]
+fn jobs_over_nccl_follow_jobs_through_the_host() {
+    let (model, samples, cut) = (language_model(false), texts(5), round_robin(5, 4));
+    let stages = vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)];
+    let setting = Setting::new(&model, stages);
+    let through_host = run_job::<OnCuda>(&setting, &samples, &cut).truth;
+    for _ in 0..3 {
+        assert_eq!(run_job::<OnNccl>(&setting, &samples, &cut).truth, through_host);
+        assert_eq!(run_job::<OnCuda>(&setting, &samples, &cut).truth, through_host);
+    }
+}
+
+/// Four stages have up to four lanes on a rank, which need more queues than there are.
+#[test]
+fn messages_that_share_lanes_give_the_bits_of_separate_ones() {
+    let (model, samples, cut) = (language_model(false), texts(7), round_robin(7, 6));
+    for schedule in ScheduleKind::ALL {
+        let modules = vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 4)];
+        let setting = Setting { schedule, steps: 2, ..Setting::new(&model, modules) };
+        if setting.job().is_err() {
+            continue;
+        }
+        let separate = run_job::<OnNccl>(&setting, &samples, &cut).truth;
+        assert_eq!(run_job::<OnCuda>(&setting, &samples, &cut).truth, separate, "{schedule}");
+        // all lanes of the middle ranks are one; some are of two ranks
+        assert_eq!(run_job::<OnQueues<5>>(&setting, &samples, &cut).truth, separate, "{schedule}");
+        assert_eq!(run_job::<OnQueues<7>>(&setting, &samples, &cut).truth, separate, "{schedule}");
+    }
 }

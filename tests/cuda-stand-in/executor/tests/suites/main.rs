@@ -8,7 +8,7 @@ mod orders;
 
 use std::process::{Command, ExitCode};
 
-use dflop_cuda_tests::{OnCuda, OnNccl};
+use dflop_cuda_tests::{OnCuda, OnNccl, OnQueues};
 use dflop_testing::{Claim, conformance, parity, pipeline, run, tensor_parallel, training};
 
 /// Variable with the number of the part that a process runs.
@@ -17,14 +17,21 @@ const PART: &str = "DFLOP_CUDA_PART";
 /// Name of the connection, and its claims.
 type Part = (&'static str, fn() -> Vec<Claim>);
 
-const PARTS: [Part; 6] = [
+/// Number of queues of devices that are too few for all lanes of messages.
+const QUEUES: usize = 8;
+
+const PARTS: [Part; 7] = [
     ("cuda", conformance::claims::<OnCuda>),
     ("cuda", parity::claims::<OnCuda>),
     ("cuda", tensor_parallel::claims::<OnCuda>),
     ("cuda", pipelines_through_host),
     ("cuda", training::claims::<OnCuda>),
     ("nccl", over_nccl),
+    (OVER_FEW_QUEUES, over_few_queues),
 ];
+
+/// Connection whose devices have few queues.
+const OVER_FEW_QUEUES: &str = "few_queues";
 
 fn main() -> ExitCode {
     let part = std::env::var(PART).ok().and_then(|part| PARTS.get(part.parse::<usize>().ok()?));
@@ -39,7 +46,11 @@ fn main() -> ExitCode {
 fn passes(part: usize) -> bool {
     let program = std::env::current_exe().expect("a test has a path");
     let mut command = Command::new(program);
-    let status = command.args(std::env::args_os().skip(1)).env(PART, part.to_string()).status();
+    command.args(std::env::args_os().skip(1)).env(PART, part.to_string());
+    if PARTS[part].0 == OVER_FEW_QUEUES {
+        command.env("CUDA_STAND_IN_QUEUES", QUEUES.to_string());
+    }
+    let status = command.status();
     status.expect("the test starts").success()
 }
 
@@ -67,6 +78,16 @@ fn over_nccl() -> Vec<Claim> {
         pipeline::sharded_states::claims::<OnNccl>(),
         pipeline::shared_ranks::claims::<OnNccl>(),
         orders::claims(),
+    ];
+    suites.into_iter().flatten().collect()
+}
+
+/// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too many.
+fn over_few_queues() -> Vec<Claim> {
+    let suites = [
+        pipeline::language_models::claims::<OnQueues<QUEUES>>(),
+        pipeline::media::claims::<OnQueues<QUEUES>>(),
+        pipeline::shared_ranks::claims::<OnQueues<QUEUES>>(),
     ];
     suites.into_iter().flatten().collect()
 }
