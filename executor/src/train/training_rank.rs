@@ -176,7 +176,6 @@ impl<D: Device> TrainingRank<D> {
         self.host.add(HostPart::Report, self.read, begin);
         let Some(started) = self.take_started()? else { return Ok(None) };
         let StartedStep { step, unread, asked } = started;
-        self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
         let queued = Queued { asked, passes: unread.queued(), update: Instant::now() };
         let update = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
         // While the device computes.
@@ -225,6 +224,7 @@ impl<D: Device> TrainingRank<D> {
         let has_samples = asked + step.wait;
         self.host.add(HostPart::Data, asked, has_samples);
         self.host.add(HostPart::Input, has_samples, ready.max(has_samples));
+        self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
         let unread = self.pipeline.start(&step.rank_step)?;
         self.host.add(HostPart::Plan, ready, unread.queued().max(ready));
         // stages have what they need

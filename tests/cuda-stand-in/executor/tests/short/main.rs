@@ -1,6 +1,6 @@
 //! Two ranks over NCCL, on the stand-ins: the cases of communicators, and a pipeline.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_cuda::Cuda;
@@ -13,8 +13,15 @@ use dflop_testing::pipeline::batch::{LLM_LAYERS, language_model, round_robin, te
 use dflop_testing::pipeline::job::{Setting, run_job};
 use dflop_testing::support::{Transport, patient, run};
 
+/// Lets tests take turns: a job through the host has a device that one over NCCL could have taken.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn two_ranks_pass_the_cases_of_communicators() {
+    let _turn = turn();
     let of_two = |case: &Case<Cuda>| case.sizes.contains(&2);
     let cases: Vec<Case<Cuda>> = cases().into_iter().filter(of_two).collect();
     assert!(cases.len() > 10, "most cases are for two ranks");
@@ -31,6 +38,7 @@ fn two_ranks_pass_the_cases_of_communicators() {
 /// are rounded in another order.
 #[test]
 fn a_pipeline_over_nccl_is_one_through_the_host() {
+    let _turn = turn();
     let (model, samples, cut) = (language_model(false), texts(5), round_robin(5, 4));
     let llm = |stages: usize| ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages);
     let stages = Setting::new(&model, vec![llm(2)]);
@@ -44,6 +52,7 @@ fn a_pipeline_over_nccl_is_one_through_the_host() {
 /// Ranks that are threads of one process leave nothing behind that a later job of the process uses.
 #[test]
 fn jobs_over_nccl_follow_jobs_through_the_host() {
+    let _turn = turn();
     let (model, samples, cut) = (language_model(false), texts(5), round_robin(5, 4));
     let stages = vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2)];
     let setting = Setting::new(&model, stages);
@@ -57,6 +66,7 @@ fn jobs_over_nccl_follow_jobs_through_the_host() {
 /// Four stages have up to four lanes on a rank, which need more queues than there are.
 #[test]
 fn messages_that_share_lanes_give_the_bits_of_separate_ones() {
+    let _turn = turn();
     let (model, samples, cut) = (language_model(false), texts(7), round_robin(7, 6));
     for schedule in ScheduleKind::ALL {
         let modules = vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 4)];
