@@ -17,21 +17,16 @@ const PART: &str = "DFLOP_CUDA_PART";
 /// Name of the connection, and its claims.
 type Part = (&'static str, fn() -> Vec<Claim>);
 
-/// Number of queues of devices that are too few for all lanes of messages.
-const QUEUES: usize = 12;
-
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("cuda", conformance::claims::<OnCuda>),
     ("cuda", parity::claims::<OnCuda>),
     ("cuda", tensor_parallel::claims::<OnCuda>),
     ("cuda", pipelines_through_host),
     ("cuda", training::claims::<OnCuda>),
     ("nccl", over_nccl),
-    (OVER_FEW_QUEUES, over_few_queues),
+    ("queues_8", pipelines_over_8_queues),
+    ("queues_16", shared_ranks_over_16_queues),
 ];
-
-/// Connection whose devices have few queues.
-const OVER_FEW_QUEUES: &str = "few_queues";
 
 fn main() -> ExitCode {
     let part = std::env::var(PART).ok().and_then(|part| PARTS.get(part.parse::<usize>().ok()?));
@@ -47,8 +42,8 @@ fn passes(part: usize) -> bool {
     let program = std::env::current_exe().expect("a test has a path");
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).env(PART, part.to_string());
-    if PARTS[part].0 == OVER_FEW_QUEUES {
-        command.env("CUDA_STAND_IN_QUEUES", QUEUES.to_string());
+    if let Some(queues) = PARTS[part].0.strip_prefix("queues_") {
+        command.env("CUDA_STAND_IN_QUEUES", queues);
     }
     let status = command.status();
     status.expect("the test starts").success()
@@ -82,23 +77,28 @@ fn over_nccl() -> Vec<Claim> {
     suites.into_iter().flatten().collect()
 }
 
-/// Claims that run over few queues: schedules, placements and routes that need the most lanes.
-const FEW_QUEUES: [&str; 5] = [
-    "any_number_of_stages_gives_the_same_bits",
-    "schedules_and_recomputation_give_the_same_bits",
-    "stages_of_replicas_give_the_bits_of_whole_ones",
-    "encoders_may_run_on_the_ranks_of_the_llm_before_and_after_it",
-    "joint_ranks_of_a_group_share_the_media_of_their_microbatch",
-];
-
 /// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too many.
-fn over_few_queues() -> Vec<Claim> {
-    let suites = [
-        pipeline::language_models::claims::<OnQueues<QUEUES>>(),
-        pipeline::shared_ranks::claims::<OnQueues<QUEUES>>(),
+fn pipelines_over_8_queues() -> Vec<Claim> {
+    let names = [
+        "any_number_of_stages_gives_the_same_bits",
+        "schedules_and_recomputation_give_the_same_bits",
+        "stages_of_replicas_give_the_bits_of_whole_ones",
     ];
-    let is_chosen = |claim: &Claim| FEW_QUEUES.iter().any(|name| claim.name.ends_with(name));
-    let claims: Vec<Claim> = suites.into_iter().flatten().filter(is_chosen).collect();
-    assert_eq!(claims.len(), FEW_QUEUES.len(), "all claims are there");
-    claims
+    chosen(pipeline::language_models::claims::<OnQueues<8>>(), &names)
+}
+
+/// As above, with modules that share ranks, which have up to six communicators of collectives.
+fn shared_ranks_over_16_queues() -> Vec<Claim> {
+    let names = [
+        "encoders_may_run_on_the_ranks_of_the_llm_before_and_after_it",
+        "joint_ranks_of_a_group_share_the_media_of_their_microbatch",
+    ];
+    chosen(pipeline::shared_ranks::claims::<OnQueues<16>>(), &names)
+}
+
+fn chosen(claims: Vec<Claim>, names: &[&str]) -> Vec<Claim> {
+    let is_chosen = |claim: &Claim| names.iter().any(|name| claim.name.ends_with(name));
+    let chosen: Vec<Claim> = claims.into_iter().filter(is_chosen).collect();
+    assert_eq!(chosen.len(), names.len(), "all claims are there");
+    chosen
 }
