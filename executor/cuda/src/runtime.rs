@@ -145,8 +145,8 @@ impl ResultCopy {
     fn start(device: &Cuda, tensor: &Tensor<Cuda>) -> Result<Self> {
         let (bytes, compute) = (tensor.bytes() as usize, &device.shared().compute);
         let mut buffer = device.shared().staging.take_result(bytes)?;
-        // SAFETY: the tensor has this many bytes, and is freed in the order of the same stream; the buffer is kept
-        // until the event behind the copy.
+        // SAFETY: the tensor has this many bytes, and is freed in the order of the same stream; the buffer is
+        // kept until the event behind the copy.
         unsafe { compute.copy_down(tensor.address(), bytes, &mut buffer)? };
         let copied = Some((buffer, compute.record()?));
         Ok(Self { device: device.clone(), dtype: tensor.dtype(), bytes, copied })

@@ -53,8 +53,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Returns a buffer of at least this many bytes for a result, which should be page-locked: a copy to another
-    /// one waits for the device.
+    /// Returns a buffer of at least this many bytes for a result, which should be page-locked: a copy to
+    /// another one waits for the device.
     pub(crate) fn take_result(&self, bytes: usize) -> Result<HostBuffer> {
         let made =
             (bytes <= RESULTS.0).then(|| self.results.lock().unwrap_or_else(PoisonError::into_inner).0.pop());

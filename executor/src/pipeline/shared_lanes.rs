@@ -1,5 +1,5 @@
-//! Messages of a rank that share lanes: which receives are posted when, so that sends and receives keep the order
-//! of the step ([`StepOrder`](super::step_order::StepOrder)).
+//! Messages of a rank that share lanes: which receives are posted when, so that sends and receives keep the
+//! order of the step ([`StepOrder`](super::step_order::StepOrder)).
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,17 +1,17 @@
 //! Orders all messages of a step, so that messages of several lanes can run one after the other.
 //!
-//! A transport with fewer lanes than the job has pairs of ranks and flows lets messages wait for each other. In
-//! any order they could wait in a circle: a receive that is posted ahead holds up the send that its message
-//! depends on. So all ranks derive one order of all passes and messages of a step: that of a simulation in which
-//! every rank runs its action list and a message takes no time. Every pass comes behind the messages that it
-//! takes, every message directly behind the pass that makes it, and the passes of a rank in the order of its
-//! list.
+//! A transport with fewer lanes than the job has pairs of ranks and flows lets messages wait for each other.
+//! In any order they could wait in a circle: a receive that is posted ahead holds up the send that its
+//! message depends on. So all ranks derive one order of all passes and messages of a step: that of a
+//! simulation in which every rank runs its action list and a message takes no time. Every pass comes behind
+//! the messages that it takes, every message directly behind the pass that makes it, and the passes of a rank
+//! in the order of its list.
 //!
-//! **No deadlock.** A rank queues the sends and receives of each of its shared lanes in this order, and a receive
-//! before any action that comes behind its message: then the compute lane, the allocation of what is received,
-//! and all lanes follow one order. Of the operations that are not done, the first one waits for nothing: all that
-//! is ahead of it in its lanes, and all that it depends on, comes earlier and is done. This holds for any
-//! assignment of messages to lanes, also if a send ends only with its receive.
+//! **No deadlock.** A rank queues the sends and receives of each of its shared lanes in this order, and a
+//! receive before any action that comes behind its message: then the compute lane, the allocation of what is
+//! received, and all lanes follow one order. Of the operations that are not done, the first one waits for
+//! nothing: all that is ahead of it in its lanes, and all that it depends on, comes earlier and is done. This
+//! holds for any assignment of messages to lanes, also if a send ends only with its receive.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,8 @@ use super::rank_roles::RankRole;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
-/// Place in the order: end of a pass in simulated time, its pipeline rank, and 0 for the pass itself or the number
-/// of a message of the pass.
+/// Place in the order: end of a pass in simulated time, its pipeline rank, and 0 for the pass itself or the
+/// number of a message of the pass.
 type Place = (u64, usize, usize);
 
 /// Message that a rank sends or receives.

@@ -1,8 +1,8 @@
 //! Divides the time of a step: passes, the update, and what a device waits for between two steps.
 //!
-//! A device has nothing to do from the end of an update until the first work of the next step is queued, and from
-//! the end of the passes of a step until its update is queued. The host knows what it does in that time, part by
-//! part.
+//! A device has nothing to do from the end of an update until the first work of the next step is queued, and
+//! from the end of the passes of a step until its update is queued. The host knows what it does in that time,
+//! part by part.
 
 use std::time::{Duration, Instant};
 
@@ -115,10 +115,11 @@ pub(super) struct Queued {
 }
 
 impl StepTimes {
-    /// Divides the gaps before the passes and before the update of a step as the host spent them, and adds the
-    /// device's own times.
+    /// Divides the gaps before the passes and before the update of a step as the host spent them, and adds
+    /// the device's own times.
     ///
-    /// A gap ends when the host queues the work behind it. Before a first step it begins with the wait for inputs.
+    /// A gap ends when the host queues the work behind it. Before a first step it begins with the wait for
+    /// inputs.
     pub(super) fn new(host: &HostTimes, queued: Queued, device: DeviceTimes) -> Self {
         let before = |end: Instant, ns: u64| [end.checked_sub(Duration::from_nanos(ns)).unwrap_or(end), end];
         let first = device.gap_ns.map_or([queued.asked, queued.passes], |ns| before(queued.passes, ns));

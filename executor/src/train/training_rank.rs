@@ -232,9 +232,9 @@ impl<D: Device> TrainingRank<D> {
         Ok(StartedStep { step, unread, asked })
     }
 
-    /// Queues the passes of the next step behind the update of this one, if there is a next step: the device has
-    /// work while the host reads the results of this step and reports them. A computation on the host itself
-    /// would only put them off.
+    /// Queues the passes of the next step behind the update of this one, if there is a next step: the device
+    /// has work while the host reads the results of this step and reports them. A computation on the host
+    /// itself would only put them off.
     fn start_ahead(&mut self) -> Result<()> {
         if !self.is_device_apart {
             return Ok(());

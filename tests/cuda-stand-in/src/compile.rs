@@ -12,8 +12,6 @@ use std::{
 };
 
 const COMPILER: &str = "g++";
-/// Variable that, set to `address`, builds the libraries for a program that has the address sanitizer.
-const SANITIZER: &str = "CUDA_STAND_IN_SANITIZER";
 const FLAGS: [&str; 11] = [
     "-std=c++20",
     "-march=native",
@@ -95,7 +93,7 @@ fn find_or_build() -> Option<PathBuf> {
     let sources = read_sources().expect("the sources of the stand-ins are readable");
     let mut hasher = DefaultHasher::new();
     let optimizations = LIBRARIES.map(|library| library.optimization);
-    (&sources, compiler, processor_features(), FLAGS, optimizations, sanitizer()).hash(&mut hasher);
+    (&sources, compiler, processor_features(), FLAGS, optimizations).hash(&mut hasher);
     let parent = target_directory().join("cuda-stand-in");
     let directory = parent.join(format!("{:016x}", hasher.finish()));
     if !directory.exists() {
@@ -108,14 +106,6 @@ fn find_or_build() -> Option<PathBuf> {
 /// Reports a test that does not run; not by a macro, whose output test harnesses keep for themselves.
 fn skip(reason: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped: {reason}\n").as_bytes());
-}
-
-/// Flags of the compiler for a sanitizer, whose library the program has.
-fn sanitizer() -> &'static [&'static str] {
-    match env::var(SANITIZER).as_deref() {
-        Ok("address") => &["-fsanitize=address", "-g"],
-        _ => &[],
-    }
 }
 
 fn compiler_version() -> Option<Vec<u8>> {
@@ -205,8 +195,7 @@ fn compile_objects(building: &Path, sources: &BTreeMap<PathBuf, String>) {
             scope.spawn(|| {
                 while let Some((path, optimization)) = next() {
                     let mut command = Command::new(COMPILER);
-                    command.args(FLAGS).args(sanitizer()).arg(optimization);
-                    run(command.arg(&path).arg("-o").arg(object_of(&path)));
+                    run(command.args(FLAGS).arg(optimization).arg(&path).arg("-o").arg(object_of(&path)));
                 }
             });
         }
@@ -231,7 +220,7 @@ fn link(library: &Library, building: &Path, sources: &BTreeMap<PathBuf, String>)
     run(shared(library.file)
         .args(objects)
         .args(library.links.iter().map(|name| building.join(name)))
-        .args(["-ldl", if sanitizer().is_empty() { "-Wl,-z,defs" } else { "-Wl,-z,lazy" }]));
+        .args(["-ldl", "-Wl,-z,defs"]));
     // An empty library that leads to the other one.
     run(shared(library.unversioned).arg(building.join(library.file)));
 }

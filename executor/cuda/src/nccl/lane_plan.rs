@@ -1,9 +1,9 @@
 //! Chooses which lanes of messages get a communicator and a stream of their own, where a device has too few
 //! queues for all.
 //!
-//! The queues of a rank go to lanes, two for each. If those of two ranks have enough, each lane between them has
-//! its own. Otherwise, all lanes of a pair of ranks are one, as long as both ranks have queues for it. All others
-//! are one lane together, with a communicator of all ranks, for which every rank keeps two queues.
+//! The queues of a rank go to lanes, two for each. If those of two ranks have enough, each lane between them
+//! has its own. Otherwise, all lanes of a pair of ranks are one, as long as both ranks have queues for it.
+//! All others are one lane together, with a communicator of all ranks, for which every rank keeps two queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 

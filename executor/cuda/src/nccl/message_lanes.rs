@@ -1,4 +1,5 @@
-//! Lanes of messages: a communicator and a stream each, of one direction and flow, of two ranks, or of all ranks.
+//! Lanes of messages: a communicator and a stream each, of one direction and flow, of two ranks, or of all
+//! ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -4,8 +4,8 @@
 //! lanes and events, without the host. Each group of ranks has a communicator of NCCL of its own, and so has
 //! each [`dflop_device::MessageLane`], as far as the device has queues: with a communicator and a stream for
 //! every pair of ranks and direction of flow, a receive that is posted ahead never holds up another message.
-//! Lanes that share both run their messages in an order that all ranks have in common. Ids of communicators, comparisons
-//! of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
+//! Lanes that share both run their messages in an order that all ranks have in common. Ids of communicators,
+//! comparisons of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
 
 mod collective;
 mod communicator;

@@ -26,8 +26,8 @@ use crate::libraries::SearchPath;
 /// Exchanges tensors between devices over NCCL.
 ///
 /// - **Messages** go over a communicator of two ranks and a lane for each [`MessageLane`]
-///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it. Where a device has too few
-///   queues for that, the lanes of two ranks are one, or those of all
+///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it. Where a device has too
+///   few queues for that, the lanes of two ranks are one, or those of all
 ///   ([`shared_lane`](DeviceComm::shared_lane)).
 /// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
 ///   the compute lane, or in a lane of their own if they were started to overlap.

@@ -77,7 +77,8 @@ fn over_nccl() -> Vec<Claim> {
     suites.into_iter().flatten().collect()
 }
 
-/// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too many.
+/// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too
+/// many.
 fn pipelines_over_8_queues() -> Vec<Claim> {
     let names = [
         "any_number_of_stages_gives_the_same_bits",
