@@ -64,7 +64,22 @@ impl Arguments {
                 file => parsed.files.push(file.into()),
             }
         }
+        parsed.check()?;
         Ok(parsed)
+    }
+
+    /// Checks that a part without choices is given none.
+    fn check(&self) -> Result<(), String> {
+        if self.part != "machines" {
+            return Ok(());
+        }
+        let has_option = self.is_tiny || self.is_fastest || self.is_small || !self.set.is_empty();
+        let has_value = self.settling_seconds.is_some() || self.seed.is_some() || self.directory.is_some();
+        match self.files.first() {
+            Some(file) => Err(format!("`machines` takes no file, found `{}`", file.display())),
+            None if has_option || has_value => Err("`machines` takes no options".to_owned()),
+            None => Ok(()),
+        }
     }
 
     /// Returns the seed: the specified seed, or the time.
@@ -98,6 +113,9 @@ mod tests {
             ("gemm --seed x", "`x` is not a seed"),
             ("gemm --set", "`--set` needs a value"),
             ("gemm --tniy", "no option `--tniy`"),
+            ("machines 4", "`machines` takes no file, found `4`"),
+            ("machines --seed 3", "`machines` takes no options"),
+            ("machines --tiny", "`machines` takes no options"),
         ] {
             let problem = parse(text).unwrap_err();
             assert!(problem.contains(expected), "{problem}");

@@ -17,7 +17,7 @@ use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::kernels::Kernels;
 use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
-use crate::loads::Loads;
+use crate::loads::{LateLoads, Loads};
 use crate::memory::CudaMemory;
 use crate::staging::Staging;
 
@@ -65,6 +65,7 @@ pub struct CudaBuilder {
     kernel_cache: Option<PathBuf>,
     attention: AttentionEngines,
     replaced_sources: Vec<(String, String)>,
+    late_loads: LateLoads,
 }
 
 /// Device properties.
@@ -128,6 +129,14 @@ impl CudaBuilder {
         self
     }
 
+    /// Sets what becomes of loads while messages are in flight, for tests. Default: an error in debug builds.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn late_loads(mut self, late: LateLoads) -> Self {
+        self.late_loads = late;
+        self
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -146,7 +155,7 @@ impl CudaBuilder {
         if let Some(bytes) = self.memory_limit {
             pool.limit(bytes);
         }
-        let loads = Arc::<Loads>::default();
+        let loads = Arc::new(Loads::new(self.late_loads));
         let staging = Arc::new(Staging::new(context.clone(), Arc::clone(&loads)));
         let cudnn = match self.attention {
             AttentionEngines::Own => None,
@@ -198,6 +207,7 @@ impl Cuda {
             kernel_cache: default_kernel_cache(),
             attention: AttentionEngines::default(),
             replaced_sources: Vec::new(),
+            late_loads: LateLoads::default(),
         }
     }
 

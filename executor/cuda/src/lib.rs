@@ -32,5 +32,7 @@ pub use error::{Error, Result};
 pub use event::CudaEvent;
 pub use kernel_times::KernelTime;
 pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
+#[doc(hidden)]
+pub use loads::LateLoads;
 pub use memory::CudaMemory;
 pub use nccl::{NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, check_alone as check_nccl_alone};

@@ -20,9 +20,25 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Time between two looks at them.
 const INTERVAL: Duration = Duration::from_micros(200);
 
+/// What becomes of a load while messages are in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LateLoads {
+    /// It is an error.
+    Refused,
+    /// It waits for the messages, up to some seconds.
+    PutOff,
+}
+
+impl Default for LateLoads {
+    /// Debug builds refuse late loads, so that tests find what is not prepared.
+    fn default() -> Self {
+        if cfg!(debug_assertions) { Self::Refused } else { Self::PutOff }
+    }
+}
+
 /// Operations that wait for other ranks.
-#[derive(Default)]
 pub(crate) struct Loads {
+    late: LateLoads,
     in_lanes: InFlight,
     in_compute_lane: InFlight,
 }
@@ -45,6 +61,10 @@ impl InFlight {
 }
 
 impl Loads {
+    pub(crate) fn new(late: LateLoads) -> Self {
+        Self { late, in_lanes: InFlight::default(), in_compute_lane: InFlight::default() }
+    }
+
     /// Notes an operation of a lane beside the compute lane, which may wait for what this rank queues later.
     pub(crate) fn note_in_lane(&self, operation: &Arc<Gate>) {
         self.in_lanes.note(operation);
@@ -71,11 +91,10 @@ impl Loads {
     /// Makes sure that a load does not wait for another rank.
     ///
     /// # Errors
-    /// [`Error::LateLoad`] in a debug build if one might; in a release build the load is put off while
-    /// messages are in flight.
+    /// [`Error::LateLoad`] if one might, unless late loads are [put off](LateLoads::PutOff).
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         if !self.in_lanes.is_empty() {
-            if cfg!(debug_assertions) {
+            if self.late == LateLoads::Refused {
                 return Err(Error::LateLoad { what: what.to_owned() });
             }
             tracing::warn!("{what} is loaded while messages are in flight; the step waits for them");

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::cast_slice;
 use dflop_comm::{Buffer, Slice};
-use dflop_device::{Dtype, Error, HostTask, Lane, Result, Runtime, Span, Tensor, Transfer};
+use dflop_device::{Dtype, Error, HostTask, Lane, LateRead, Result, Runtime, Span, Tensor, Transfer};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::address::Address;
 use crate::device::{Cuda, Shared};
-use crate::driver::{HostBuffer, Stream};
+use crate::driver::{Event, HostBuffer, Stream};
 use crate::event::CudaEvent;
 use crate::kernels::Kernels;
 use crate::memory::CudaMemory;
@@ -52,12 +52,7 @@ impl Cuda {
     ) -> Result<R> {
         let buffer = self.copy_down(stream, tensor)?;
         let bytes = &buffer.bytes()[..tensor.bytes() as usize];
-        let result = take(match tensor.dtype() {
-            Dtype::Bf16 => Elements::Bf16(cast_slice(bytes)),
-            Dtype::F64 => Elements::F64(cast_slice(bytes)),
-            Dtype::U32 => Elements::U32(cast_slice(bytes)),
-            _ => Elements::F32(cast_slice(bytes)),
-        });
+        let result = take(Elements::of(tensor.dtype(), bytes));
         self.shared().staging.give_back(buffer, stream.record()?);
         Ok(result)
     }
@@ -137,6 +132,52 @@ impl Cuda {
     }
 }
 
+/// A result on its way to the host.
+struct ResultCopy {
+    device: Cuda,
+    dtype: Dtype,
+    bytes: usize,
+    /// Buffer until the result is taken, and the event behind the copy.
+    copied: Option<(HostBuffer, Event)>,
+}
+
+impl ResultCopy {
+    fn start(device: &Cuda, tensor: &Tensor<Cuda>) -> Result<Self> {
+        let (bytes, compute) = (tensor.bytes() as usize, &device.shared().compute);
+        let mut buffer = device.shared().staging.take_result(bytes)?;
+        // SAFETY: the tensor has this many bytes, and is freed in the order of the same stream; the buffer is
+        // kept until the event behind the copy.
+        unsafe { compute.copy_down(tensor.address(), bytes, &mut buffer)? };
+        let copied = Some((buffer, compute.record()?));
+        Ok(Self { device: device.clone(), dtype: tensor.dtype(), bytes, copied })
+    }
+
+    /// Waits for the copy, and gives its elements to a closure.
+    fn wait<R>(mut self, take: impl FnOnce(Elements<'_>) -> R) -> Result<R> {
+        let taken = match self.copied.take() {
+            Some((buffer, event)) => {
+                event.synchronize()?;
+                let taken = take(Elements::of(self.dtype, &buffer.bytes()[..self.bytes]));
+                self.device.shared().staging.give_back_result(buffer, event);
+                taken
+            }
+            None => take(Elements::of(self.dtype, &[])),
+        };
+        self.device.check()?;
+        Ok(taken)
+    }
+}
+
+impl Drop for ResultCopy {
+    fn drop(&mut self) {
+        if let Some((buffer, event)) = self.copied.take() {
+            // a device that has failed copies nothing any more
+            let _ = event.synchronize();
+            self.device.shared().staging.give_back_result(buffer, event);
+        }
+    }
+}
+
 /// Tensor elements on the host.
 enum Elements<'a> {
     F32(&'a [f32]),
@@ -145,7 +186,16 @@ enum Elements<'a> {
     U32(&'a [u32]),
 }
 
-impl Elements<'_> {
+impl<'a> Elements<'a> {
+    fn of(dtype: Dtype, bytes: &'a [u8]) -> Self {
+        match dtype {
+            Dtype::Bf16 => Self::Bf16(cast_slice(bytes)),
+            Dtype::F64 => Self::F64(cast_slice(bytes)),
+            Dtype::U32 => Self::U32(cast_slice(bytes)),
+            _ => Self::F32(cast_slice(bytes)),
+        }
+    }
+
     /// Widens to `f32`; large numbers lose digits.
     fn to_f32(&self) -> Vec<f32> {
         match self {
@@ -240,6 +290,12 @@ impl Runtime for Cuda {
         values
     }
 
+    fn read_later(&self, scalars: &Tensor<Self>) -> Result<LateRead> {
+        self.count_read();
+        let copy = ResultCopy::start(self, scalars)?;
+        Ok(Box::new(move || copy.wait(|elements| elements.to_f64())))
+    }
+
     fn reads(&self) -> u64 {
         self.count_of_reads()
     }
@@ -281,8 +337,9 @@ impl Runtime for Cuda {
     }
 
     fn prepare<E: From<Error>>(&self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
-        let Shared { kernels, compute, loads, .. } = self.shared();
+        let Shared { kernels, compute, loads, staging, .. } = self.shared();
         loads.wait();
+        staging.make_results().map_err(Error::from)?;
         let recorded = Kernels::record(|| drop(work()));
         kernels.load(&recorded).map_err(Error::from)?;
         work()?;

@@ -9,6 +9,8 @@ use crate::loads::Loads;
 
 /// Minimum buffer size in bytes.
 const BYTES_MIN: usize = 4 << 10;
+/// Size and number of buffers for results, which are made before ranks wait for each other.
+const RESULTS: (usize, usize) = (64 << 10, 2);
 /// Maximum number of buffers in flight; beyond it, a copy to the device waits for an earlier copy.
 const BUFFERS_MAX: usize = 256;
 
@@ -21,6 +23,8 @@ pub(crate) struct Staging {
     loads: Arc<Loads>,
     /// Buffers with the event after the last copy, oldest first.
     buffers: Mutex<Vec<(HostBuffer, Event)>>,
+    /// Buffers for results that nothing uses, and whether they have been made.
+    results: Mutex<(Vec<HostBuffer>, bool)>,
 }
 
 impl Drop for Staging {
@@ -35,7 +39,35 @@ impl Drop for Staging {
 
 impl Staging {
     pub(crate) fn new(context: Context, loads: Arc<Loads>) -> Self {
-        Self { context, loads, buffers: Mutex::default() }
+        Self { context, loads, buffers: Mutex::default(), results: Mutex::default() }
+    }
+
+    /// Makes the buffers for results, unless there are any; may wait for all work of the device.
+    pub(crate) fn make_results(&self) -> Result<()> {
+        let mut results = self.results.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut results.1, true) {
+            for _ in 0..RESULTS.1 {
+                results.0.push(HostBuffer::page_locked(&self.context, RESULTS.0)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a buffer of at least this many bytes for a result, which should be page-locked: a copy to
+    /// another one waits for the device.
+    pub(crate) fn take_result(&self, bytes: usize) -> Result<HostBuffer> {
+        let made =
+            (bytes <= RESULTS.0).then(|| self.results.lock().unwrap_or_else(PoisonError::into_inner).0.pop());
+        made.flatten().map_or_else(|| self.take(bytes), Ok)
+    }
+
+    /// Gives a buffer of a result back, after its copy.
+    pub(crate) fn give_back_result(&self, buffer: HostBuffer, event: Event) {
+        if buffer.is_page_locked() && buffer.len() == RESULTS.0 {
+            self.results.lock().unwrap_or_else(PoisonError::into_inner).0.push(buffer);
+        } else {
+            self.give_back(buffer, event);
+        }
     }
 
     /// Returns a buffer with at least this many bytes that no work uses.

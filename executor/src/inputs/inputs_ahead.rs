@@ -48,7 +48,18 @@ impl Stop {
     }
 }
 
-/// Inputs for the next step, or the reason why there are none.
+/// Inputs of the next step, or why there are none; all ranks have inputs or none has.
+pub(crate) enum Taken<D: Device> {
+    /// Inputs of the step.
+    Step(Box<StepInputs<D>>),
+    /// The run has no more steps, or inputs failed: [`InputsAhead::resolve`] tells.
+    Other(Ending<D>),
+}
+
+/// Why there are no inputs.
+pub(crate) struct Ending<D: Device>(Option<Prepared<D>>);
+
+/// Inputs of the next step, or why there are none.
 enum Prepared<D: Device> {
     Step(Box<StepInputs<D>>),
     Failed(Error),
@@ -123,42 +134,50 @@ impl<D: Device> InputsAhead<D> {
         })
     }
 
-    /// Returns the next step; `None` at the end of the run. All ranks call it together.
+    /// Takes the inputs of the next step, without a word to other ranks.
+    pub(crate) fn take(&mut self) -> Taken<D> {
+        let Some(prepared) = &self.prepared else { return Taken::Other(Ending(None)) };
+        let asked = Instant::now();
+        self.is_awaited.store(true, Ordering::Release);
+        let handed = prepared.recv();
+        self.is_awaited.store(false, Ordering::Release);
+        let Ok(Handed { prepared, reading }) = handed else { return Taken::Other(Ending(None)) };
+        match prepared {
+            Prepared::Step(mut step) => {
+                step.wait = overlap(reading, [asked, Instant::now()]);
+                (self.start, self.step) = (None, step.plan.step + 1);
+                Taken::Step(step)
+            }
+            other => Taken::Other(Ending(Some(other))),
+        }
+    }
+
+    /// Ends the preparation at the end of the run, or fails as the inputs did; all ranks call it together.
     ///
     /// # Errors
     /// Errors from [`InputReader::next`].
     ///
     /// # Panics
-    /// If the preparation thread panicked.
-    pub(crate) fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
-        let Some(prepared) = &self.prepared else { return Ok(None) };
-        let asked = Instant::now();
-        self.is_awaited.store(true, Ordering::Release);
-        let handed = prepared.recv();
-        self.is_awaited.store(false, Ordering::Release);
-        let Ok(Handed { prepared, reading }) = handed else {
-            self.end();
-            return Ok(None);
-        };
+    /// If the preparation did.
+    pub(crate) fn resolve(&mut self, comm: &dyn Comm, Ending(ending): Ending<D>) -> Result<()> {
         let at = StepContext::step(self.step, "read data");
-        match prepared {
-            Prepared::Step(mut step) => {
-                step.wait = overlap(reading, [asked, Instant::now()]);
-                (self.start, self.step) = (None, step.plan.step + 1);
-                return Ok(Some(*step));
+        match ending {
+            None | Some(Prepared::Step(_)) => {
+                self.end();
+                return Ok(());
             }
-            Prepared::Failed(error) => return Err(error),
-            Prepared::Unread(error) => {
-                // The other ranks complete the previous step. If they cannot, there is another failure.
+            Some(Prepared::Failed(error)) => return Err(error),
+            Some(Prepared::Unread(error)) => {
+                // The other ranks complete the step before. If they cannot, there is another failure.
                 let _ = comm.barrier(at);
                 return Err(error);
             }
-            Prepared::Elsewhere => {
+            Some(Prepared::Elsewhere) => {
                 comm.barrier(at)?;
                 // The rank without samples ends the job with its own error.
                 comm.barrier(at)?;
             }
-            Prepared::Different { step, digest } => comm.check_digest(step, digest)?,
+            Some(Prepared::Different { step, digest }) => comm.check_digest(step, digest)?,
         }
         Err(comm.abort(at, "ranks do not have the same samples").into())
     }
@@ -174,8 +193,8 @@ impl<D: Device> InputsAhead<D> {
         }
     }
 
-    /// Returns the state after the last step that [`next`](Self::next) returned, to resume from; the same on
-    /// all ranks.
+    /// Returns the state after the last step that was [taken](Self::take), to resume from; the same on all
+    /// ranks.
     ///
     /// # Errors
     /// [`Error::Loader`] if the run has no such step.
@@ -255,7 +274,10 @@ impl<D: Device> Worker<D> {
             SameDigests::Yes => {}
         }
         let counts = self.sum(TokenCounts::at(step), self.reader.count(&samples))?;
-        Ok(Some(Prepared::Step(Box::new(self.reader.build(samples, counts)?))))
+        let built = self.reader.build(samples, counts);
+        let failed = self.sum(StepContext::step(step, "build inputs"), vec![u64::from(built.is_err())])?;
+        let built = Prepared::Step(Box::new(built?));
+        Ok(Some(if failed.iter().all(|&ranks| ranks == 0) { built } else { Prepared::Elsewhere }))
     }
 
     /// Adds up numbers from all ranks, while the ranks compute: no rank waits for another here before a step

@@ -22,7 +22,7 @@ mod token_counts;
 
 pub use agreement::{Settings, check_agreement};
 pub use input_reader::{InputReader, StepInputs};
-pub(crate) use inputs_ahead::InputsAhead;
+pub(crate) use inputs_ahead::{Ending, InputsAhead, Taken};
 pub use predicted_times::PredictedTimes;
 pub(crate) use predicted_times::costed;
 pub use replica_share::ReplicaShare;

@@ -8,10 +8,10 @@ use super::ownership::Ownership;
 use super::preparation::prepare;
 use super::step_figures::{Counting, StepFigures};
 use crate::error::{Error, Result};
-use crate::pipeline::{StepOutcome, UnreadStep};
+use crate::pipeline::{DeviceTimes, StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged, Tensor};
+use dflop_device::{Device, DeviceComm, Dtype, Lane, LateRead, Staged};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
@@ -88,12 +88,15 @@ pub struct JobOptimizer<D: Device> {
 
 /// An update that the device may not have computed yet.
 pub(crate) struct StartedUpdate<D: Device> {
-    device: D,
     /// `f64`: losses, squared gradient sums, then the gradient norm and factor.
-    figures: Tensor<D>,
+    figures: LateRead,
     /// Number of losses.
     losses: usize,
     learning_rate: f64,
+    /// Points of the compute lane before and behind the update.
+    span: [D::Event; 2],
+    /// Point behind the update before it, if there was one.
+    before: Option<D::Event>,
 }
 
 /// Returns the outcome for a step whose update is complete.
@@ -212,10 +215,13 @@ impl<D: Device> JobOptimizer<D> {
         started: StartedUpdate<D>,
         step: &UnreadStep<D>,
         stages: impl IntoIterator<Item = &'a mut S>,
-    ) -> Result<(StepOutcome, UpdateReport)> {
+    ) -> Result<(StepOutcome, UpdateReport, DeviceTimes)> {
         let stages: Vec<&mut S> = stages.into_iter().collect();
+        let (span, before) = (started.span.clone(), started.before.clone());
         let (losses, report) = self.finish(started, Some(step), &stages)?;
-        outcome(step, &losses, report)
+        let times = step.device_times(before.as_ref(), &span);
+        let (outcome, report) = outcome(step, &losses, report)?;
+        Ok((outcome, report, times))
     }
 
     fn start<S: Stage<D> + ?Sized>(
@@ -227,6 +233,7 @@ impl<D: Device> JobOptimizer<D> {
             let reason = "expected at least one, found none".to_owned();
             return Err(Error::InvalidSetting { setting: "stages", reason });
         };
+        let (before, begin) = (self.ended.clone(), device.mark(Lane::Compute)?);
         for stage in stages.iter_mut() {
             stage.parameters_mut().fold_shared_gradients(&device)?;
         }
@@ -248,8 +255,11 @@ impl<D: Device> JobOptimizer<D> {
         let mut figures = device.zeros_as(Dtype::F64, values.len() + 2)?;
         device.copy_ranges(&[CopyRange { from: 0, to: 0, len: values.len() }], &values, &mut figures)?;
         device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut figures)?;
-        self.ended = Some(device.mark(Lane::Compute)?);
-        Ok(StartedUpdate { device, figures, losses, learning_rate })
+        let end = device.mark(Lane::Compute)?;
+        self.ended = Some(end.clone());
+        // before later work is queued, which it does not wait for
+        let figures = device.read_later(&figures)?;
+        Ok(StartedUpdate { figures, losses, learning_rate, span: [begin, end], before })
     }
 
     fn finish<S: Stage<D> + ?Sized>(
@@ -258,10 +268,10 @@ impl<D: Device> JobOptimizer<D> {
         unread: Option<&UnreadStep<D>>,
         stages: &[&mut S],
     ) -> Result<(Vec<f64>, UpdateReport)> {
-        let StartedUpdate { device, figures, losses, learning_rate } = started;
+        let StartedUpdate { figures, losses, learning_rate, .. } = started;
         let step = self.adamw.steps();
         // The only place where a training step waits for the device.
-        let mut all = device.read(&figures)?;
+        let mut all = figures()?;
         let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
         // The figures are the same on all ranks, and so is the decision.
         let is_finite = all.iter().all(|figure| figure.is_finite());
@@ -308,11 +318,6 @@ impl<D: Device> JobOptimizer<D> {
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()
-    }
-
-    /// Returns the compute lane event after the last update, if any.
-    pub(crate) const fn ended(&self) -> Option<&D::Event> {
-        self.ended.as_ref()
     }
 
     /// Returns the settings.

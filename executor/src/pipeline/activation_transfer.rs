@@ -64,6 +64,24 @@ impl Flow {
     }
 }
 
+impl StageTransfer {
+    /// Returns the transfer of an action; `None` if it sends and receives nothing.
+    pub(super) fn of(topology: &Topology, action: Action) -> Option<Self> {
+        let (flow, is_send, message) = match action {
+            Action::Recv(message) => (Flow::Activations, false, message),
+            Action::Send(message) => (Flow::Activations, true, message),
+            Action::RecvGrad(message) => (Flow::Gradients, false, message),
+            Action::SendGrad(message) => (Flow::Gradients, true, message),
+            _ => return None,
+        };
+        let (peer, own) = (usize::from(message.peer), message.part());
+        // A part can have several edges; the one of this message leads to the peer's rank.
+        let is_there = |edge: &StageEdge| topology.rank(edge.other(own)) == peer;
+        let edge = StageEdge::of_part(topology, flow, own, is_send).into_iter().find(is_there)?;
+        Some(Self { flow, is_send, edge, peer })
+    }
+}
+
 impl StageEdge {
     /// Returns the message tag, which is unique between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
@@ -151,18 +169,7 @@ impl<D: Device> StepView<'_, D> {
 
     /// Returns the transfer for an action; `None` if it sends and receives nothing.
     pub(super) fn transfer(&self, action: Action) -> Option<StageTransfer> {
-        let (flow, is_send, message) = match action {
-            Action::Recv(message) => (Flow::Activations, false, message),
-            Action::Send(message) => (Flow::Activations, true, message),
-            Action::RecvGrad(message) => (Flow::Gradients, false, message),
-            Action::SendGrad(message) => (Flow::Gradients, true, message),
-            _ => return None,
-        };
-        let (peer, own) = (usize::from(message.peer), message.part());
-        // A part can have several edges; this message's edge leads to the peer's rank.
-        let is_there = |edge: &StageEdge| self.topology.rank(edge.other(own)) == peer;
-        let edge = self.edges(flow, own, is_send).into_iter().find(is_there)?;
-        Some(StageTransfer { flow, is_send, edge, peer })
+        StageTransfer::of(self.topology, action)
     }
 
     /// Returns step, microbatch and name of an action, for errors.

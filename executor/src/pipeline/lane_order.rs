@@ -9,12 +9,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dflop_balancer::schedule::{Action, PassKind};
+use dflop_balancer::schedule::{Action, Pass, PassKind};
 
 use super::action_list::action_lists;
 use super::activation_transfer::{Flow, StageEdge, role_of};
 use super::job::Job;
 use super::rank_roles::RankRole;
+use super::step_order::{OwnMessage, StepOrder};
 use super::topology::Topology;
 use crate::error::Result;
 
@@ -22,6 +23,8 @@ use crate::error::Result;
 pub(super) struct LaneOrder {
     /// Lanes by sender and flow.
     lanes: BTreeMap<(usize, Flow), Vec<StageEdge>>,
+    /// All messages of the rank in the order of the step, if lanes may be shared.
+    own: Vec<OwnMessage>,
 }
 
 impl LaneOrder {
@@ -45,7 +48,18 @@ impl LaneOrder {
         for SentMessage { from, flow, edge, .. } in own {
             lanes.entry((from, flow)).or_default().push(edge);
         }
-        Ok(Self { lanes })
+        Ok(Self { lanes, own: Vec::new() })
+    }
+
+    /// Lists all messages of a world rank in the order of the step, for lanes that are shared.
+    pub(super) fn with_step_order(mut self, job: &Job, topology: &Topology, rank: usize) -> Result<Self> {
+        self.own = StepOrder::new(job, topology)?.of_rank(rank);
+        Ok(self)
+    }
+
+    /// Returns all messages of the rank in the order of the step, if lanes may be shared.
+    pub(super) fn own(&self) -> &[OwnMessage] {
+        &self.own
     }
 
     /// Iterates over the lanes, each a sender and a flow, with messages.
@@ -60,6 +74,7 @@ impl LaneOrder {
 }
 
 /// Step message, as listed by the sender.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct SentMessage {
     /// World rank that sends.
     pub(super) from: usize,
@@ -75,17 +90,28 @@ pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -
     for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {
         let roles = job.roles(from)?;
         for pass in list.into_iter().filter_map(Action::pass) {
-            let flow = match pass.kind {
-                PassKind::Forward => Flow::Activations,
-                PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
-                PassKind::BackwardWeight => continue,
-            };
-            let role = role_of(&roles, pass.part)?;
-            for edge in StageEdge::of_part(topology, flow, pass.part, true) {
-                let receivers = job.targets(from, role, topology.rank(edge.other(pass.part)));
-                messages.extend(receivers.into_iter().map(|to| SentMessage { from, to, flow, edge }));
-            }
+            messages.extend(messages_of(job, topology, (from, &roles), pass)?);
         }
+    }
+    Ok(messages)
+}
+
+/// Lists the messages of a pass of a world rank, with its roles, in the order in which it sends them.
+pub(super) fn messages_of(
+    job: &Job,
+    topology: &Topology,
+    (from, roles): (usize, &[RankRole]),
+    pass: Pass,
+) -> Result<Vec<SentMessage>> {
+    let flow = match pass.kind {
+        PassKind::Forward => Flow::Activations,
+        PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
+        PassKind::BackwardWeight => return Ok(Vec::new()),
+    };
+    let (role, mut messages) = (role_of(roles, pass.part)?, Vec::new());
+    for edge in StageEdge::of_part(topology, flow, pass.part, true) {
+        let receivers = job.targets(from, role, topology.rank(edge.other(pass.part)));
+        messages.extend(receivers.into_iter().map(|to| SentMessage { from, to, flow, edge }));
     }
     Ok(messages)
 }

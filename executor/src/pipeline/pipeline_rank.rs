@@ -278,7 +278,10 @@ impl RankSchedule {
     ) -> Result<Self> {
         let topology = Topology::new(job, rounds)?;
         let list = action_lists(job, &topology, &[rank])?.swap_remove(0);
-        let lane_order = LaneOrder::new(job, &topology, (rank, roles), &list)?;
+        let mut lane_order = LaneOrder::new(job, &topology, (rank, roles), &list)?;
+        if matched_bytes.is_some() {
+            lane_order = lane_order.with_step_order(job, &topology, rank)?;
+        }
         let message_check =
             matched_bytes.map(|bytes| MessageCheck::new(job, &topology, bytes)).transpose()?;
         Ok(Self { rounds, topology, list, lane_order, message_check })

@@ -47,7 +47,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     ) -> Result<Self> {
         let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step(), is_divided);
-        let transfers = TransferBuffers::new(device.clone())?;
+        let transfers = TransferBuffers::new(device.clone(), &view)?;
         let (last_backward, losses) = (BTreeMap::new(), Vec::new());
         Ok(Self { device, view, stages, transfers, reduction, last_backward, losses })
     }

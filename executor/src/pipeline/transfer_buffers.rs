@@ -6,9 +6,10 @@ use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StageEdge, StageTransfer, StepView};
 use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
+use super::shared_lanes::SharedLanes;
 use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, Lane, RowShape, Tensor, Transfer};
+use dflop_device::{Device, Lane, MessageLane, RowShape, Tensor, Transfer};
 
 /// Number of following actions whose receives are posted in advance, so that messages arrive during
 /// computation.
@@ -26,6 +27,8 @@ pub(super) struct TransferBuffers<D: Device> {
     posted_until: usize,
     /// Number of messages in every lane, in lane order, whose receives are posted.
     posted_of: BTreeMap<(usize, Flow), usize>,
+    /// Messages on shared lanes.
+    shared: SharedLanes,
     /// Rows from other ranks, and rows passed on within this rank.
     arrived: BTreeMap<Key, Tensor<D>>,
     /// Rows that were sent at the end of a pass, and whose send in the action list is still to come.
@@ -36,8 +39,16 @@ pub(super) struct TransferBuffers<D: Device> {
 }
 
 impl<D: Device> TransferBuffers<D> {
-    pub(super) fn new(device: D) -> Result<Self> {
+    pub(super) fn new(device: D, view: &StepView<'_, D>) -> Result<Self> {
+        let mut own = Vec::new();
+        for &message in view.lane_order.own() {
+            // A message without rows is never sent, so it has no place in a lane.
+            if view.comm.shared_lane(message.lane).is_some() && view.rows(message.flow, message.edge)? > 0 {
+                own.push(message);
+            }
+        }
         Ok(Self {
+            shared: SharedLanes::new(own, |lane| view.comm.shared_lane(lane)),
             start: device.mark(Lane::Compute)?,
             device,
             posted: BTreeMap::new(),
@@ -57,6 +68,9 @@ impl<D: Device> TransferBuffers<D> {
         list: &[Action],
         next: usize,
     ) -> Result<()> {
+        for message in self.shared.take_receives(next, next + POSTED_AHEAD)? {
+            self.post(view, message.lane.from, message.flow, message.edge)?;
+        }
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
             if let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) {
@@ -71,23 +85,32 @@ impl<D: Device> TransferBuffers<D> {
     fn post_lane(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge: needed, peer, .. } = transfer;
         let from = view.job.source(peer, view.rank, view.role(flow.receiver(needed))?);
+        if self.shared.has(MessageLane::of(from, view.rank, needed.tag(flow))) {
+            return Ok(());
+        }
         let lane = view.lane_order.of_lane(from, flow);
         let posted = self.posted_of.entry((from, flow)).or_default();
         // A message that is not ahead was posted for a later message in the lane.
         let ahead = lane[*posted..].iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
-        for &edge in &lane[*posted..*posted + ahead] {
-            let rows = view.rows(flow, edge)?;
-            // A message without rows is never sent, so nothing is posted for it.
-            if rows > 0 {
-                let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
-                let at = view.at_edge(StageTransfer { edge, ..transfer });
-                let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
-                let bytes = (shape.rows * shape.cols * shape.dtype.bytes()) as u64;
-                let place = place(CommunicationLane::Receive { from }, flow, flow.receiver(edge), bytes);
-                self.posted.insert((flow, edge), (place, receive));
-            }
-        }
+        let edges = &lane[*posted..*posted + ahead];
         *posted += ahead;
+        edges.iter().try_for_each(|&edge| self.post(view, from, flow, edge))
+    }
+
+    /// Posts the receive of a message; of one without rows, which is never sent, nothing.
+    fn post(&mut self, view: &StepView<'_, D>, from: usize, flow: Flow, edge: StageEdge) -> Result<()> {
+        let rows = view.rows(flow, edge)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let (part, shape) =
+            (flow.receiver(edge), RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) });
+        let peer = view.topology.rank(edge.other(part));
+        let at = view.at_edge(StageTransfer { flow, is_send: false, edge, peer });
+        let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
+        let bytes = (shape.rows * shape.cols * shape.dtype.bytes()) as u64;
+        let place = place(CommunicationLane::Receive { from }, flow, part, bytes);
+        self.posted.insert((flow, edge), (place, receive));
         Ok(())
     }
 
@@ -225,6 +248,8 @@ impl<D: Device> TransferBuffers<D> {
                 self.arrived.insert((flow, edge), rows);
             } else {
                 self.sent.insert((flow, edge));
+                let lane = MessageLane::of(view.rank, to, edge.tag(flow));
+                self.shared.take_send(lane, edge)?;
                 let place = place(CommunicationLane::Send { to }, flow, part, rows.bytes());
                 self.sends.push((place, view.comm.send(to, edge.tag(flow), at, rows, width, &after)?));
             }
@@ -304,7 +329,7 @@ mod tests {
             rank_step: &step,
         };
         let part = Part { microbatch: 0, stage: 0 };
-        let mut transfers = TransferBuffers::new(device.clone()).unwrap();
+        let mut transfers = TransferBuffers::new(device.clone(), &view).unwrap();
         let rows = device.upload(&[0.5; 4 * 16]).unwrap();
         transfers.put_output(&view, Flow::Activations, part, Some(rows)).unwrap();
 

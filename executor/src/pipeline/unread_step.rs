@@ -1,7 +1,7 @@
 //! Step results that the device may not have computed yet.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::pipeline_rank::{StepOutcome, end};
 use super::timeline::Clock;
@@ -38,8 +38,17 @@ pub(crate) struct DeviceTimes {
     pub(crate) gap_ns: Option<u64>,
     /// Time from the first work in the step to the end of the passes and communication.
     pub(crate) passes_ns: u64,
+    /// Time from there to the first work in the update.
+    pub(crate) late_ns: u64,
     /// Time from there to the end of the update.
     pub(crate) update_ns: u64,
+}
+
+impl DeviceTimes {
+    /// Time from the first work of the step to the end of its update.
+    pub(crate) const fn total(self) -> Duration {
+        Duration::from_nanos(self.passes_ns + self.late_ns + self.update_ns)
+    }
 }
 
 impl<D: Device> UnreadStep<D> {
@@ -88,17 +97,17 @@ impl<D: Device> UnreadStep<D> {
 
     /// Returns the device times of the step, after the device has completed all work.
     ///
-    /// - `before`: event after the update in the previous step
-    /// - `after`: event after the update in this step
-    pub(crate) fn device_times(&self, before: Option<&D::Event>, after: Option<&D::Event>) -> DeviceTimes {
-        let between = |from: Option<&D::Event>, to: Option<&D::Event>| {
-            u64::try_from(self.device.elapsed_ns(from?, to?)?).ok()
-        };
-        let [begin, end] = self.span.each_ref().map(Some);
+    /// - `before`: point behind the update of the step before
+    /// - `update`: points before and behind the update of this step
+    pub(crate) fn device_times(&self, before: Option<&D::Event>, update: &[D::Event; 2]) -> DeviceTimes {
+        let between =
+            |from: Option<&D::Event>, to: &D::Event| u64::try_from(self.device.elapsed_ns(from?, to)?).ok();
+        let ([begin, end], [updating, updated]) = (&self.span, update);
         DeviceTimes {
             gap_ns: between(before, begin),
-            passes_ns: between(begin, end).unwrap_or(0),
-            update_ns: between(end, after).unwrap_or(0),
+            passes_ns: between(Some(begin), end).unwrap_or(0),
+            late_ns: between(Some(end), updating).unwrap_or(0),
+            update_ns: between(Some(updating), updated).unwrap_or(0),
         }
     }
 
@@ -107,6 +116,11 @@ impl<D: Device> UnreadStep<D> {
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
         let timeline = self.clock.timeline(&self.device);
         StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) }
+    }
+
+    /// Waits until the device has done its work, whatever becomes of it.
+    pub(crate) fn wait(&self) {
+        let _ = self.device.zeros_as(Dtype::F64, 1).and_then(|zero| self.device.read(&zero));
     }
 
     /// Adds up the losses on all ranks and waits for the device; all ranks call it.

@@ -1,8 +1,8 @@
 //! Divides the time of a step: passes, the update, and what a device waits for between two steps.
 //!
-//! A device has nothing to do from the end of an update until the first work of the next step is queued. The
-//! host knows what it does in that time, part by part. What is left of the device's gap is the time in which
-//! the results of the step are on their way to the host.
+//! A device has nothing to do from the end of an update until the first work of the next step is queued, and
+//! from the end of the passes of a step until its update is queued. The host knows what it does in that time,
+//! part by part.
 
 use std::time::{Duration, Instant};
 
@@ -63,40 +63,88 @@ impl IdleTimes {
     }
 }
 
-/// Times of the host from the results of a step to the first work of the next one.
+/// Part of the work of the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum HostPart {
+    /// Wait for samples.
+    Data,
+    /// Wait for inputs that are packed and copied.
+    Input,
+    /// Checks and plan of a step, until its first work is queued.
+    Plan,
+    /// Wait for the results of a step.
+    Result,
+    /// Everything from there until the next step is asked for, but for checkpoints.
+    Report,
+    /// Copies for a checkpoint, within a report.
+    Checkpoint,
+}
+
+/// What the host did lately, and when.
+#[derive(Debug, Default)]
+pub(super) struct HostTimes(Vec<(HostPart, [Instant; 2])>);
+
+impl HostTimes {
+    /// Adds a part.
+    pub(super) fn add(&mut self, part: HostPart, begin: Instant, end: Instant) {
+        self.0.push((part, [begin, end]));
+    }
+
+    /// Forgets what ended before a time.
+    pub(super) fn forget_before(&mut self, time: Instant) {
+        self.0.retain(|(_, [_, end])| *end >= time);
+    }
+
+    /// Returns the time that the host spent on a part from one time to another one, in nanoseconds.
+    fn within(&self, part: HostPart, [begin, end]: [Instant; 2]) -> u64 {
+        let own = self.0.iter().filter(|(own, _)| *own == part);
+        let common = own.map(|(_, [from, to])| (*to).min(end).saturating_duration_since((*from).max(begin)));
+        common.sum::<Duration>().as_nanos() as u64
+    }
+}
+
+/// When the host queued a step.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct HostTimes {
-    /// Results of the step before were read.
-    pub(super) read: Instant,
-    /// Time of checkpoints since then.
-    pub(super) checkpoint: Duration,
+pub(super) struct Queued {
     /// Inputs were asked for.
     pub(super) asked: Instant,
-    /// Wait for samples since then.
-    pub(super) data: Duration,
-    /// Inputs were there.
-    pub(super) ready: Instant,
-    /// First work was queued.
-    pub(super) queued: Instant,
+    /// First work of the passes was queued.
+    pub(super) passes: Instant,
+    /// First work of the update was queued.
+    pub(super) update: Instant,
 }
 
 impl StepTimes {
-    /// Divides the gap before a step as the host spent it, and adds the device's own times.
-    pub(super) fn new(host: &HostTimes, device: DeviceTimes) -> Self {
-        let HostTimes { read, checkpoint, asked, data, ready, queued } = *host;
-        let ns = |time: Duration| time.as_nanos() as u64;
-        let on_host = ns(queued.saturating_duration_since(read));
-        Self {
+    /// Divides the gaps before the passes and before the update of a step as the host spent them, and adds
+    /// the device's own times.
+    ///
+    /// A gap ends when the host queues the work behind it. Before a first step it begins with the wait for
+    /// inputs.
+    pub(super) fn new(host: &HostTimes, queued: Queued, device: DeviceTimes) -> Self {
+        let before = |end: Instant, ns: u64| [end.checked_sub(Duration::from_nanos(ns)).unwrap_or(end), end];
+        let first = device.gap_ns.map_or([queued.asked, queued.passes], |ns| before(queued.passes, ns));
+        let gaps = [first, before(queued.update, device.late_ns)];
+        let part = |part| gaps.into_iter().map(|gap| host.within(part, gap)).sum::<u64>();
+        let checkpoint_ns = part(HostPart::Checkpoint);
+        let times = Self {
             pass_ns: 0,
             between_ns: device.passes_ns,
             update_ns: device.update_ns,
-            data_ns: ns(data),
-            input_ns: ns((ready - asked).saturating_sub(data)),
-            plan_ns: ns(queued.saturating_duration_since(ready)),
-            result_ns: device.gap_ns.unwrap_or(0).saturating_sub(on_host),
-            report_ns: ns(asked.saturating_duration_since(read).saturating_sub(checkpoint)),
-            checkpoint_ns: ns(checkpoint),
-        }
+            data_ns: part(HostPart::Data),
+            input_ns: part(HostPart::Input),
+            plan_ns: part(HostPart::Plan),
+            result_ns: part(HostPart::Result),
+            report_ns: part(HostPart::Report).saturating_sub(checkpoint_ns),
+            checkpoint_ns,
+        };
+        // what is left is between parts: calls of the driver
+        let gap_ns = gaps.map(|[begin, end]| (end - begin).as_nanos() as u64).into_iter().sum::<u64>();
+        Self { plan_ns: times.plan_ns + gap_ns.saturating_sub(times.host_ns()), ..times }
+    }
+
+    /// Time of all parts of the host.
+    const fn host_ns(&self) -> u64 {
+        self.data_ns + self.input_ns + self.plan_ns + self.result_ns + self.report_ns + self.checkpoint_ns
     }
 
     /// Sets the time of passes, which is no longer time between them.
@@ -147,32 +195,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gap_of_the_device_is_divided_as_the_host_spent_it() {
-        let read = Instant::now();
-        let at = |milliseconds| read + Duration::from_millis(milliseconds);
-        let host = HostTimes {
-            read,
-            checkpoint: Duration::from_millis(7),
-            asked: at(10),
-            data: Duration::from_millis(20),
-            ready: at(35),
-            queued: at(37),
-        };
+    fn the_gaps_of_the_device_are_divided_as_the_host_spent_them() {
+        let begin = Instant::now();
+        let at = |milliseconds| begin + Duration::from_millis(milliseconds);
+        let mut host = HostTimes::default();
+        host.add(HostPart::Result, at(0), at(50));
+        host.add(HostPart::Report, at(50), at(60));
+        host.add(HostPart::Checkpoint, at(52), at(59));
+        host.add(HostPart::Data, at(60), at(80));
+        host.add(HostPart::Input, at(80), at(85));
+        host.add(HostPart::Plan, at(85), at(87));
+        host.add(HostPart::Report, at(100), at(103));
         let milliseconds = |ns: u64| ns / 1_000_000;
-        let device = DeviceTimes { gap_ns: Some(41_000_000), passes_ns: 500_000_000, update_ns: 60_000_000 };
-        let times = StepTimes::new(&host, device).passes(450_000_000);
+        let queued = Queued { asked: at(60), passes: at(87), update: at(104) };
+        let device = DeviceTimes {
+            gap_ns: Some(41_000_000),
+            passes_ns: 500_000_000,
+            late_ns: 2_000_000,
+            update_ns: 60_000_000,
+        };
+        let times = StepTimes::new(&host, queued, device).passes(450_000_000);
         assert_eq!(
             times.words().map(milliseconds),
-            [450, 50, 60, 20, 5, 2, 4, 3, 7],
-            "the parts of the gap add up to it"
+            [450, 50, 60, 20, 5, 3, 4, 4, 7],
+            "the parts of the gaps add up to them"
         );
         assert_eq!(StepTimes::of_words(times.words()), times);
         let idle = times.idle(1.0);
-        assert!((idle.gap_seconds() - 0.041).abs() < 1e-9, "{idle:?}");
-        // Before the first step the device has had no work, and a slow clock of the device gives no negative
-        // time.
-        for gap_ns in [None, Some(30_000_000)] {
-            assert_eq!(StepTimes::new(&host, DeviceTimes { gap_ns, ..device }).result_ns, 0);
-        }
+        assert!((idle.gap_seconds() - 0.043).abs() < 1e-9, "{idle:?}");
+        // Before the first step the device has had no work; a device that is kept busy waits for nothing.
+        let first = DeviceTimes { gap_ns: None, late_ns: 0, ..device };
+        assert_eq!(StepTimes::new(&host, queued, first).words().map(milliseconds)[3..], [20, 5, 2, 0, 0, 0]);
+        let busy = DeviceTimes { gap_ns: Some(0), late_ns: 0, ..device };
+        assert_eq!(StepTimes::new(&host, queued, busy).words().map(milliseconds)[3..], [0; 6]);
+        host.forget_before(at(84));
+        assert_eq!(host.0.len(), 3);
     }
 }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
 use dflop_costmodel::SampleShape;
@@ -19,13 +19,13 @@ use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector
 use super::skip_warnings::SkipWarnings;
 use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
-use super::step_times::{HostTimes, StepTimes};
+use super::step_times::{HostPart, HostTimes, Queued, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::{Error, Result};
-use crate::inputs::{InputReader, InputsAhead, PredictedTimes, StepInputs};
+use crate::inputs::{Ending, InputReader, InputsAhead, PredictedTimes, StepInputs, Taken};
 use crate::optimizer::{JobOptimizer, UpdateReport};
-use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
+use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, UnreadStep, simulate};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
 use dflop_loader::BalancedLoader;
@@ -76,8 +76,22 @@ pub struct TrainingRank<D: Device> {
     ended: Instant,
     /// Time at which the results of the step before were read.
     read: Instant,
-    /// Time of checkpoints since then.
-    checkpoint: Duration,
+    /// What the host did lately.
+    host: HostTimes,
+    /// Whether another processor computes, while the host goes on.
+    is_device_apart: bool,
+    /// Next step, whose passes are queued and whose update is not.
+    ahead: Option<StartedStep<D>>,
+    /// Why there is no next step.
+    ending: Option<Ending<D>>,
+}
+
+/// Step whose passes are queued.
+struct StartedStep<D: Device> {
+    step: StepInputs<D>,
+    unread: UnreadStep<D>,
+    /// Time at which its inputs were asked for.
+    asked: Instant,
 }
 
 impl<D: Device> TrainingRank<D> {
@@ -110,6 +124,7 @@ impl<D: Device> TrainingRank<D> {
             corrector.map(|settings| PlanCorrector::new(settings, optimizer.steps())).transpose()?;
         let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
         let is_pipeline = pipeline.job().is_pipeline();
+        let is_device_apart = pipeline.stages().any(|(_, stage)| stage.device().host_threads().is_none());
         Ok(Self {
             skip_warnings,
             is_pipeline,
@@ -125,7 +140,10 @@ impl<D: Device> TrainingRank<D> {
             began: now,
             ended: now,
             read: now,
-            checkpoint: Duration::ZERO,
+            host: HostTimes::default(),
+            is_device_apart,
+            ahead: None,
+            ending: None,
         })
     }
 
@@ -154,36 +172,96 @@ impl<D: Device> TrainingRank<D> {
     }
 
     fn try_step(&mut self) -> Result<Option<StepReport>> {
-        self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
-        let asked = Instant::now();
-        let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
-        let ready = Instant::now();
-        self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
-        let start = Instant::now();
-        let unread = self.pipeline.start(&step.rank_step)?;
-        let before = self.optimizer.ended().cloned();
-        let started = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
+        let begin = Instant::now();
+        self.host.add(HostPart::Report, self.read, begin);
+        let Some(started) = self.take_started()? else { return Ok(None) };
+        let StartedStep { step, unread, asked } = started;
+        let queued = Queued { asked, passes: unread.queued(), update: Instant::now() };
+        let update = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
         // While the device computes.
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let rounds = step.predicted.rounds();
         let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let flops = self.flops(&step)?;
-        let (outcome, update) = self.optimizer.finish_step(started, &unread, self.pipeline.stages_mut())?;
-        let device = unread.device_times(before.as_ref(), self.optimizer.ended());
-        let host = HostTimes {
-            read: std::mem::replace(&mut self.read, Instant::now()),
-            checkpoint: std::mem::take(&mut self.checkpoint),
-            asked,
-            data: step.wait,
-            ready,
-            queued: unread.queued(),
+        self.start_ahead()?;
+        let waiting = Instant::now();
+        let (outcome, update, device) =
+            self.optimizer.finish_step(update, &unread, self.pipeline.stages_mut())?;
+        self.read = Instant::now();
+        self.host.add(HostPart::Result, waiting, self.read);
+        let parts = StepTimes::new(&self.host, queued, device);
+        // the next step looks no further back than to the end of this one
+        self.host.forget_before(begin);
+        let start = self.read.checked_sub(device.total()).unwrap_or(queued.passes).max(queued.passes);
+        self.end_step(&step, (&outcome, parts, &update), (&forecast, flops, start))
+    }
+
+    /// Returns the step that is queued, or queues the next one; `None` at the end of the run.
+    fn take_started(&mut self) -> Result<Option<StartedStep<D>>> {
+        if let Some(started) = self.ahead.take() {
+            return Ok(Some(started));
+        }
+        let asked = Instant::now();
+        let ending = match self.ending.take() {
+            Some(ending) => ending,
+            None => match self.take_inputs() {
+                Taken::Step(step) => return self.start(*step, asked).map(Some),
+                Taken::Other(ending) => ending,
+            },
         };
-        let measured = (&outcome, StepTimes::new(&host, device));
+        self.inputs.resolve(self.pipeline.comm(), ending)?;
+        Ok(None)
+    }
+
+    fn take_inputs(&mut self) -> Taken<D> {
+        self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
+        self.inputs.take()
+    }
+
+    /// Queues the passes of a step.
+    fn start(&mut self, mut step: StepInputs<D>, asked: Instant) -> Result<StartedStep<D>> {
+        let ready = Instant::now();
+        let has_samples = asked + step.wait;
+        self.host.add(HostPart::Data, asked, has_samples);
+        self.host.add(HostPart::Input, has_samples, ready.max(has_samples));
+        self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
+        let unread = self.pipeline.start(&step.rank_step)?;
+        self.host.add(HostPart::Plan, ready, unread.queued().max(ready));
+        // stages have what they need
+        step.rank_step.contexts.clear();
+        Ok(StartedStep { step, unread, asked })
+    }
+
+    /// Queues the passes of the next step behind the update of this one, if there is a next step: the device
+    /// has work while the host reads the results of this step and reports them. A computation on the host
+    /// itself would only put them off.
+    fn start_ahead(&mut self) -> Result<()> {
+        if !self.is_device_apart {
+            return Ok(());
+        }
+        let asked = Instant::now();
+        match self.take_inputs() {
+            Taken::Step(step) => self.ahead = Some(self.start(*step, asked)?),
+            // This step ends first.
+            Taken::Other(ending) => self.ending = Some(ending),
+        }
+        Ok(())
+    }
+
+    /// Exchanges the times of a step whose results were read, learns from them, and reports the step.
+    fn end_step(
+        &mut self,
+        step: &StepInputs<D>,
+        (outcome, parts, update): (&StepOutcome, StepTimes, &UpdateReport),
+        (forecast, flops, start): (&Forecast, u128, Instant),
+    ) -> Result<Option<StepReport>> {
+        let rounds = step.predicted.rounds();
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
         let stop = self.options.stop.as_ref().and_then(|stop| stop());
         let save = self.saver.as_mut().map_or(SaveProgress::default(), CheckpointSaver::progress);
         let end = StepEnd::new(stop, save);
+        let measured = (outcome, parts);
         let times = MeasuredTimes::exchange(comm, job, roles, (step.plan.step, rounds), measured, end)?;
         self.stop_reason = times.end.stop();
         let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
@@ -193,7 +271,7 @@ impl<D: Device> TrainingRank<D> {
             }
             None => None,
         };
-        self.trace(&step, &outcome, &forecast, start)?;
+        self.trace(step, outcome, forecast, start)?;
         if let Some(saver) = &mut self.saver {
             let saved = saver.advance(self.pipeline.comm(), times.end.save);
             self.note_saved(saved.map(|saved| saved.is_some()))?;
@@ -210,7 +288,7 @@ impl<D: Device> TrainingRank<D> {
             );
         }
         let figures = (flops, [forecast.makespan_ns, replayed_ns]);
-        self.report(&step, (&outcome, &update), &times, figures, correction)
+        self.report(step, (outcome, update), &times, figures, correction)
     }
 
     /// Reports a step that has just ended.
@@ -317,14 +395,19 @@ impl<D: Device> TrainingRank<D> {
     pub fn save(&mut self) -> Result<()> {
         let begin = Instant::now();
         let saved = self.try_save();
-        self.checkpoint += begin.elapsed();
+        self.host.add(HostPart::Checkpoint, begin, Instant::now());
         saved
     }
 
     fn try_save(&mut self) -> Result<()> {
         self.finish_pending()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
-        let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
+        let state = match &self.ahead {
+            // of this step, which is not taken yet
+            Some(started) => self.inputs.planner().state(started.step.plan.step)?,
+            None => self.inputs.state()?,
+        };
+        let loader = serde_json::to_value(state).unwrap_or_default();
         let corrections =
             self.corrector.as_ref().map_or_else(Vec::new, |corrector| corrector.tables().to_vec());
         let run =
@@ -387,6 +470,10 @@ impl<D: Device> TrainingRank<D> {
     /// # Panics
     /// If the preparation did.
     pub fn end_inputs(&mut self) {
+        if let Some(ahead) = self.ahead.take() {
+            // communicators end once nothing is under way
+            ahead.unread.wait();
+        }
         self.inputs.end();
     }
 

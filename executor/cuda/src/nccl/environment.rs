@@ -2,8 +2,14 @@
 
 use dflop_device::{Error, Result};
 
-use super::session::QUEUES;
 use crate::driver::Context;
+
+/// Number of queues of a device, over which the driver spreads streams.
+pub(super) const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// Number of queues without it.
+const QUEUES_DEFAULT: usize = 8;
+/// Most queues that the driver makes.
+pub(super) const QUEUES_MAX: usize = 32;
 
 /// Whether modules and libraries load all of their kernels at once.
 const LOADING: &str = "CUDA_MODULE_LOADING";
@@ -23,4 +29,32 @@ pub(super) fn check_loading(ranks: usize) -> Result<()> {
                   for each other may never be loaded"
             .to_owned();
     Err(Error::InvalidSetting { setting: LOADING, reason })
+}
+
+/// Number of queues of devices in this process.
+///
+/// # Source
+/// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_DEVICE_MAX_CONNECTIONS`.
+pub(super) fn queues() -> usize {
+    queues_of(std::env::var(QUEUES).ok().as_deref())
+}
+
+fn queues_of(set: Option<&str>) -> usize {
+    let set = set.and_then(|text| text.trim().parse().ok());
+    set.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_the_queues_that_the_driver_makes_of_the_variable() {
+        for (set, queues) in
+            [(None, 8), (Some("32"), 32), (Some(" 4 "), 4), (Some("100"), 32), (Some("0"), 1)]
+        {
+            assert_eq!(queues_of(set), queues, "{set:?}");
+        }
+        assert_eq!(queues_of(Some("many")), 8, "the driver takes no other text");
+    }
 }

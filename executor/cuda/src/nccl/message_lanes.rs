@@ -1,4 +1,5 @@
-//! Lanes of messages: a communicator of two ranks and a stream each.
+//! Lanes of messages: a communicator and a stream each, of one direction and flow, of two ranks, or of all
+//! ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,27 +10,54 @@ use dflop_device::{Dtype, Error, Lane, MessageLane, Result, Runtime};
 use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::ids;
+use super::lane_plan::{Place, places};
 use super::session::Session;
 use super::transfer::Queued;
 
 /// Lanes of the messages of a communicator.
 #[derive(Default)]
 pub(super) struct MessageLanes {
-    /// Lanes of all ranks that are open.
-    open: BTreeSet<MessageLane>,
-    /// Those of this rank: number of the device's lane, communicator.
-    own: BTreeMap<MessageLane, (u64, Arc<Communicator>)>,
+    /// Lanes of all ranks that are open, and where their messages go.
+    open: BTreeMap<MessageLane, Place>,
+    /// Those of this rank.
+    own: BTreeMap<Place, OwnLane>,
+}
+
+/// One rank's end of a lane.
+#[derive(Clone)]
+pub(super) struct OwnLane {
+    /// Number of the device's lane.
+    pub(super) number: u64,
+    pub(super) communicator: Arc<Communicator>,
+    place: Place,
+}
+
+impl OwnLane {
+    /// Returns the number of a rank in the lane's communicator.
+    pub(super) fn number_of(&self, rank: usize) -> usize {
+        match self.place {
+            Place::Own(lane) => usize::from(rank == lane.to),
+            Place::Pair([low, _]) => usize::from(rank != low),
+            Place::Shared => rank,
+        }
+    }
 }
 
 impl MessageLanes {
     /// Returns the lane of a message.
-    pub(super) fn get(&self, lane: MessageLane) -> Result<(u64, Arc<Communicator>)> {
-        let found = self.own.get(&lane).cloned();
+    pub(super) fn get(&self, lane: MessageLane) -> Result<OwnLane> {
+        let found = self.open.get(&lane).and_then(|place| self.own.get(place)).cloned();
         found.ok_or_else(|| {
             let MessageLane { from, to, flow } = lane;
             let reason = format!("no lane from rank {from} to rank {to} for flow {flow} is open");
             Error::InvalidSetting { setting: "message", reason }
         })
+    }
+
+    /// Returns the number of the lane that messages share with those of other lanes, if they do.
+    pub(super) fn shared(&self, lane: MessageLane) -> Option<u64> {
+        let place = self.open.get(&lane).filter(|place| !matches!(place, Place::Own(_)))?;
+        Some(self.own.get(place)?.number)
     }
 
     /// Opens the lanes that are not open yet; all ranks of `host` call it with the same ones.
@@ -40,7 +68,8 @@ impl MessageLanes {
         at: StepContext,
         lanes: &BTreeSet<MessageLane>,
     ) -> Result<()> {
-        let new: Vec<MessageLane> = lanes.difference(&self.open).copied().collect();
+        let new: BTreeSet<MessageLane> =
+            lanes.iter().filter(|lane| !self.open.contains_key(lane)).copied().collect();
         if new.is_empty() {
             return Ok(());
         }
@@ -54,32 +83,67 @@ impl MessageLanes {
                 return Err(Error::InvalidSetting { setting: "lane", reason });
             }
         }
-        // the sender of a lane makes its id; every rank knows how many each makes
+        let free: Vec<usize> =
+            host.gather(at, &[session.free_queues() as u64])?.into_iter().map(|free| free as usize).collect();
+        let known: BTreeSet<Place> = self.open.values().copied().collect();
+        let new = places(&new, &free, &known);
+        let opened: BTreeSet<Place> = new.values().copied().filter(|place| !known.contains(place)).collect();
+        self.connect(session, host, at, &opened)?;
+        for (lane, place) in new {
+            self.open.insert(lane, place);
+            if [lane.from, lane.to].contains(&host.rank()) {
+                warm_up(session, at, host, lane, &self.get(lane)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the communicators of new lanes.
+    fn connect(
+        &mut self,
+        session: &Arc<Session>,
+        host: &dyn Comm,
+        at: StepContext,
+        opened: &BTreeSet<Place>,
+    ) -> Result<()> {
+        // the first rank of a lane makes its id; every rank knows how many each makes
         let mut made = BTreeMap::<usize, usize>::new();
-        let index = new.iter().map(|lane| {
-            let count = made.entry(lane.from).or_default();
+        let mut next = |rank: usize| {
+            let count = made.entry(rank).or_default();
             *count += 1;
             *count - 1
-        });
-        let index: Vec<usize> = index.collect();
+        };
+        let index: Vec<(usize, usize)> =
+            opened.iter().map(|place| first_of(*place)).map(|rank| (rank, next(rank))).collect();
         let most = made.values().copied().max().unwrap_or(0);
         let own = made.get(&host.rank()).copied().unwrap_or(0);
         let own: Vec<UniqueId> =
             (0..own).map(|_| Communicator::new_id(&session.nccl)).collect::<crate::Result<_>>()?;
         let ids = ids::exchange(host, at, &own, most)?;
-        for (&lane, index) in new.iter().zip(index) {
-            self.open.insert(lane);
-            let ends = [lane.from, lane.to];
-            let Some(end) = ends.iter().position(|&rank| rank == host.rank()) else { continue };
-            let peer = host.world_rank(ends[1 - end]);
-            let name = format!("the lane from rank {} to rank {}", lane.from, lane.to);
+        for (&place, (first, index)) in opened.iter().zip(index) {
+            let (ranks, name) = match place {
+                Place::Own(MessageLane { from, to, .. }) => {
+                    (vec![from, to], format!("the lane from rank {from} to rank {to}"))
+                }
+                Place::Pair([low, high]) => (vec![low, high], format!("the lane of ranks {low} and {high}")),
+                Place::Shared => ((0..host.size()).collect(), "the lane of all ranks".to_owned()),
+            };
+            let Some(end) = ranks.iter().position(|&rank| rank == host.rank()) else { continue };
+            let peer = host.world_rank(ranks[(end + 1) % ranks.len()]);
             // in the same order on all ranks, so that no two of them wait for each other in different lanes
-            let communicator = session.connect(ids(lane.from, index), (end, 2), &name, at, peer)?;
-            let number = session.lane();
-            warm_up(session, at, (number, &communicator), end == 0, peer)?;
-            self.own.insert(lane, (number, communicator));
+            let communicator = session.connect(ids(first, index), (end, ranks.len()), &name, at, peer)?;
+            self.own.insert(place, OwnLane { number: session.lane(), communicator, place });
         }
         Ok(())
+    }
+}
+
+/// Returns the rank that makes the id of a lane's communicator.
+fn first_of(place: Place) -> usize {
+    match place {
+        Place::Own(lane) => lane.from,
+        Place::Pair([low, _]) => low,
+        Place::Shared => 0,
     }
 }
 
@@ -88,25 +152,29 @@ impl MessageLanes {
 fn warm_up(
     session: &Arc<Session>,
     at: StepContext,
-    (lane, communicator): (u64, &Arc<Communicator>),
-    is_sender: bool,
-    peer: usize,
+    host: &dyn Comm,
+    MessageLane { from, to, .. }: MessageLane,
+    own: &OwnLane,
 ) -> Result<()> {
     let (tensor, after) = (session.device.zeros_as(Dtype::F32, 1)?, session.device.mark(Lane::Compute)?);
+    let communicator = &own.communicator;
     let what = format!("connect {}", communicator.name());
+    let is_sender = from == host.rank();
+    let other = if is_sender { to } else { from };
     let queued = Queued {
-        lane,
+        lane: own.number,
         communicator,
         at,
         what,
-        peer,
+        peer: host.world_rank(other),
         after: &after,
         also_after: None,
         tensor,
         is_returned: true,
     };
+    let number = own.number_of(other);
     let (transfer, _) = queued.start(session, move |lane, stream, element| {
-        if is_sender { lane.send(stream, element, 1) } else { lane.recv(stream, element, 0) }
+        if is_sender { lane.send(stream, element, number) } else { lane.recv(stream, element, number) }
     })?;
     drop(transfer.wait(Lane::Compute)?);
     // the next communicator may wait for all work of the device

@@ -2,15 +2,17 @@
 //!
 //! [`NcclComm`] implements [`dflop_device::DeviceComm`]: tensors go from device to device, in the order of
 //! lanes and events, without the host. Each group of ranks has a communicator of NCCL of its own, and so has
-//! each [`dflop_device::MessageLane`]: with a communicator and a stream for every pair of ranks and direction
-//! of flow, a receive that is posted ahead never holds up another message. Ids of communicators, comparisons
-//! of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
+//! each [`dflop_device::MessageLane`], as far as the device has queues: with a communicator and a stream for
+//! every pair of ranks and direction of flow, a receive that is posted ahead never holds up another message.
+//! Lanes that share both run their messages in an order that all ranks have in common. Ids of communicators,
+//! comparisons of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
 
 mod collective;
 mod communicator;
 mod environment;
 mod functions;
 mod ids;
+mod lane_plan;
 mod library;
 mod message_lanes;
 mod nccl_comm;

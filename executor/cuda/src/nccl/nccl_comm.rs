@@ -10,12 +10,12 @@ use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runt
 
 use super::collective::Collective;
 use super::communicator::Communicator;
-use super::environment::check_loading;
+use super::environment::{check_loading, queues};
 use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
 use super::message_lanes::MessageLanes;
-use super::session::{Session, queues};
+use super::session::Session;
 use super::transfer::Queued;
 use super::watchdog;
 use crate::device::Cuda;
@@ -26,7 +26,9 @@ use crate::libraries::SearchPath;
 /// Exchanges tensors between devices over NCCL.
 ///
 /// - **Messages** go over a communicator of two ranks and a lane for each [`MessageLane`]
-///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it.
+///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it. Where a device has too
+///   few queues for that, the lanes of two ranks are one, or those of all
+///   ([`shared_lane`](DeviceComm::shared_lane)).
 /// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
 ///   the compute lane, or in a lane of their own if they were started to overlap.
 /// - **Loads**: the driver may let a load wait for all work of the device, so for a receive that was posted
@@ -81,13 +83,7 @@ impl NcclComm {
             return Err(Error::InvalidSetting { setting: "NCCL", reason });
         }
         check_loading(host.size())?;
-        if host.size() > 1 && device.shared().cudnn.is_some() {
-            let reason =
-                "cuDNN builds and loads its plans while ranks wait for each other, which may never end; \
-                          jobs over NCCL compute attention by our own kernels"
-                    .to_owned();
-            return Err(Error::InvalidSetting { setting: "attention", reason });
-        }
+        check_attention(host.size(), device.shared().cudnn.is_some())?;
         prepare_sums(device)?;
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
         watchdog::start(&session)?;
@@ -253,6 +249,17 @@ impl NcclComm {
     }
 }
 
+/// Refuses cuDNN, whose plans are built and loaded at any time.
+fn check_attention(ranks: usize, has_cudnn: bool) -> Result<()> {
+    if ranks == 1 || !has_cudnn {
+        return Ok(());
+    }
+    let reason = "cuDNN builds and loads its plans while ranks wait for each other, which may never end; \
+                  jobs over NCCL compute attention by our own kernels"
+        .to_owned();
+    Err(Error::InvalidSetting { setting: "attention", reason })
+}
+
 /// Loads what sums of bf16 in `f32` need.
 fn prepare_sums(device: &Cuda) -> Result<()> {
     if device.storage() != Dtype::Bf16 {
@@ -312,6 +319,10 @@ impl DeviceComm<Cuda> for NcclComm {
         self.messages().open(&self.session, &*self.host, at, lanes)
     }
 
+    fn shared_lane(&self, lane: MessageLane) -> Option<u64> {
+        self.messages().shared(lane)
+    }
+
     fn send(
         &self,
         to: usize,
@@ -322,13 +333,13 @@ impl DeviceComm<Cuda> for NcclComm {
         after: &CudaEvent,
     ) -> Result<Transfer<Cuda>> {
         self.check_rank(to)?;
-        let (lane, communicator) = self.messages().get(MessageLane::of(self.host.rank(), to, tag))?;
+        let own = self.messages().get(MessageLane::of(self.host.rank(), to, tag))?;
         self.session.bytes_sent.fetch_add(rows.bytes(), Ordering::Relaxed);
         let what = format!("send {} elements to rank {to}", rows.len());
         let (peer, tensor) = (self.host.world_rank(to), rows);
         let queued = Queued {
-            lane,
-            communicator: &communicator,
+            lane: own.number,
+            communicator: &own.communicator,
             at,
             what,
             peer,
@@ -337,7 +348,8 @@ impl DeviceComm<Cuda> for NcclComm {
             tensor,
             is_returned: false,
         };
-        Ok(queued.start(&self.session, |lane, stream, rows| lane.send(stream, rows, 1))?.0)
+        let number = own.number_of(to);
+        Ok(queued.start(&self.session, move |lane, stream, rows| lane.send(stream, rows, number))?.0)
     }
 
     fn recv(
@@ -349,12 +361,12 @@ impl DeviceComm<Cuda> for NcclComm {
         after: &CudaEvent,
     ) -> Result<Transfer<Cuda>> {
         self.check_rank(from)?;
-        let (lane, communicator) = self.messages().get(MessageLane::of(from, self.host.rank(), tag))?;
+        let own = self.messages().get(MessageLane::of(from, self.host.rank(), tag))?;
         let tensor = self.device().alloc_as(shape.dtype, shape.rows * shape.cols)?;
         let what = format!("receive {} elements from rank {from}", tensor.len());
         let queued = Queued {
-            lane,
-            communicator: &communicator,
+            lane: own.number,
+            communicator: &own.communicator,
             at,
             what,
             peer: self.host.world_rank(from),
@@ -364,7 +376,8 @@ impl DeviceComm<Cuda> for NcclComm {
             tensor,
             is_returned: true,
         };
-        Ok(queued.start(&self.session, |lane, stream, rows| lane.recv(stream, rows, 0))?.0)
+        let number = own.number_of(from);
+        Ok(queued.start(&self.session, move |lane, stream, rows| lane.recv(stream, rows, number))?.0)
     }
 
     fn all_reduce(&self, at: StepContext, values: &mut Tensor<Cuda>) -> Result<()> {
@@ -406,5 +419,17 @@ impl DeviceComm<Cuda> for NcclComm {
 
     fn all_gather(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {
         self.update(at, values, &Collective::AllGather(parts.to_vec()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_ranks_do_not_compute_attention_by_cudnn() {
+        let refused = check_attention(2, true).unwrap_err().to_string();
+        assert!(refused.contains("`attention`") && refused.contains("cuDNN"), "{refused}");
+        assert!(check_attention(1, true).is_ok() && check_attention(2, false).is_ok());
     }
 }

@@ -9,7 +9,9 @@ use dflop_comm::{Cause, Comm, Failure, StepContext};
 use dflop_device::{Error, Result};
 
 use super::communicator::Communicator;
+use super::environment::{QUEUES, QUEUES_MAX};
 use super::functions::UniqueId;
+use super::lane_plan::QUEUES_PER_LANE;
 use super::library::Nccl;
 use super::operation::Operation;
 use crate::device::Cuda;
@@ -19,22 +21,6 @@ use crate::event::Gate;
 const END_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for the job's communicator to name the rank that made a call of NCCL fail.
 const BLAME_WAIT: Duration = Duration::from_secs(1);
-
-/// Environment variable of the driver: number of queues of a device, over which it spreads streams.
-pub(super) const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Number of queues without it.
-const QUEUES_DEFAULT: usize = 8;
-/// Most queues that the driver makes.
-const QUEUES_MAX: usize = 32;
-
-/// Number of queues of devices in this process.
-///
-/// # Source
-/// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_DEVICE_MAX_CONNECTIONS`.
-pub(super) fn queues() -> usize {
-    let set = std::env::var(QUEUES).ok().and_then(|text| text.trim().parse().ok());
-    set.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX)
-}
 
 /// Communicators of one rank, and what they are watched by.
 pub(super) struct Session {
@@ -110,6 +96,13 @@ impl Session {
     /// Communicators so far.
     pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Number of queues that neither compute nor communicators take, nor the lanes that these may have.
+    pub(super) fn free_queues(&self) -> usize {
+        let communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner).len();
+        // the compute lane has one, and all communicators so far have lanes or may
+        self.queues.saturating_sub(1 + QUEUES_PER_LANE * communicators)
     }
 
     /// Counts the stream of a lane. Each communicator has one, too, that NCCL lets wait for its operations.

@@ -43,6 +43,26 @@ impl Cuda {
         let at_once = self.shared().context.processors() as usize * per_processor;
         Some(Grid::blocks(at_once.min(rows.div_ceil(WALK_ROWS_MIN)), threads as u32))
     }
+
+    /// Launches a backward pass whose blocks walk over rows. Returns their number and their sums of columns.
+    ///
+    /// - `arguments`: the operands, then the gradient of `x`
+    /// - `summed`: number of columns that each block sums; 0 if sums are not wanted
+    /// - `rest`: adds what is behind the sums, the shape and its inverse
+    fn walk_and_sum(
+        &self,
+        (source, name, macros, grid): (Source, &'static str, Macros, Grid),
+        arguments: Arguments,
+        (rows, columns): (usize, usize),
+        summed: usize,
+        rest: impl FnOnce(Arguments) -> Arguments,
+    ) -> Result<Option<(usize, Tensor<Self>)>> {
+        let parts = grid.blocks.0 as usize;
+        let mut sums = (summed > 0).then(|| self.alloc_parts(parts, summed)).transpose()?;
+        let arguments = arguments.write_if(sums.as_mut()).int(rows).int(columns);
+        self.launch(source, name, macros, grid, rest(arguments.float(1.0 / columns as f32)))?;
+        Ok(sums.map(|sums| (parts, sums)))
+    }
 }
 
 impl RmsNorm for Cuda {
@@ -83,13 +103,12 @@ impl RmsNorm for Cuda {
         let Some(grid) = self.walk(rows, columns, macros) else {
             return self.wide_rms_norm_backward((dy, x), (weight, offset), inverse, dx, d_weight);
         };
-        let parts = grid.blocks.0 as usize;
-        let mut sums = d_weight.as_ref().map(|_| self.alloc_parts(parts, columns)).transpose()?;
         let arguments = Arguments::default().read(dy).read(x).read(weight).read(inverse).write_if(dx);
-        let arguments = arguments.write_if(sums.as_mut()).int(rows).int(columns);
-        let arguments = arguments.float(1.0 / columns as f32).float(offset as f32);
-        self.launch(Source::RmsNorm, "rms_norm_backward", macros, grid, arguments)?;
-        let Some((sums, d_weight)) = sums.zip(d_weight) else { return Ok(()) };
+        let kernel = (Source::RmsNorm, "rms_norm_backward", macros, grid);
+        let summed = d_weight.as_ref().map_or(0, |_| columns);
+        let rest = |arguments: Arguments| arguments.float(offset as f32);
+        let sums = self.walk_and_sum(kernel, arguments, (rows, columns), summed, rest)?;
+        let Some(((parts, sums), d_weight)) = sums.zip(d_weight) else { return Ok(()) };
         self.finish_sums(parts, &sums, d_weight)
     }
 }
@@ -164,13 +183,11 @@ impl LayerNorm for Cuda {
         let Some(grid) = self.walk(rows, columns, macros) else {
             return self.wide_layer_norm_backward((dy, x), weight, statistics, dx, parameters);
         };
-        let parts = grid.blocks.0 as usize;
-        let mut sums = parameters.as_ref().map(|_| self.alloc_parts(parts, 2 * columns)).transpose()?;
         let arguments = Arguments::default().read(dy).read(x).read(weight).read(statistics).write_if(dx);
-        let arguments = arguments.write_if(sums.as_mut()).int(rows).int(columns);
-        let arguments = arguments.float(1.0 / columns as f32);
-        self.launch(Source::LayerNorm, "layer_norm_backward", macros, grid, arguments)?;
-        let Some((sums, parameters)) = sums.zip(parameters) else { return Ok(()) };
+        let kernel = (Source::LayerNorm, "layer_norm_backward", macros, grid);
+        let summed = parameters.as_ref().map_or(0, |_| 2 * columns);
+        let sums = self.walk_and_sum(kernel, arguments, (rows, columns), summed, |arguments| arguments)?;
+        let Some(((parts, sums), parameters)) = sums.zip(parameters) else { return Ok(()) };
         self.finish_two_sums(parts, &sums, parameters)
     }
 }

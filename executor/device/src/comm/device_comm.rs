@@ -84,6 +84,15 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         Ok(())
     }
 
+    /// Returns the number of the lane that messages of an open [`MessageLane`] share with others, if they do.
+    ///
+    /// Sends and receives of a shared lane run one after the other, in the order of calls. Ranks call them in
+    /// one order of all messages, or they wait for each other for ever.
+    fn shared_lane(&self, lane: MessageLane) -> Option<u64> {
+        let _ = lane;
+        None
+    }
+
     /// Sends rows in the storage type.
     ///
     /// # Errors

@@ -6,6 +6,9 @@ use super::transfer::Transfer;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
+/// Waits for numbers that are on their way to the host, and returns them.
+pub type LateRead = Box<dyn FnOnce() -> Result<Vec<f64>> + Send>;
+
 /// Device allocation.
 pub trait Memory: Send + Sync + 'static {
     /// Returns the number of elements.
@@ -83,6 +86,13 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     }
     /// Copies a few numbers from the device, widened to `f64`. Waits for the device.
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>>;
+    /// Starts [`read`](Self::read) of the numbers that a tensor has at this point of the compute lane; the
+    /// returned call waits for this point, and not for later work. Default: reads at once.
+    fn read_later(&self, scalars: &Tensor<Self>) -> Result<LateRead> {
+        let values = self.read(scalars)?;
+        Ok(Box::new(move || Ok(values)))
+    }
+
     /// Returns the number of calls so far that waited for the device, on all clones.
     fn reads(&self) -> u64;
     /// Returns the number of bytes in all live tensors.

@@ -18,6 +18,8 @@ pub(super) enum Lane {
     Of(Group),
     /// Messages to and from a rank.
     Peer(usize),
+    /// Messages of several ranks.
+    Shared(u64),
 }
 
 /// Ranks whose operations match only by order.

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 
 use dflop_balancer::schedule::{Action, Part, Pass, PassKind};
+use dflop_device::MessageLane;
 
 use super::super::action_list::action_lists;
 use super::super::activation_transfer::{Flow, StageEdge, role_of};
 use super::super::lane_order::LaneOrder;
 use super::super::rank_roles::RankRole;
 use super::super::rank_step::tokens;
+use super::super::shared_lanes::SharedLanes;
+use super::super::step_order::OwnMessage;
 use super::super::topology::Topology;
 use super::super::{Job, PipelineStepPlan};
 use super::graph::{Group, Lane, Launch, Op};
@@ -29,6 +32,8 @@ pub(super) struct Rules {
 pub(super) enum Posting {
     OfSender,
     OfReceiver,
+    /// Of all messages of the step.
+    OfStep,
 }
 
 /// Message lanes.
@@ -40,6 +45,18 @@ pub(super) enum Messages {
     Direction,
     /// Between two ranks, in both directions.
     Peer,
+    /// This number of lanes for all messages.
+    Shared(u64),
+}
+
+impl Messages {
+    /// Returns the number of the lane that messages share with those of other lanes.
+    const fn shared_lane(self, lane: MessageLane) -> Option<u64> {
+        match self {
+            Self::Shared(lanes) => Some((lane.from + lane.to) as u64 % lanes),
+            _ => None,
+        }
+    }
 }
 
 /// Launching rank.
@@ -67,6 +84,7 @@ struct StepState {
     posted: BTreeMap<(Flow, StageEdge), usize>,
     posted_of: BTreeMap<(usize, Flow), usize>,
     posted_until: usize,
+    shared: SharedLanes,
     sends: Vec<usize>,
     sums: Vec<usize>,
     ties: Vec<usize>,
@@ -82,6 +100,10 @@ pub(super) fn launches(job: &Job, plan: &PipelineStepPlan, rules: Rules) -> Vec<
     let of_rank = |(rank, list): (usize, Vec<Action>)| {
         let roles = job.roles(rank).unwrap();
         let lane_order = LaneOrder::new(job, &topology, (rank, &roles), &list).unwrap();
+        let lane_order = match rules.posting {
+            Posting::OfStep => lane_order.with_step_order(job, &topology, rank).unwrap(),
+            _ => lane_order,
+        };
         let (launches, computed, host) = (Vec::new(), None, None);
         let topology = &topology;
         let mut launcher = Launcher {
@@ -139,12 +161,21 @@ impl Launcher<'_> {
                 Lane::Of(group)
             }
             Messages::Peer => Lane::Peer(peer),
+            Messages::Shared(_) => {
+                // a communicator of all ranks matches both flows of two ranks by their order
+                group = Group::Messages(from, to, None);
+                let lane = MessageLane::of(from, to, edge.tag(flow));
+                Lane::Shared(self.rules.messages.shared_lane(lane).unwrap_or(0))
+            }
         };
         self.launch(lane, Some(group), Op::Message(flow, edge), after)
     }
 
     fn step(&mut self) {
-        let mut state = StepState { start: self.computed, ..StepState::default() };
+        let has_rows = |message: &&OwnMessage| self.rows(message.flow, message.edge) > 0;
+        let own = self.lane_order.own().iter().filter(has_rows).copied();
+        let shared = SharedLanes::new(own, |lane| self.rules.messages.shared_lane(lane));
+        let mut state = StepState { start: self.computed, shared, ..StepState::default() };
         let list = self.list.clone();
         for (index, &action) in list.iter().enumerate() {
             self.post_receives(&mut state, &list, index);
@@ -181,12 +212,20 @@ impl Launcher<'_> {
     }
 
     fn post_receives(&mut self, state: &mut StepState, list: &[Action], next: usize) {
+        if self.rules.posting == Posting::OfStep {
+            for message in
+                state.shared.take_receives(next, next + POSTED_AHEAD).expect("sends are queued in order")
+            {
+                self.post(state, message.lane.from, message.flow, message.edge);
+            }
+            return;
+        }
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[state.posted_until..until] {
             let Some((from, flow, needed)) = self.received(action) else { continue };
             let edges = match self.rules.posting {
                 Posting::OfReceiver => vec![needed],
-                Posting::OfSender => {
+                Posting::OfSender | Posting::OfStep => {
                     let posted = state.posted_of.entry((from, flow)).or_default();
                     let lane = &self.lane_order.of_lane(from, flow)[*posted..];
                     let ahead = lane.iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
@@ -196,12 +235,18 @@ impl Launcher<'_> {
             };
             for edge in edges {
                 if self.rows(flow, edge) > 0 {
-                    let posted = self.message([from, self.rank], flow, edge, &Vec::from_iter(state.start));
-                    state.posted.insert((flow, edge), posted);
+                    self.post(state, from, flow, edge);
                 }
             }
         }
         state.posted_until = until;
+    }
+
+    /// Posts a receive, behind the allocation of what it writes.
+    fn post(&mut self, state: &mut StepState, from: usize, flow: Flow, edge: StageEdge) {
+        let after: Vec<usize> = state.start.into_iter().chain(self.computed).collect();
+        let posted = self.message([from, self.rank], flow, edge, &after);
+        state.posted.insert((flow, edge), posted);
     }
 
     fn pass(&mut self, state: &mut StepState, pass: Pass, rest: &[Action]) {
@@ -235,6 +280,10 @@ impl Launcher<'_> {
             let peer = self.topology.rank(edge.other(pass.part));
             for to in self.job.targets(self.rank, &self.role(pass.part), peer) {
                 if to != self.rank {
+                    if self.rules.posting == Posting::OfStep {
+                        let lane = MessageLane::of(self.rank, to, edge.tag(flow));
+                        state.shared.take_send(lane, edge).expect("messages leave in order");
+                    }
                     state.sends.push(self.message([self.rank, to], flow, edge, &[after]));
                 }
             }

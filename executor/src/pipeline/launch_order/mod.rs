@@ -42,6 +42,26 @@ fn every_schedule_launches_in_an_order_without_cycles_in_a_grid_of_layouts() {
     }
 }
 
+/// Rules by which messages of all ranks have this number of lanes.
+const fn shared(lanes: u64) -> Rules {
+    Rules { posting: Posting::OfStep, messages: Messages::Shared(lanes), is_host_waiting: false }
+}
+
+#[test]
+fn messages_that_share_lanes_launch_without_cycles_in_a_grid_of_layouts() {
+    for schedule in ScheduleKind::ALL {
+        let mut jobs = 0;
+        for (seed, layout) in (0..).zip(grid(schedule)) {
+            let rules = Rules { is_host_waiting: seed % 2 == 0, ..shared(1 + u64::from(seed / 2 % 3)) };
+            if let Some(found) = problem(&layout, 3, seed, rules) {
+                assert_eq!(found, Ok(()), "{layout:?} {rules:?}");
+                jobs += 1;
+            }
+        }
+        assert!(jobs >= 64, "{schedule}: {jobs} jobs");
+    }
+}
+
 fn sizes() -> impl Strategy<Value = Sizes> {
     [1_usize..=4, 1..=4, 1..=4]
 }
@@ -72,6 +92,15 @@ proptest! {
         layout in layouts(), rounds in 1_usize..6, seed in any::<u32>(), is_host_waiting in any::<bool>(),
     ) {
         let found = problem(&layout, rounds, seed, Rules { is_host_waiting, ..RULES });
+        prop_assume!(found.is_some());
+        prop_assert_eq!(found, Some(Ok(())));
+    }
+
+    #[test]
+    fn no_launch_of_shared_lanes_waits_for_itself(
+        layout in layouts(), rounds in 1_usize..6, seed in any::<u32>(), lanes in 1_u64..4,
+    ) {
+        let found = problem(&layout, rounds, seed, shared(lanes));
         prop_assume!(found.is_some());
         prop_assert_eq!(found, Some(Ok(())));
     }
@@ -123,4 +152,17 @@ fn a_lane_for_both_directions_waits_for_itself() {
     assert_eq!(problem(&pipeline, 3, 1, RULES), Some(Ok(())));
     let found = problem(&pipeline, 3, 1, Rules { messages: Messages::Peer, ..RULES });
     assert_eq!(found, Some(Err(Problem::Cycle)));
+}
+
+/// Orders in which receives come as early as they may, or sends of a rank in the order of its list alone.
+#[test]
+fn one_lane_for_all_messages_needs_the_order_of_the_step() {
+    for schedule in ScheduleKind::ALL {
+        let pipeline = Layout { schedule, ..layout(Placement::Disaggregated, &[], [4, 1, 1]) };
+        assert_eq!(problem(&pipeline, 3, 1, shared(1)), Some(Ok(())), "{schedule}");
+        for posting in [Posting::OfSender, Posting::OfReceiver] {
+            let found = problem(&pipeline, 3, 1, Rules { posting, ..shared(1) });
+            assert!(matches!(found, Some(Err(_))), "{schedule} {posting:?}");
+        }
+    }
 }

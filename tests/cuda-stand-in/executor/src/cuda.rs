@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_comm::Comm;
-use dflop_cuda::{Cuda, CudaBuilder, SearchPath};
+use dflop_cuda::{Cuda, CudaBuilder, LateLoads, SearchPath};
 use dflop_cuda_stand_in::StandIn;
 use dflop_device::{DeviceComm, Dtype, Result, Runtime, Staged};
 use dflop_testing::TestBackend;
@@ -80,6 +80,16 @@ pub fn of_type(dtype: Dtype) -> Cuda {
 #[must_use]
 pub fn numbered(ordinal: u32, dtype: Dtype) -> Cuda {
     builder(ordinal, dtype).kernel_cache(Some(kernels())).build().expect("the stand-in has a device")
+}
+
+/// Opens the device of this number, whose loads wait for messages in flight, as in a release build.
+///
+/// # Panics
+/// If there is no such device.
+#[must_use]
+pub fn with_late_loads(ordinal: u32, dtype: Dtype) -> Cuda {
+    let builder = builder(ordinal, dtype).kernel_cache(Some(kernels())).late_loads(LateLoads::PutOff);
+    builder.build().expect("the stand-in has a device")
 }
 
 /// Opens a device that stores numbers of this type, with another source of a kernel.

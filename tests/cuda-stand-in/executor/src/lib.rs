@@ -6,4 +6,4 @@ pub mod cuda;
 mod nccl;
 
 pub use cuda::OnCuda;
-pub use nccl::OnNccl;
+pub use nccl::{OnNccl, OnQueues};

@@ -23,13 +23,12 @@ use dflop_testing::support::{Transport, patient, run};
 use super::{at, brief, turn};
 
 /// Calls that wait for nothing, or for one event.
-const ALLOWED: [&str; 14] = [
+const ALLOWED: [&str; 13] = [
     "cuEventCreate",
     "cuEventDestroy_v2",
     "cuEventElapsedTime_v2",
     "cuEventQuery",
     "cuEventRecord",
-    "cuEventSynchronize",
     "cuLaunchKernel",
     "cuMemAllocFromPoolAsync",
     "cuMemFreeAsync",
@@ -40,7 +39,7 @@ const ALLOWED: [&str; 14] = [
     "cuStreamWaitEvent",
 ];
 /// The host waits for the results of a step, once for each rank.
-const WAIT: &str = "cuStreamSynchronize";
+const WAIT: &str = "cuEventSynchronize";
 
 #[test]
 #[expect(clippy::print_stdout, reason = "`--nocapture` shows the list")]
@@ -131,6 +130,58 @@ fn a_kernel_that_would_load_behind_a_receive_is_an_error() {
         device.scale(2.0, &mut values).unwrap();
         comm.host().barrier(at(3)).unwrap();
     });
+}
+
+#[test]
+fn a_late_load_of_a_release_build_waits_for_the_messages() {
+    use dflop_device::ops::elementwise::Elementwise;
+    const PAUSE: Duration = Duration::from_millis(400);
+    let _turn = turn();
+    run(Transport::Threads, 2, patient(), |comm| {
+        let device = OnNccl::open_with_late_loads();
+        let comm = OnNccl::tensors(&device, Arc::new(comm)).unwrap();
+        let mut values = device.upload(&[3.0; 4]).unwrap();
+        let receive = posted(&device, &*comm);
+        comm.host().barrier(at(2)).unwrap();
+        if let Some(receive) = receive {
+            let begin = Instant::now();
+            device.scale(2.0, &mut values).unwrap();
+            let waited = begin.elapsed();
+            assert!(waited >= PAUSE / 2 && waited < Duration::from_secs(5), "{waited:?}");
+            assert_eq!(device.download(&values).unwrap(), [6.0; 4]);
+            drop(receive.wait(Lane::Compute).unwrap());
+        } else {
+            std::thread::sleep(PAUSE);
+            let now = device.mark(Lane::Compute).unwrap();
+            let send = comm.send(0, 0, at(1), device.zeros_as(Dtype::F32, 4).unwrap(), 4, &now).unwrap();
+            drop(send.wait(Lane::Compute).unwrap());
+        }
+        comm.host().barrier(at(3)).unwrap();
+    });
+}
+
+/// Several ranks need all kernels loaded when the process first uses the driver; one rank waits for no other.
+#[test]
+fn kernels_that_load_at_their_first_launch_are_refused() {
+    let _turn = turn();
+    for ranks in [1, 2] {
+        let refused = run(Transport::Threads, ranks, patient(), |comm| {
+            let device = OnNccl::open(1);
+            let host: Arc<dyn Comm> = Arc::new(comm);
+            host.barrier(at(0)).unwrap();
+            stand_in().set_eager_loading(false);
+            host.barrier(at(0)).unwrap();
+            let joined = OnNccl::tensors(&device, Arc::clone(&host));
+            (joined.err().map(|error| error.to_string()), host)
+        });
+        for (text, _) in refused {
+            let is_refused = text.is_some_and(|text| {
+                text.contains("`CUDA_MODULE_LOADING`: expected EAGER") && text.contains("found LAZY")
+            });
+            assert_eq!(is_refused, ranks > 1);
+        }
+    }
+    stand_in().set_eager_loading(true);
 }
 
 #[test]

@@ -233,18 +233,36 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
 
 /// Streams that share a queue of the device could wait for each other.
 #[test]
-fn more_streams_than_queues_are_refused() {
+fn lanes_are_shared_where_there_are_fewer_queues_than_streams() {
+    let _turn = turn();
+    for (queues, pairs) in [(32, [false; 3]), (9, [false, true, true]), (5, [true; 3])] {
+        run(Transport::Threads, 2, patient(), |comm| {
+            let device = OnNccl::open(1);
+            let comm = NcclComm::join_with(&device, Arc::new(comm), &search_path(), queues).unwrap();
+            let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
+            let all = [lane(0, 0), lane(1, 1), lane(1, 0)];
+            assert!(all.iter().all(|&lane| comm.shared_lane(lane).is_none()), "nothing is open");
+            comm.open_lanes(at(0), &BTreeSet::from([all[0]])).unwrap();
+            comm.open_lanes(at(0), &BTreeSet::from(all)).unwrap();
+            let numbers = all.map(|lane| comm.shared_lane(lane));
+            assert_eq!(numbers.map(|number| number.is_some()), pairs, "{queues} queues");
+            assert_eq!(numbers[1], numbers[2], "{queues} queues");
+            comm.host().barrier(at(9)).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_device_without_queues_for_a_lane_is_refused() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
         let device = OnNccl::open(1);
-        let search = search_path();
-        let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 6).unwrap();
-        let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
-        comm.open_lanes(at(0), &BTreeSet::from([lane(0, 0), lane(1, 1)])).unwrap();
-        let refused = comm.open_lanes(at(0), &BTreeSet::from([lane(1, 0)])).unwrap_err().to_string();
+        let comm = NcclComm::join_with(&device, Arc::new(comm), &search_path(), 3).unwrap();
+        let lanes = BTreeSet::from([MessageLane { from: 0, to: 1, flow: 0 }]);
+        let refused = comm.open_lanes(at(0), &lanes).unwrap_err().to_string();
         assert!(
             refused.contains(
-                "`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 8 streams (3 lanes, 4 of NCCL, 1 of compute)"
+                "`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 4 streams (1 lanes, 2 of NCCL, 1 of compute)"
             ),
             "{refused}"
         );

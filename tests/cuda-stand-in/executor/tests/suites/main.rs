@@ -8,7 +8,7 @@ mod orders;
 
 use std::process::{Command, ExitCode};
 
-use dflop_cuda_tests::{OnCuda, OnNccl};
+use dflop_cuda_tests::{OnCuda, OnNccl, OnQueues};
 use dflop_testing::{Claim, conformance, parity, pipeline, run, tensor_parallel, training};
 
 /// Variable with the number of the part that a process runs.
@@ -17,13 +17,15 @@ const PART: &str = "DFLOP_CUDA_PART";
 /// Name of the connection, and its claims.
 type Part = (&'static str, fn() -> Vec<Claim>);
 
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 8] = [
     ("cuda", conformance::claims::<OnCuda>),
     ("cuda", parity::claims::<OnCuda>),
     ("cuda", tensor_parallel::claims::<OnCuda>),
     ("cuda", pipelines_through_host),
     ("cuda", training::claims::<OnCuda>),
     ("nccl", over_nccl),
+    ("queues_8", pipelines_over_8_queues),
+    ("queues_16", shared_ranks_over_16_queues),
 ];
 
 fn main() -> ExitCode {
@@ -39,7 +41,11 @@ fn main() -> ExitCode {
 fn passes(part: usize) -> bool {
     let program = std::env::current_exe().expect("a test has a path");
     let mut command = Command::new(program);
-    let status = command.args(std::env::args_os().skip(1)).env(PART, part.to_string()).status();
+    command.args(std::env::args_os().skip(1)).env(PART, part.to_string());
+    if let Some(queues) = PARTS[part].0.strip_prefix("queues_") {
+        command.env("CUDA_STAND_IN_QUEUES", queues);
+    }
+    let status = command.status();
     status.expect("the test starts").success()
 }
 
@@ -69,4 +75,31 @@ fn over_nccl() -> Vec<Claim> {
         orders::claims(),
     ];
     suites.into_iter().flatten().collect()
+}
+
+/// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too
+/// many.
+fn pipelines_over_8_queues() -> Vec<Claim> {
+    let names = [
+        "any_number_of_stages_gives_the_same_bits",
+        "schedules_and_recomputation_give_the_same_bits",
+        "stages_of_replicas_give_the_bits_of_whole_ones",
+    ];
+    chosen(pipeline::language_models::claims::<OnQueues<8>>(), &names)
+}
+
+/// As above, with modules that share ranks, which have up to six communicators of collectives.
+fn shared_ranks_over_16_queues() -> Vec<Claim> {
+    let names = [
+        "encoders_may_run_on_the_ranks_of_the_llm_before_and_after_it",
+        "joint_ranks_of_a_group_share_the_media_of_their_microbatch",
+    ];
+    chosen(pipeline::shared_ranks::claims::<OnQueues<16>>(), &names)
+}
+
+fn chosen(claims: Vec<Claim>, names: &[&str]) -> Vec<Claim> {
+    let is_chosen = |claim: &Claim| names.iter().any(|name| claim.name.ends_with(name));
+    let chosen: Vec<Claim> = claims.into_iter().filter(is_chosen).collect();
+    assert_eq!(chosen.len(), names.len(), "all claims are there");
+    chosen
 }

@@ -1,0 +1,172 @@
+//! Orders all messages of a step, so that messages of several lanes can run one after the other.
+//!
+//! A transport with fewer lanes than the job has pairs of ranks and flows lets messages wait for each other.
+//! In any order they could wait in a circle: a receive that is posted ahead holds up the send that its
+//! message depends on. So all ranks derive one order of all passes and messages of a step: that of a
+//! simulation in which every rank runs its action list and a message takes no time. Every pass comes behind
+//! the messages that it takes, every message directly behind the pass that makes it, and the passes of a rank
+//! in the order of its list.
+//!
+//! **No deadlock.** A rank queues the sends and receives of each of its shared lanes in this order, and a
+//! receive before any action that comes behind its message: then the compute lane, the allocation of what is
+//! received, and all lanes follow one order. Of the operations that are not done, the first one waits for
+//! nothing: all that is ahead of it in its lanes, and all that it depends on, comes earlier and is done. This
+//! holds for any assignment of messages to lanes, also if a send ends only with its receive.
+
+use std::collections::BTreeMap;
+
+use dflop_balancer::schedule::{Action, Pass, PassKind};
+use dflop_device::MessageLane;
+
+use super::action_list::action_lists;
+use super::activation_transfer::{Flow, StageEdge, StageTransfer, role_of};
+use super::job::Job;
+use super::lane_order::{SentMessage, messages_of};
+use super::rank_roles::RankRole;
+use super::topology::Topology;
+use crate::error::{Error, Result};
+
+/// Place in the order: end of a pass in simulated time, its pipeline rank, and 0 for the pass itself or the
+/// number of a message of the pass.
+type Place = (u64, usize, usize);
+
+/// Message that a rank sends or receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OwnMessage {
+    pub(super) lane: MessageLane,
+    pub(super) flow: Flow,
+    pub(super) edge: StageEdge,
+    pub(super) is_send: bool,
+    /// Index of the first action of the rank that comes behind the message.
+    pub(super) before: usize,
+}
+
+/// Messages of a step in their order.
+pub(super) struct StepOrder {
+    messages: Vec<(Place, SentMessage)>,
+    /// Latest place so far, by world rank and action.
+    reached: Vec<Vec<Place>>,
+}
+
+impl StepOrder {
+    /// Orders the messages of all ranks, also those that have no rows in a step.
+    ///
+    /// # Errors
+    /// [`Error::Balancer`] if action lists wait for each other.
+    pub(super) fn new(job: &Job, topology: &Topology) -> Result<Self> {
+        let mut run = Simulation::new(job, topology)?;
+        while run.advance_all()? {}
+        if let Some(rank) = (0..run.lists.len()).find(|&rank| run.next(rank).is_some()) {
+            let action = run.next(rank).map(|action| action.to_string()).unwrap_or_default();
+            return Err(Error::Balancer(dflop_balancer::Error::Deadlock { rank, action }));
+        }
+        let mut messages = run.messages;
+        messages.sort_by_key(|&(place, _)| place);
+        Ok(Self { messages, reached: run.reached })
+    }
+
+    /// Returns the messages of a world rank.
+    pub(super) fn of_rank(&self, rank: usize) -> Vec<OwnMessage> {
+        let own = self.messages.iter().filter(|(_, sent)| sent.from == rank || sent.to == rank);
+        let message = |&(place, SentMessage { from, to, flow, edge }): &(Place, SentMessage)| OwnMessage {
+            lane: MessageLane::of(from, to, edge.tag(flow)),
+            flow,
+            edge,
+            is_send: from == rank,
+            before: self.reached[rank].partition_point(|&reached| reached < place),
+        };
+        own.map(message).collect()
+    }
+}
+
+/// Run of the action lists of all ranks.
+struct Simulation<'a> {
+    job: &'a Job,
+    topology: &'a Topology,
+    roles: Vec<Vec<RankRole>>,
+    lists: Vec<Vec<Action>>,
+    reached: Vec<Vec<Place>>,
+    free: Vec<u64>,
+    messages: Vec<(Place, SentMessage)>,
+    /// Places of messages, by sender, receiver, flow and edge.
+    sent: BTreeMap<(usize, usize, Flow, StageEdge), Place>,
+}
+
+impl<'a> Simulation<'a> {
+    fn new(job: &'a Job, topology: &'a Topology) -> Result<Self> {
+        let ranks: Vec<usize> = (0..job.world_size()).collect();
+        let lists = action_lists(job, topology, &ranks)?;
+        let roles = ranks.iter().map(|&rank| job.roles(rank)).collect::<Result<_>>()?;
+        let (reached, free) = (vec![Vec::new(); ranks.len()], vec![0; ranks.len()]);
+        Ok(Self { job, topology, roles, lists, reached, free, messages: Vec::new(), sent: BTreeMap::new() })
+    }
+
+    /// Returns the next action of a rank.
+    fn next(&self, rank: usize) -> Option<Action> {
+        self.lists[rank].get(self.reached[rank].len()).copied()
+    }
+
+    /// Runs all ranks as far as they come; returns whether any came further.
+    fn advance_all(&mut self) -> Result<bool> {
+        let mut has_moved = false;
+        for rank in 0..self.lists.len() {
+            while let Some(action) = self.next(rank) {
+                let is_done = match (action, action.pass()) {
+                    (_, Some(pass)) => self.pass(pass)?,
+                    (Action::Recv(_) | Action::RecvGrad(_), _) => self.receive(rank, action)?,
+                    // messages leave with their pass
+                    _ => self.reach(rank, (0, 0, 0)),
+                };
+                if !is_done {
+                    break;
+                }
+                has_moved = true;
+            }
+        }
+        Ok(has_moved)
+    }
+
+    /// Ends an action of a rank at a place, or at that of the action before if that is later.
+    fn reach(&mut self, rank: usize, place: Place) -> bool {
+        let before = self.reached[rank].last().copied().unwrap_or_default();
+        self.reached[rank].push(before.max(place));
+        true
+    }
+
+    /// Runs a pass on all ranks of its pipeline rank; returns false if one of them is not there yet.
+    fn pass(&mut self, pass: Pass) -> Result<bool> {
+        let pipeline_rank = self.topology.rank(pass.part);
+        let members = self.job.world_ranks(pipeline_rank);
+        let is_next = |&member: &usize| self.next(member).and_then(Action::pass) == Some(pass);
+        if !members.iter().all(is_next) {
+            return Ok(false);
+        }
+        let start = members.iter().map(|&member| self.free[member]).max().unwrap_or(0);
+        let end = start + if pass.kind == PassKind::Backward { 2 } else { 1 };
+        let mut number = 0;
+        for &member in members {
+            self.free[member] = end;
+            self.reach(member, (end, pipeline_rank, 0));
+            for sent in messages_of(self.job, self.topology, (member, &self.roles[member]), pass)? {
+                number += 1;
+                let place = (end, pipeline_rank, number);
+                self.sent.insert((member, sent.to, sent.flow, sent.edge), place);
+                if sent.to != member {
+                    self.messages.push((place, sent));
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a message; returns false if it is not sent yet.
+    fn receive(&mut self, rank: usize, action: Action) -> Result<bool> {
+        let Some(StageTransfer { flow, edge, peer, .. }) = StageTransfer::of(self.topology, action) else {
+            return Ok(self.reach(rank, (0, 0, 0)));
+        };
+        let from = self.job.source(peer, rank, role_of(&self.roles[rank], flow.receiver(edge))?);
+        let Some(&place) = self.sent.get(&(from, rank, flow, edge)) else { return Ok(false) };
+        self.free[rank] = self.free[rank].max(place.0);
+        Ok(self.reach(rank, place))
+    }
+}
