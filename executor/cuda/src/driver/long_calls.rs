@@ -88,7 +88,7 @@ mod tests {
             assert!(other && this);
         });
         assert!(!named("outer") && !named("of another"));
-        assert!(lasting(Duration::from_secs(3600)).is_none());
+        assert!(lasting(Duration::from_hours(1)).is_none());
     }
 
     #[test]

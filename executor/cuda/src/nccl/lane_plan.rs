@@ -51,14 +51,18 @@ pub(super) fn places(
     });
     let mut places = BTreeMap::new();
     for (pair, lanes) in own {
-        pair.iter().for_each(|&rank| left[rank] -= QUEUES_PER_LANE * lanes.len());
+        for rank in pair {
+            left[rank] -= QUEUES_PER_LANE * lanes.len();
+        }
         places.extend(lanes.into_iter().map(|lane| (lane, Place::Own(lane))));
     }
     for (pair, lanes) in others {
         let is_open = open.contains(&Place::Pair(pair));
         let has_room = is_open || pair.iter().all(|&rank| left[rank] >= QUEUES_PER_LANE);
         if has_room && !is_open {
-            pair.iter().for_each(|&rank| left[rank] -= QUEUES_PER_LANE);
+            for rank in pair {
+                left[rank] -= QUEUES_PER_LANE;
+            }
         }
         let place = if has_room { Place::Pair(pair) } else { Place::Shared };
         places.extend(lanes.into_iter().map(|lane| (lane, place)));

@@ -30,10 +30,10 @@ pub(super) struct Rules {
 /// Order in which receives are posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Posting {
-    OfSender,
-    OfReceiver,
+    Sender,
+    Receiver,
     /// Of all messages of the step.
-    OfStep,
+    Step,
 }
 
 /// Message lanes.
@@ -101,7 +101,7 @@ pub(super) fn launches(job: &Job, plan: &PipelineStepPlan, rules: Rules) -> Vec<
         let roles = job.roles(rank).unwrap();
         let lane_order = LaneOrder::new(job, &topology, (rank, &roles), &list).unwrap();
         let lane_order = match rules.posting {
-            Posting::OfStep => lane_order.with_step_order(job, &topology, rank).unwrap(),
+            Posting::Step => lane_order.with_step_order(job, &topology, rank).unwrap(),
             _ => lane_order,
         };
         let (launches, computed, host) = (Vec::new(), None, None);
@@ -212,7 +212,7 @@ impl Launcher<'_> {
     }
 
     fn post_receives(&mut self, state: &mut StepState, list: &[Action], next: usize) {
-        if self.rules.posting == Posting::OfStep {
+        if self.rules.posting == Posting::Step {
             for message in
                 state.shared.take_receives(next, next + POSTED_AHEAD).expect("sends are queued in order")
             {
@@ -224,8 +224,8 @@ impl Launcher<'_> {
         for &action in &list[state.posted_until..until] {
             let Some((from, flow, needed)) = self.received(action) else { continue };
             let edges = match self.rules.posting {
-                Posting::OfReceiver => vec![needed],
-                Posting::OfSender | Posting::OfStep => {
+                Posting::Receiver => vec![needed],
+                Posting::Sender | Posting::Step => {
                     let posted = state.posted_of.entry((from, flow)).or_default();
                     let lane = &self.lane_order.of_lane(from, flow)[*posted..];
                     let ahead = lane.iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
@@ -280,7 +280,7 @@ impl Launcher<'_> {
             let peer = self.topology.rank(edge.other(pass.part));
             for to in self.job.targets(self.rank, &self.role(pass.part), peer) {
                 if to != self.rank {
-                    if self.rules.posting == Posting::OfStep {
+                    if self.rules.posting == Posting::Step {
                         let lane = MessageLane::of(self.rank, to, edge.tag(flow));
                         state.shared.take_send(lane, edge).expect("messages leave in order");
                     }

@@ -18,7 +18,7 @@ use graph::{Group, Problem, check};
 use launches::{Messages, Posting, Rules, launches};
 use layouts::{Layout, Sizes, grid, plan};
 
-const RULES: Rules = Rules { posting: Posting::OfSender, messages: Messages::Flow, is_host_waiting: false };
+const RULES: Rules = Rules { posting: Posting::Sender, messages: Messages::Flow, is_host_waiting: false };
 
 /// Checks a layout; `None` if no job has it.
 fn problem(layout: &Layout, rounds: usize, seed: u32, rules: Rules) -> Option<Result<(), Problem>> {
@@ -44,7 +44,7 @@ fn every_schedule_launches_in_an_order_without_cycles_in_a_grid_of_layouts() {
 
 /// Rules by which messages of all ranks have this number of lanes.
 const fn shared(lanes: u64) -> Rules {
-    Rules { posting: Posting::OfStep, messages: Messages::Shared(lanes), is_host_waiting: false }
+    Rules { posting: Posting::Step, messages: Messages::Shared(lanes), is_host_waiting: false }
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn layout(placement: Placement, encoders: &[Sizes], llm: Sizes) -> Layout {
 fn receives_in_the_order_of_the_receiver_do_not_match_the_sends() {
     let joint = layout(Placement::Joint, &[[1, 1, 1], [1, 1, 1]], [1, 1, 1]);
     assert_eq!(problem(&joint, 3, 2, RULES), Some(Ok(())));
-    let found = problem(&joint, 3, 2, Rules { posting: Posting::OfReceiver, ..RULES });
+    let found = problem(&joint, 3, 2, Rules { posting: Posting::Receiver, ..RULES });
     let between = Group::Messages(1, 0, Some(Flow::Gradients));
     assert_eq!(found, Some(Err(Problem::Mismatch(between))));
 }
@@ -126,7 +126,7 @@ fn receives_in_the_order_of_the_receiver_do_not_match_the_sends() {
 fn the_order_of_the_receiver_differs_where_two_encoders_share_ranks() {
     for schedule in ScheduleKind::ALL {
         for (seed, layout) in (0..).zip(grid(schedule)) {
-            let found = problem(&layout, 3, seed, Rules { posting: Posting::OfReceiver, ..RULES });
+            let found = problem(&layout, 3, seed, Rules { posting: Posting::Receiver, ..RULES });
             if let Some(Err(_)) = found {
                 assert_ne!(layout.placement, Placement::Disaggregated, "{layout:?}");
                 assert_eq!(layout.encoders.len(), 2, "{layout:?}");
@@ -160,7 +160,7 @@ fn one_lane_for_all_messages_needs_the_order_of_the_step() {
     for schedule in ScheduleKind::ALL {
         let pipeline = Layout { schedule, ..layout(Placement::Disaggregated, &[], [4, 1, 1]) };
         assert_eq!(problem(&pipeline, 3, 1, shared(1)), Some(Ok(())), "{schedule}");
-        for posting in [Posting::OfSender, Posting::OfReceiver] {
+        for posting in [Posting::Sender, Posting::Receiver] {
             let found = problem(&pipeline, 3, 1, Rules { posting, ..shared(1) });
             assert!(matches!(found, Some(Err(_))), "{schedule} {posting:?}");
         }
