@@ -40,8 +40,8 @@ pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch)
 /// random.
 ///
 /// # Source
-/// The format: safetensors, "Format" in its README: the length of the header as 8 bytes, the header as JSON
-/// padded with spaces, and the tensors without gaps.
+/// The format: safetensors, "Format" in its README: the header length as 8 bytes, the header as JSON padded
+/// with spaces, and the tensors without gaps.
 fn write_tensors(
     file: &mut impl Write,
     metadata: &BTreeMap<&str, String>,
@@ -64,7 +64,7 @@ fn write_tensors(
     ordered.iter().try_for_each(|(tensor, ..)| write_values(file, &tensor.values))
 }
 
-/// Returns a tensor with the name and the size of its elements.
+/// Returns a tensor with the element type name and size.
 fn described(tensor: &NamedTensor) -> (&NamedTensor, &'static str, usize) {
     match tensor.values {
         TensorValues::I64(_) => (tensor, "I64", 8),

@@ -1,4 +1,4 @@
-//! Fills the report of `dflop demo`: simulated steps of a large model, measured steps of a small one.
+//! Fills the `dflop demo` report: simulated steps for a large model, measured steps for a small model.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
