@@ -1,4 +1,4 @@
-//! Shortens documents until their page is small enough.
+//! Shortens documents until the page is small enough.
 
 use std::collections::HashMap;
 
@@ -6,10 +6,10 @@ use super::document::{RunReport, Study};
 
 /// Samples that stay when samples are left out: the dearest.
 const SAMPLES_KEPT: usize = 1_500;
-/// Points of a scatter plot that stay.
+/// Number of scatter plot points that stay.
 const POINTS_KEPT: usize = 1_500;
 
-/// Leaves out details of a report; returns whether there were any.
+/// Leaves out report details; returns whether there were any.
 type Cut = fn(&mut RunReport) -> bool;
 
 /// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use dflop_executor::step_record::read_line;
 use dflop_loader::store::file;
 
-/// Content of a file.
+/// File content.
 enum Content {
     Reports(Vec<RunReport>),
     Trace,
@@ -19,11 +19,11 @@ enum Content {
     Other,
 }
 
-/// Reads all reports of a file, or of the files in a directory: documents (`--report FILE.json`) and pages,
-/// and the traces (`--trace`) and step lines (`--json`) of `dflop train`.
+/// Reads all reports in a file, or in a directory's files: documents (`--report FILE.json`) and pages, and
+/// the traces (`--trace`) and step lines (`--json`) from `dflop train`.
 ///
 /// # Errors
-/// [`Failure::Failed`] if a file cannot be read, is of another version, or nothing is a report.
+/// [`Failure::Failed`] if a file cannot be read, has a different version, or nothing is a report.
 pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
     let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
     let (mut reports, mut traces, mut steps) = (Vec::new(), Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
     Ok(reports)
 }
 
-/// Returns the files of a directory by name; pages are left out, as one may be the page that is written.
+/// Returns the files in a directory by name; pages are left out, because a page may be the output file.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(directory);
     let mut files = Vec::new();
@@ -137,7 +137,7 @@ fn read_typed<T: serde::de::DeserializeOwned>(text: &str, path: &Path) -> Result
         .map_err(|error| Failure::Failed(format!("expected a report: {error}")).in_file(path))
 }
 
-/// Returns the report of a run that left traces or step lines.
+/// Returns the report for a run that left traces or step lines.
 fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunReport>, Failure> {
     if traces.is_empty() && steps.is_empty() {
         return Ok(None);

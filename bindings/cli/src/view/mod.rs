@@ -26,12 +26,12 @@ use table::SampleTable;
 
 pub(crate) use http::Server;
 
-/// Dataset with the predicted costs of its samples.
+/// Dataset with predicted sample costs.
 #[derive(Debug)]
 pub(crate) struct View {
     dataset: Dataset,
     model: CostModel,
-    /// Name of the model and source of the times, for people.
+    /// Model name and time source, for people.
     costs: String,
     table: SampleTable,
     selections: Selections,
@@ -39,9 +39,9 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Predicts the costs of all samples.
+    /// Predicts the costs for all samples.
     ///
-    /// - `costs`: name of the model and source of the times, for people
+    /// - `costs`: model name and time source, for people
     ///
     /// # Errors
     /// [`Failure::Misuse`] if the dataset has more than 2^32 samples.

@@ -11,13 +11,13 @@ use crate::failure::Failure;
 pub(super) enum Column {
     /// Place in the dataset, from 0.
     Place,
-    /// Predicted time of all modules, in ns.
+    /// Predicted time over all modules, in ns.
     CostNs,
     /// LLM positions.
     Tokens,
-    /// Payload bytes of all fields.
+    /// Payload bytes in all fields.
     Bytes,
-    /// Pixels of all images and frames.
+    /// Number of pixels in all images and frames.
     Pixels,
     /// Length of all audio clips, in ms.
     AudioMs,
@@ -40,7 +40,7 @@ impl Column {
     }
 }
 
-/// Numbers of the samples of a dataset, by place.
+/// Dataset sample numbers, by place.
 #[derive(Debug, Default)]
 pub(super) struct SampleTable {
     cost_ns: Vec<u64>,
@@ -53,7 +53,7 @@ pub(super) struct SampleTable {
 }
 
 impl SampleTable {
-    /// Reads the shapes of all samples from the index and predicts their costs, on all cores.
+    /// Reads all sample shapes from the index and predicts the costs, on all cores.
     ///
     /// # Errors
     /// [`Failure::Misuse`] if the dataset has more than 2^32 samples.
@@ -150,7 +150,7 @@ pub(super) mod tests {
     use super::*;
     use dflop_costmodel::{AudioLength, ImageSize, VideoShape};
 
-    /// A table with these costs; tokens are their tenth, and samples without cost are refused.
+    /// A table with these costs; tokens are a tenth of the cost, and samples without cost are rejected.
     pub(in super::super) fn with_costs(costs: &[u64]) -> SampleTable {
         SampleTable {
             cost_ns: costs.to_vec(),

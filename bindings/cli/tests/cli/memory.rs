@@ -1,4 +1,4 @@
-//! Tests the memory of pipeline stages and the flags of the training setup.
+//! Tests pipeline stage memory and the training setup flags.
 
 use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::Value;

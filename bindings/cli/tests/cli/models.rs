@@ -1,11 +1,11 @@
-//! Tests that the levels of `dflop models` are what the other commands do.
+//! Tests that the `dflop models` levels are what the other commands do.
 
 use serde_json::Value;
 
 use crate::command::{dflop, object};
 
-/// Shapes of two samples, in the columns that the planner wants of models with tiles, with patches, and with
-/// several encoders of each.
+/// Shapes for two samples, in the columns that the planner requires for models with tiles, with patches, and
+/// with several encoders of each kind.
 const SHAPES: [&str; 4] = [
     "tiles,seq_len\n1,400\n5,1100\n",
     "patches,seq_len\n1200,400\n4000,1100\n",

@@ -58,7 +58,7 @@ pub(super) fn check_directory(report: &mut Findings, config: &RunConfig, setup: 
     }
 }
 
-/// Returns the bytes of a saved state: weights, two moments, and the exact weights of a bf16 run.
+/// Returns the bytes in a saved state: weights, two moments, and the exact weights in a bf16 run.
 fn state_bytes(config: &RunConfig, setup: &Setup) -> u64 {
     let each = match config.optimizer.precision {
         PrecisionName::F32 => 4 + 8,

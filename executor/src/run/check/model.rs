@@ -1,4 +1,4 @@
-//! Checks the files of the model: configuration, weights, tokenizer, and what predicts its times.
+//! Checks the model files: configuration, weights, tokenizer, and the source for predicted times.
 
 use super::findings::Findings;
 use crate::checkpoint::open_weights;

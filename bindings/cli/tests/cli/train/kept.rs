@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::config::{Job, loss_bits};
 use crate::command::text;
 
-/// Names of the directories that are kept, sorted.
+/// Sorted names of the cached directories.
 fn kept(job: &Job) -> Vec<String> {
     let entries = fs::read_dir(job.path("dflop/train")).expect("a cache").filter_map(Result::ok);
     let mut names: Vec<String> =
