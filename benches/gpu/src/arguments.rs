@@ -1,21 +1,21 @@
-//! Arguments of the command line.
+//! Command line arguments.
 
 use std::path::PathBuf;
 
-/// What a run of the program does.
+/// Task for a program run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Arguments {
     /// Part to run.
     pub(crate) part: String,
-    /// Whether shapes are so small that a stand-in on a CPU runs them in seconds.
+    /// Whether shapes are small enough for a stand-in on a CPU to run them in seconds.
     pub(crate) is_tiny: bool,
-    /// Whether attention is computed by the faster one of our kernels and cuDNN.
+    /// Whether the faster engine computes attention: our kernels or cuDNN.
     pub(crate) is_fastest: bool,
     /// Seconds in which cuDNN's plans are built and measured before times are taken, if they are given.
     pub(crate) settling_seconds: Option<f64>,
     /// Whether operations run once only, for a sanitizer.
     pub(crate) is_small: bool,
-    /// Seed of random numbers, if it is given.
+    /// Random number seed, if given.
     pub(crate) seed: Option<u64>,
     /// Directory that files for the PyTorch side are written to.
     pub(crate) directory: Option<PathBuf>,
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Reads arguments, without the name of the program.
+    /// Reads arguments, without the program name.
     ///
     /// # Errors
     /// Text for the user.
@@ -67,7 +67,7 @@ impl Arguments {
         Ok(parsed)
     }
 
-    /// Returns the seed: the one given, or the time.
+    /// Returns the given seed, or the time.
     pub(crate) fn seed(&self) -> u64 {
         let from_time =
             || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);

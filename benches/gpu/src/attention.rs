@@ -17,12 +17,12 @@ use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
 
 const PART: &str = "attention";
-/// Largest error of the output and of the gradient in bf16.
+/// Maximum output and gradient error in bf16.
 const BOUND: f64 = 1e-2;
-/// Products of a forward pass up to which a CPU computes it, too.
+/// Maximum number of forward operations that a CPU computes as well.
 const CHECKED_FLOPS: f64 = 1e10;
 
-/// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
+/// Seconds for building cuDNN plans and comparing cuDNN times with our kernels' times.
 const SETTLING_SECONDS: f64 = 45.0;
 
 /// Runs all buckets, by our kernels or, with `--fastest`, by the faster one of these and cuDNN.
@@ -84,7 +84,7 @@ fn settle(device: &Cuda, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns seconds of the forward and of the backward pass.
+/// Returns the forward and backward seconds.
 fn times(device: &Cuda, bucket: &Bucket, random: &mut Random, rounds: usize) -> Result<[f64; 2]> {
     let (shape, rows) = (&bucket.shape, bucket.rows());
     let segments = Segments::new(device, &bucket.starts())?;

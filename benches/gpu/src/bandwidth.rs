@@ -1,4 +1,4 @@
-//! Times operations that only move bytes, as shares of the rate of a copy.
+//! Times operations that only move bytes, as fractions of the copy rate.
 
 use dflop_cuda::Cuda;
 use dflop_device::Dtype;
@@ -14,14 +14,14 @@ use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
 
 const PART: &str = "bandwidth";
-/// Least share of the rate of a copy.
+/// Minimum fraction of the copy rate.
 const SHARE_MIN: f64 = 0.8;
-/// Widths of rows: those of small and of large models.
+/// Row widths in small and in large models.
 const COLUMNS: [usize; 3] = [1536, 3584, 8192];
 
-/// Sizes of a run.
+/// Run sizes.
 struct Sizes {
-    /// Elements of a matrix.
+    /// Number of matrix elements.
     elements: usize,
     rounds: usize,
 }
@@ -103,7 +103,7 @@ fn norms(
     Ok(())
 }
 
-/// Returns bytes and seconds of a step.
+/// Returns bytes and seconds for a step.
 fn optimizer(device: &Cuda, random: &mut Random, sizes: &Sizes) -> Result<(usize, f64)> {
     let elements = sizes.elements / 2;
     let mut weights = numbers(device, random, Dtype::Bf16, elements)?;

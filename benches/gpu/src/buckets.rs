@@ -1,4 +1,4 @@
-//! Buckets of attention: heads, mask and lengths of segments, of the mixes that training sees.
+//! Attention buckets: heads, mask and segment lengths from the mixes that training sees.
 
 use serde_json::{Value, json};
 
@@ -7,14 +7,14 @@ use crate::gemm::Linear;
 use crate::report::{self, Outcome};
 use dflop_device::ops::attention::AttentionShape;
 
-/// Attention over one pack.
+/// Attention over a pack.
 pub(crate) struct Bucket {
     pub(crate) name: String,
     pub(crate) shape: AttentionShape,
     pub(crate) lengths: Vec<usize>,
 }
 
-/// Heads of a module: name, query heads, key heads, width of a head, causal mask.
+/// Module heads: name, query heads, key heads, head width, causal mask.
 type Heads = (&'static str, usize, usize, usize, bool);
 
 const TEXT: [Heads; 2] = [("qwen2.5-1.5b", 12, 2, 128, true), ("llama3-8b", 32, 8, 128, true)];
@@ -60,7 +60,7 @@ fn bucket(heads: Heads, mix: &str, lengths: &[usize], is_tiny: bool) -> Bucket {
     let mut shape = AttentionShape { heads, kv_heads, head_dim, scale, is_causal };
     let mut lengths = lengths.to_vec();
     if is_tiny {
-        // one key head and its queries, and lengths on both sides of a block of rows
+        // one key head with its queries, and lengths on both sides of a row block
         shape = AttentionShape { heads: (heads / kv_heads).min(2), kv_heads: 1, ..shape };
         lengths.truncate(3);
         for length in &mut lengths {
@@ -84,7 +84,7 @@ impl Bucket {
         std::iter::once(0).chain(ends).collect()
     }
 
-    /// Floating-point operations of the forward pass: two products of each visible pair of rows.
+    /// Floating-point operations in the forward pass: two products for each visible pair of rows.
     pub(crate) fn flops(&self) -> f64 {
         let pairs = |&length: &usize| {
             if self.shape.is_causal { length * (length + 1) / 2 } else { length * length }

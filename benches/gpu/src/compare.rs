@@ -1,4 +1,4 @@
-//! Compares results of this program with those of the PyTorch side, from files of JSON lines.
+//! Compares results from this program with results from PyTorch, both in JSON Lines files.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use crate::arguments::Arguments;
 use crate::report::{self, Outcome};
 use crate::timing::median;
 
-/// Steps whose losses are averaged before curves are compared.
+/// Number of steps whose losses are averaged before curves are compared.
 const WINDOW: usize = 10;
-/// Largest relative difference of average losses.
+/// Maximum relative difference between average losses.
 const CURVE_BOUND: f64 = 0.02;
 
-/// Results of both sides under one name.
+/// Results from both sides under the same name.
 #[derive(Default)]
 struct Pair {
     /// By the way that it was computed.
@@ -23,13 +23,13 @@ struct Pair {
     theirs: BTreeMap<String, Vec<f64>>,
 }
 
-/// A kind of comparison.
+/// Comparison kind.
 struct Kind {
     /// Fields that are compared.
     fields: &'static [&'static str],
     /// Whether larger figures are better.
     is_rate: bool,
-    /// Least rate over PyTorch's that is asked.
+    /// Required minimum rate over PyTorch's rate.
     ratio_min: f64,
     asked: &'static str,
 }
@@ -49,7 +49,7 @@ fn kind(set: &str) -> Option<Kind> {
     }
 }
 
-/// Compares the results of `--set` in the files.
+/// Compares the `--set` results in the files.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let lines = lines(&arguments.files)?;
     let part = format!("{} beside PyTorch", arguments.set);
@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(compare(&part, &kind, &lines, arguments.is_tiny))
 }
 
-/// Reads all JSON objects; lines of other kinds are left out.
+/// Reads all JSON objects; other lines are left out.
 fn lines(files: &[PathBuf]) -> Result<Vec<Value>> {
     let mut lines = Vec::new();
     for file in files {
@@ -98,7 +98,7 @@ fn compare(part: &str, kind: &Kind, lines: &[Value], is_tiny: bool) -> Outcome {
     report::summary(part, if is_reached { Outcome::Passed } else { Outcome::Missed }, &figure, kind.asked)
 }
 
-/// Returns the best way by its median.
+/// Returns the way with the best median.
 fn best<'a>(kind: &Kind, ways: &'a BTreeMap<String, Vec<f64>>) -> Option<(&'a str, f64)> {
     let medians = ways.iter().map(|(way, values)| (way.as_str(), median(values.clone())));
     medians.min_by(|a, b| if kind.is_rate { b.1.total_cmp(&a.1) } else { a.1.total_cmp(&b.1) })
@@ -123,7 +123,7 @@ fn pairs(kind: &Kind, lines: &[Value]) -> BTreeMap<String, Pair> {
     pairs
 }
 
-/// Compares averages over some steps of two loss curves.
+/// Compares two loss curves by averages over some steps.
 fn curves(part: &str, lines: &[Value]) -> Outcome {
     let asked = "means of 10 steps within 2 %";
     let of = |side: &str| -> Vec<f64> {

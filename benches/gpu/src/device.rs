@@ -1,4 +1,4 @@
-//! Devices that are compared, and what is known about the CUDA one.
+//! Compared devices, and facts about the CUDA device.
 
 use dflop_cuda::{AttentionChoice, AttentionEngines, Cuda, Libraries, SearchPath};
 use dflop_device::prelude::*;
@@ -10,7 +10,7 @@ use crate::arguments::Arguments;
 use crate::random::Random;
 use crate::report::{self, Outcome};
 
-/// Most random numbers that are drawn for one tensor.
+/// Maximum number of random numbers that are drawn for a tensor.
 const DRAWN_MAX: usize = 1 << 20;
 
 /// Opens the CUDA device.
@@ -18,15 +18,15 @@ pub(crate) fn cuda(storage: Dtype) -> Result<Cuda> {
     Ok(Cuda::builder(0).storage(storage).build()?)
 }
 
-/// Opens the CUDA device with the faster one of both engines of attention.
+/// Opens the CUDA device with the faster attention engine.
 ///
 /// # Errors
-/// Of cuDNN, where it is not found or cannot be used.
+/// cuDNN errors, if the library is not found or cannot be used.
 pub(crate) fn cuda_with_cudnn() -> dflop_cuda::Result<Cuda> {
     Cuda::builder(0).attention(AttentionEngines::Fastest).build()
 }
 
-/// Prints which engine computes attention of each shape, and why.
+/// Prints the attention engine for each shape, and why it was chosen.
 pub(crate) fn report_attention(part: &str, device: &Cuda) {
     for choice in device.attention_choices() {
         let AttentionChoice { key, is_cudnn, own_ns, cudnn_ns, refusal } = choice;
@@ -70,7 +70,7 @@ pub(crate) fn numbers(
     Ok(device.upload_as(dtype, &values)?)
 }
 
-/// Prints properties of the device and where its libraries are.
+/// Prints device properties and library locations.
 pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     let properties = cuda(Dtype::Bf16)?.properties();
     let libraries = Libraries::open(&SearchPath::from_environment())?;

@@ -1,4 +1,4 @@
-//! Times the matrix products of linear layers, forward, gradient of the input, gradient of the weight.
+//! Times the matrix products in linear layers: forward, input gradient and weight gradient.
 
 use dflop_cuda::Cuda;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
@@ -14,10 +14,10 @@ use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
 
 const PART: &str = "gemm";
-/// Sets of matrices that calls take in turn, so that a call does not find its own in the cache.
+/// Number of matrix sets that calls use in turn, so that a call does not find its matrices in the cache.
 const SETS: usize = 3;
 
-/// A linear layer with its rows.
+/// A linear layer with the number of rows.
 pub(crate) struct Linear {
     name: &'static str,
     rows: usize,
@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(report::summary(PART, Outcome::Passed, &figure, "runs; speed is compared below"))
 }
 
-/// Matrices of a layer.
+/// Layer matrices.
 struct Matrices {
     x: Tensor<Cuda>,
     weight: Tensor<Cuda>,
@@ -88,7 +88,7 @@ struct Matrices {
     d_weight: Tensor<Cuda>,
 }
 
-/// Returns seconds of the three products, in the layouts of linear layers.
+/// Returns the seconds for the three products, in linear layer layouts.
 fn times(device: &Cuda, layer: &Linear, random: &mut Random, rounds: usize) -> Result<[f64; 3]> {
     let &Linear { rows, outputs, inputs, .. } = layer;
     let mut numbers = |elements| device::numbers(device, random, Dtype::Bf16, elements);

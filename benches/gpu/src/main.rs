@@ -5,9 +5,9 @@
 //!     [FILE...]
 //! ```
 //!
-//! Every part prints one JSON object a line, each result as it comes, and last its summary; text for people
-//! goes to stderr. The exit status is 0 if the part passed, 1 if it failed, 3 if only a bound on speed was
-//! missed and 4 if it was skipped. `run.sh` beside this package runs all parts.
+//! Every part prints a JSON object per line, each result as it comes, and last the summary; text for people
+//! goes to stderr. The exit status is 0 if the part passed, 1 if it failed, 3 if only a speed bound was
+//! missed and 4 if it was skipped. `run.sh` next to this package runs all parts.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is a program")]
 
 mod arguments;
@@ -43,7 +43,7 @@ use std::process::ExitCode;
 use arguments::Arguments;
 use report::Outcome;
 
-/// Result of a part; any error of the device or a model ends it.
+/// Part result; any device or model error ends the part.
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {

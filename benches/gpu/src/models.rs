@@ -1,4 +1,4 @@
-//! Models that are trained, by the sizes of published and of miniature configurations.
+//! Trained models, with sizes from published and miniature configurations.
 
 use dflop_device::Device;
 use dflop_models::weights::WeightSource;
@@ -7,35 +7,35 @@ use serde_json::{Value, json};
 
 use crate::Result;
 
-/// `config.json` of the decoder whose tokens per second count: the sizes of Qwen2.5-1.5B.
+/// `config.json` for the decoder whose tokens per second count: the Qwen2.5-1.5B sizes.
 pub(crate) fn large() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
         "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151_936, "rms_norm_eps": 1e-6,
         "rope_theta": 1e6, "tie_word_embeddings": true})
 }
 
-/// `config.json` of the decoder whose losses are compared with those of PyTorch.
+/// `config.json` for the decoder whose losses are compared with PyTorch losses.
 pub(crate) fn medium() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
         "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 2048, "rms_norm_eps": 1e-6,
         "rope_theta": 1e4, "tie_word_embeddings": false})
 }
 
-/// `config.json` of a decoder that a stand-in runs in a second.
+/// `config.json` for a decoder that a stand-in runs in a second.
 pub(crate) fn tiny() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "rms_norm_eps": 1e-6,
         "rope_theta": 1e4, "tie_word_embeddings": true})
 }
 
-/// `config.json` of a decoder that ranks on one device share in every way.
+/// `config.json` for a decoder that ranks on the same device share in every way.
 pub(crate) fn shared() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "rms_norm_eps": 1e-6,
         "rope_theta": 1e4, "tie_word_embeddings": false})
 }
 
-/// Builds a module of a model as one stage.
+/// Builds a model's module as a single stage.
 pub(crate) fn whole<D: Device>(
     config: &ModelConfig,
     module: ModuleKind,

@@ -1,4 +1,4 @@
-//! Every operation on the CUDA device against the CPU device: the cases of the suite of `dflop-cuda`.
+//! Compares every operation on the CUDA device with the CPU device: the cases in the `dflop-cuda` suite.
 
 use dflop_cuda::Cuda;
 use dflop_device::prelude::*;
@@ -12,9 +12,9 @@ use crate::device;
 use crate::report::{self, Outcome};
 
 const PART: &str = "operations";
-/// Elements of the blocks of NaN that are freed before operations run.
+/// Sizes in elements of the NaN blocks that are freed before operations run.
 const POISON_ELEMENTS: [usize; 5] = [1 << 8, 1 << 11, 1 << 14, 1 << 17, 1 << 20];
-/// Blocks of each size.
+/// Number of blocks per size.
 const POISON_BLOCKS: usize = 8;
 
 /// Operations that are called together, and the largest errors in `f32` and in bf16.
@@ -25,7 +25,7 @@ struct Group {
     bounds: [f64; 2],
 }
 
-/// Makes a group of a method of [`Cases`].
+/// Creates a group from a [`Cases`] method.
 macro_rules! group {
     ($method:ident, $exact:expr, $half:expr) => {{
         fn run<D: Device>(device: &D, seed: u64) -> dflop_device::Result<Results> {
@@ -37,7 +37,7 @@ macro_rules! group {
     }};
 }
 
-/// Runs all groups in both types of storage on fresh random numbers.
+/// Runs all groups in both storage types on fresh random numbers.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let groups = [
         group!(element_wise, 1e-5, 6e-3),

@@ -1,4 +1,4 @@
-//! Packs of uneven sequences that a model can learn, drawn by a seed.
+//! Packs with uneven sequences that a model can learn, drawn from a seed.
 
 use std::path::Path;
 
@@ -9,17 +9,18 @@ use serde_json::json;
 
 use crate::Result;
 
-/// Choices for the next token: a model that knows the rule has a loss of the logarithm of it.
+/// Number of choices for the next token: a model that knows the rule has a loss equal to the logarithm of
+/// this number.
 const CHOICES: usize = 4;
 
-/// One pack of sequences.
+/// A pack with several sequences.
 pub(crate) struct Pack {
     pub(crate) lengths: Vec<usize>,
     pub(crate) tokens: Vec<i64>,
 }
 
 impl Pack {
-    /// Draws the pack of a step: lengths from a 128th of the pack to a half of it, short ones more often.
+    /// Draws the pack for a step: lengths from a 128th to a half of the pack, short lengths more often.
     pub(crate) fn new(seed: u64, step: usize, tokens: usize, vocabulary: usize) -> Self {
         let mut random = SplitMix64::new(seed ^ (step as u64 + 1).wrapping_mul(0x9e37_79b9));
         let mut lengths = Vec::new();
@@ -49,7 +50,7 @@ impl Pack {
         self.tokens.len() - self.lengths.len()
     }
 
-    /// Uploads the pack; its loss is the mean over all targets.
+    /// Uploads the pack; the loss is the mean over all targets.
     pub(crate) fn context<D: Device>(&self, llm: &LlmConfig, device: &D) -> Result<MicrobatchContext<D>> {
         let positions: Vec<i64> = self.lengths.iter().flat_map(|&length| 0..length as i64).collect();
         let positions = positions.repeat(llm.rope.axes());
@@ -70,7 +71,7 @@ impl Pack {
     }
 }
 
-/// Writes packs for the PyTorch side: `packs.json`, lengths and tokens of every step.
+/// Writes packs for the PyTorch side: `packs.json`, with lengths and tokens for every step.
 pub(crate) fn write(directory: &Path, packs: &[Pack]) -> Result<()> {
     let packs: Vec<_> =
         packs.iter().map(|pack| json!({"lengths": pack.lengths, "tokens": pack.tokens})).collect();

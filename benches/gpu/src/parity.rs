@@ -21,20 +21,20 @@ use crate::report::{self, Outcome};
 use crate::{device, models};
 
 const PART: &str = "parity";
-/// Largest error of losses, outputs and gradients in `f32` and in bf16.
+/// Maximum error in losses, outputs and gradients, in `f32` and in bf16.
 const BOUNDS: [f64; 2] = [1e-4, 4e-2];
 const TOKENS: usize = 48;
-/// Limit on the bytes of a file of weights: none.
+/// Maximum weight file size in bytes: unlimited.
 const PIECE_BYTES_MAX: u64 = u64::MAX;
 
-/// Reads the configuration of a recorded model.
+/// Reads the configuration for a recorded model.
 macro_rules! recorded {
     ($name:literal) => {
         ($name, include_str!(concat!("../../../tests/golden/executor/", $name, "/config.json")))
     };
 }
 
-/// Models of every family.
+/// Models from every family.
 const MODELS: [(&str, &str); 7] = [
     recorded!("qwen2"),
     recorded!("llama"),
@@ -48,7 +48,7 @@ const MODELS: [(&str, &str); 7] = [
 /// Numbers that a model computes: loss or rows, and all gradients.
 type Numbers = Vec<(String, Vec<f32>)>;
 
-/// Runs every module of every model in both types of storage.
+/// Runs every module in every model in both storage types.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let seed = arguments.seed();
     let (mut wrong, mut count, mut worst_of_all) = (Vec::new(), 0, [0.0_f64; 2]);
@@ -115,7 +115,7 @@ fn numbers<D: Device>(
     Ok(all)
 }
 
-/// Random media in the arrangement of a recorded model.
+/// Random media in a recorded model's arrangement.
 fn medium<D: Device>(
     name: &str,
     config: &ModelConfig,
@@ -149,7 +149,8 @@ fn medium<D: Device>(
     })
 }
 
-/// Returns the number that is off by most, relative to its norm or a thousandth of the largest norm.
+/// Returns the number with the largest error, relative to the number's norm or a thousandth of the largest
+/// norm.
 fn worst(found: &Numbers, expected: &Numbers) -> (String, f64) {
     if found.len() != expected.len() {
         return ("the number of gradients".to_owned(), f64::INFINITY);
@@ -160,7 +161,7 @@ fn worst(found: &Numbers, expected: &Numbers) -> (String, f64) {
     let mut worst = ("nothing".to_owned(), 0.0);
     for ((name, found), (_, truth)) in found.iter().zip(expected) {
         let own = norm(truth);
-        // the error is relative to the norm of the truth, or to the least one if that is larger
+        // the error is relative to the true norm, or to the minimum norm if that is larger
         let relative = error(found, truth) * own.max(1e-6) / own.max(least).max(1e-6);
         if relative > worst.1 || relative.is_nan() {
             worst = (name.clone(), if relative.is_nan() { f64::INFINITY } else { relative });
@@ -169,7 +170,7 @@ fn worst(found: &Numbers, expected: &Numbers) -> (String, f64) {
     worst
 }
 
-/// Writes weights, a pack, its loss and all gradients of a decoder in `f32`, for the PyTorch side.
+/// Writes a decoder's weights, a pack, the loss and all gradients in `f32`, for the PyTorch side.
 fn write(directory: &Path, is_tiny: bool) -> Result<()> {
     let mut document = if is_tiny { models::tiny() } else { models::medium() };
     document["is_recomputed"] = false.into();

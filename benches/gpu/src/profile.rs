@@ -1,4 +1,4 @@
-//! Times two layers of published widths, forward and backward.
+//! Times two layers with published widths, forward and backward.
 
 use std::sync::Arc;
 
@@ -26,12 +26,12 @@ const LAYERS: usize = 2;
 /// Passes that are not timed.
 const WARM_UP_PASSES: usize = 2;
 
-/// Layers by name, with the length of their sequences.
+/// Named layers with the sequence length.
 struct Subject {
     name: &'static str,
     layers: Vec<LayerSpec>,
     length: usize,
-    /// Model whose decoder makes contexts; the context of layers replaces that of the decoder.
+    /// Model whose decoder creates contexts; the layer context replaces the decoder context.
     config: ModelConfig,
 }
 
@@ -93,7 +93,7 @@ fn tiny() -> Result<Subject> {
     Ok(Subject { name: "tiny", layers, length: 16, config })
 }
 
-/// Builds a stage of the layers alone.
+/// Builds a stage with only the layers.
 fn stage(device: &Cuda, subject: &Subject) -> Result<BlockStage<Cuda>> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
@@ -103,7 +103,7 @@ fn stage(device: &Cuda, subject: &Subject) -> Result<BlockStage<Cuda>> {
     Ok(BlockStage::new(device.clone(), StageOptions::new(subject.name), parts, &Uniform(1))?)
 }
 
-/// Makes the context of a microbatch of sequences of one length.
+/// Creates the context for a microbatch with equally long sequences.
 fn context(
     device: &Cuda,
     subject: &Subject,
@@ -115,7 +115,7 @@ fn context(
     let vocabulary = subject.config.llm.spec.vocab as usize;
     let tokens = (0..rows).map(|row| (row * 7919 % vocabulary) as i64).collect();
     let whole = Pack { lengths, tokens }.context(&subject.config.llm, device)?;
-    // layers of encoders take segments and, if they rotate, the angles of their own family
+    // encoder layers take segments and, if they rotate, angles from their own family
     let segments = Segments::new(device, &starts)?;
     let (windows, window_rotation, query_scales) = (None, None, None);
     let rotation = whole.layers.rotation;
@@ -123,7 +123,7 @@ fn context(
     Ok(MicrobatchContext { layers, inputs: whole.inputs })
 }
 
-/// Returns median seconds of the forward and of the backward pass.
+/// Returns the median forward and backward seconds.
 fn times(
     device: &Cuda,
     subject: &Subject,

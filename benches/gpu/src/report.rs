@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-/// What became of a part.
+/// Part outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Everything is right, and no bound was missed.
@@ -28,13 +28,13 @@ impl Outcome {
     }
 }
 
-/// Prints a result: an object with the name of its part.
+/// Prints a result: an object with the part name.
 pub(crate) fn result(part: &str, mut fields: Value) {
     fields["part"] = part.into();
     print(&fields);
 }
 
-/// Prints the summary of a part and returns its outcome.
+/// Prints the part summary and returns the outcome.
 ///
 /// - `figure`: what was found, for the table
 /// - `asked`: the bound on it
@@ -47,7 +47,7 @@ pub(crate) fn summary(part: &str, outcome: Outcome, figure: &str, asked: &str) -
     outcome
 }
 
-/// Prints the summary of a part that an error ended.
+/// Prints the summary for a part that an error ended.
 pub(crate) fn failure(part: &str, error: &dyn std::error::Error) -> Outcome {
     let mut text = error.to_string();
     let mut source = error.source();

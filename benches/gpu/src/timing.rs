@@ -1,4 +1,4 @@
-//! Times of operations by events of the device.
+//! Operation times, measured with device events.
 
 use dflop_device::{Device, Dtype, Lane};
 
@@ -7,7 +7,7 @@ use crate::Result;
 /// Calls that are not timed: they compile kernels, choose algorithms and fill caches.
 const WARM_UP_CALLS: usize = 3;
 
-/// Returns the median seconds of a call, of several that the device runs one after the other.
+/// Returns the median call seconds, over several calls that the device runs in sequence.
 ///
 /// All calls are queued before the first is waited for, so that the device does not wait for the host between
 /// them.
@@ -27,17 +27,17 @@ pub(crate) fn median_seconds<D: Device>(
     }
     wait(device)?;
     let nanoseconds = |pair: &[D::Event]| device.busy_ns(&pair[0], &pair[1]) as f64;
-    // clocks of a stand-in may be too coarse for a small operation
+    // stand-in clocks may be too coarse for a small operation
     Ok((median(events.windows(2).map(nanoseconds).collect()) * 1e-9).max(1e-9))
 }
 
-/// Waits for all work of the compute lane.
+/// Waits for all work on the compute lane.
 pub(crate) fn wait<D: Device>(device: &D) -> Result<()> {
     device.read(&device.zeros_as(Dtype::F64, 1)?)?;
     Ok(())
 }
 
-/// Returns the median, 0 of nothing.
+/// Returns the median, 0 for no values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match (values.len(), values.len() / 2) {

@@ -23,25 +23,25 @@ use crate::{device, models};
 
 /// Steps that are not timed.
 const WARM_UP_STEPS: usize = 3;
-/// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
+/// Seconds for building cuDNN plans and comparing cuDNN times with our kernels' times.
 const SETTLING_SECONDS: f64 = 30.0;
-/// Largest loss after training over the one before it, for a curve.
+/// Maximum ratio between the losses after and before training, for a curve.
 const LEARNED: f64 = 0.8;
-/// Limit on the bytes of a file of weights: none.
+/// Maximum weight file size in bytes: unlimited.
 const PIECE_BYTES_MAX: u64 = u64::MAX;
 
 /// What is trained.
 struct Plan {
     document: Value,
     steps: usize,
-    /// Tokens of a step.
+    /// Number of tokens per step.
     tokens: usize,
     learning_rate: f64,
     activations: Activations,
 }
 
 impl Plan {
-    /// Returns the plan of a loss curve or of a measurement of speed.
+    /// Returns the plan for a loss curve or a speed measurement.
     fn of(set: &str, is_tiny: bool) -> Result<Self> {
         let curve = Self {
             document: models::medium(),
@@ -71,21 +71,21 @@ impl Plan {
     }
 }
 
-/// Times of a step, in seconds.
+/// Step times in seconds.
 struct StepTimes {
     /// From the first call to the last result.
     wall: f64,
     /// Until the host had queued forward and backward.
     queued: f64,
-    /// Of the device, from its first work on forward to its last on backward.
+    /// Device time from the first forward work to the last backward work.
     passes: f64,
-    /// Of the device between the end of a step and the passes of the next.
+    /// Device time between the end of a step and the passes in the next step.
     between: f64,
     /// Kernels and matrix products, a number.
     launches: f64,
 }
 
-/// Trains by the plan of `--set`.
+/// Trains by the `--set` plan.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let plan = Plan::of(&arguments.set, arguments.is_tiny)?;
     let part = arguments.set.as_str();
@@ -193,7 +193,7 @@ fn train(
         stage.backward(0, None)?;
         let last = device.mark(Lane::Compute)?;
         let queued = start.elapsed().as_secs_f64();
-        // the only wait of a step; the loss is read behind it
+        // the only wait in a step; the loss is read after it
         let report = optimizer.update([&mut *stage])?;
         let next = device.mark(Lane::Compute)?;
         let loss = stage.read_loss(0, &loss)? / pack.targets() as f64;
@@ -213,7 +213,7 @@ fn train(
     Ok((losses, times))
 }
 
-/// Prints the time of every kernel in forward and backward of a further step.
+/// Prints forward and backward time per kernel in a further step.
 fn kernels(config: &ModelConfig, stage: &mut BlockStage<Cuda>, pack: &Pack) -> Result<()> {
     let device = stage.device().clone();
     device.record_kernel_times(true);

@@ -1,9 +1,9 @@
-//! Weights of large models, drawn fast.
+//! Weights for large models, drawn fast.
 
 use dflop_costmodel::random::SplitMix64;
 use dflop_models::weights::{Init, ParameterSpec, Seed, WeightSource};
 
-/// Draws uniform numbers of the wanted deviation; for weights whose values only have to be plausible.
+/// Draws uniform numbers with the requested deviation; for weights whose values only have to be plausible.
 pub(crate) struct Uniform(pub(crate) u64);
 
 impl WeightSource for Uniform {

@@ -1,4 +1,4 @@
-//! Errors that the files of the loader name.
+//! Errors that the loader files name.
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 

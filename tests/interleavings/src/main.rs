@@ -1,9 +1,9 @@
-//! Hand-overs of the loader: the files of its room `flow` on other tasks and channels.
+//! Hand-overs in the loader: the files in its room `flow` on other tasks and channels.
 //!
-//! The files of the hand-overs are those of the other crates; only their locks, threads, channels and sockets
-//! are exchanged. Shuttle runs one thread at a time and chooses, at every lock, notification and message,
-//! which one goes on. Time limits never pass here: a wait that only its limit would end is a deadlock, and
-//! fails.
+//! The hand-over files belong to the other crates; only the locks, threads, channels and sockets are
+//! exchanged. Shuttle runs a single thread at a time and chooses, at every lock, notification and message,
+//! which thread continues. Time limits never pass here: a wait that only a time limit would end is a
+//! deadlock, and fails.
 
 mod error;
 mod flow;

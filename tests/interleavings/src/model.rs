@@ -4,9 +4,9 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Number of changes of priority in a schedule of the second kind.
+/// Number of priority changes in a schedule of the second kind.
 const PRIORITY_CHANGES: usize = 3;
-/// Bytes of the stack of one thread.
+/// Thread stack size in bytes.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Program whose every schedule must end, without a panic.
@@ -19,8 +19,8 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Runs half of the schedules at random, and half with priorities that change a few times; returns their
-    /// number.
+    /// Runs half of the schedules at random, and half with priorities that change a few times; returns the
+    /// number of schedules.
     pub(crate) fn run(&self, schedules: usize, seed: u64) -> Result<usize, String> {
         let half = schedules.div_ceil(2);
         let random = self.run_with(RandomScheduler::new_from_seed(seed, half))?;

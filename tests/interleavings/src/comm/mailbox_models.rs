@@ -1,4 +1,4 @@
-//! The mailbox of a rank: what arrives is received once, in order, within its bounds, and every wait ends.
+//! Rank mailbox: each arrival is received once, in order, within its bounds, and every wait ends.
 
 use super::error::{Cause, Failure};
 use super::mailbox::{Interrupt, Mailbox};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_hours(24);
-/// Bytes of one message.
+/// Message size in bytes.
 const BYTES: usize = 16;
 
 pub(super) fn models() -> Vec<Model> {
@@ -59,7 +59,7 @@ fn failure() -> Failure {
     Failure { cause: Cause::Caller, culprit: Some(0), by: 0, at, message: "enough".into() }
 }
 
-/// Reader of a connection: waits for room before every message.
+/// Connection reader: waits for room before every message.
 fn deliver(mailbox: &Mailbox, peer: usize, tag: u64, values: impl Iterator<Item = f32>) {
     for value in values {
         mailbox.wait_for_room(peer, LONG).unwrap();
@@ -134,7 +134,7 @@ fn a_wait_elsewhere_makes_room() {
     mailbox.deliver(1, message(7, 0.0));
     let incoming = mailbox.clone();
     let reader = thread::spawn(move || incoming.wait_for_room(1, LONG).unwrap());
-    // this rank sends to the peer, which takes nothing before it has sent
+    // this rank sends to the peer, which receives nothing before it has sent
     let mut wait = wait(1);
     mailbox.begin_wait(&mut wait);
     reader.join().unwrap();

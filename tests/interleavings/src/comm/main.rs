@@ -1,4 +1,4 @@
-//! Hand-overs of messages between ranks: the files of `dflop-comm` on other locks, threads and sockets.
+//! Message hand-overs between ranks: the `dflop-comm` files on other locks, threads and sockets.
 #![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, reason = "a part of a crate")]
 
 #[path = "../../../../executor/comm/src/api.rs"]

@@ -22,7 +22,7 @@ pub(super) fn models() -> Vec<Model> {
     ]
 }
 
-/// Settings whose time limits never pass, with this bound on buffered bytes.
+/// Settings with infinite time limits and this bound on buffered bytes.
 pub(super) fn patient(buffered_bytes_max: usize) -> Settings {
     Settings::default().wait(Duration::from_hours(24)).buffered_bytes_max(buffered_bytes_max)
 }
@@ -40,7 +40,7 @@ pub(super) fn recv(comm: &impl Comm, from: usize, tag: u64, elements: usize) -> 
     Ok(found.into_f32().unwrap())
 }
 
-/// Runs every rank on a thread of its own until all have ended. A rank that returns its communicator leaves
+/// Runs every rank on a separate thread until all have ended. A rank that returns its communicator leaves
 /// after that.
 fn run<T: Send + 'static>(
     size: usize,

@@ -1,4 +1,4 @@
-//! Locks, channels and threads whose schedule is chosen. Time does not pass: only a limit of zero is over.
+//! Locks, channels and threads whose schedule is chosen. Time does not pass: only a zero limit expires.
 
 use shuttle::sync::mpsc::{self, RecvTimeoutError};
 use std::fmt;

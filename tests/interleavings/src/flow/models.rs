@@ -1,6 +1,6 @@
 //! The byte budget, stages that run ahead, and the queue of the decode pool.
 //!
-//! Semaphores and channels of Tokio are one step each here: what is explored are the steps between them.
+//! Tokio semaphores and channels are a single step each here: the models explore the steps between them.
 
 use super::byte_budget::{ByteBudget, run_ahead};
 use super::job_queue::JobQueue;
@@ -42,7 +42,7 @@ fn a_budget_holds() {
         .map(|bytes| {
             let (budget, gauge) = (budget.clone(), gauge.clone());
             spawn(async move {
-                // every other task gives up at some point
+                // every second task gives up at some point
                 let lease = if bytes % 2 == 1 {
                     Some(budget.lease(bytes).await.unwrap())
                 } else {
@@ -145,7 +145,7 @@ const JOBS: usize = 5;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Starts threads that run the jobs of a queue.
+/// Starts threads that run the jobs in a queue.
 fn pool(threads: usize, jobs_max: usize) -> (Arc<JobQueue<Job>>, Vec<thread::JoinHandle<usize>>) {
     let (queue, jobs) = JobQueue::<Job>::new(jobs_max);
     let threads = (0..threads).map(|_| jobs.clone()).map(|jobs| {
@@ -209,7 +209,7 @@ fn ended_tasks_keep_no_room() {
             let (queue, begun) = (queue.clone(), begun.clone());
             spawn(async move {
                 begun.fetch_add(1, Ordering::SeqCst);
-                // nobody waits for the answer of this one
+                // nobody waits for this answer
                 drop(submit(&queue, task).await);
             })
         })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 pub(super) use shuttle::future::spawn;
 
-/// Channel of several receivers, whose sender never waits: the room that it is given must suffice.
+/// Channel with several receivers, whose sender never waits: the given capacity must suffice.
 pub(super) fn bounded<T>(length_max: usize) -> (Sender<T>, Receiver<T>) {
     let channel = Arc::new(Channel::new(length_max));
     (Sender(channel.clone()), Receiver(channel))

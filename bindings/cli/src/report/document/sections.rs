@@ -142,7 +142,7 @@ pub(crate) struct Plan {
     pub(crate) searched: String,
 }
 
-/// Degrees of all modules with the step that they give.
+/// Degrees for all modules with the resulting step time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlannedParallelism {
     pub(crate) text: String,
@@ -154,16 +154,16 @@ pub(crate) struct PlannedParallelism {
     pub(crate) modules: Vec<PlannedModule>,
 }
 
-/// Degrees of one module.
+/// Module degrees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlannedModule {
     pub(crate) name: String,
     pub(crate) tp: u32,
     pub(crate) pp: u32,
     pub(crate) dp: u32,
-    /// Layers of each stage.
+    /// Number of layers in each stage.
     pub(crate) layers: Vec<u32>,
-    /// Peak memory of a GPU, where it is known.
+    /// Peak GPU memory, where it is known.
     #[serde(default)]
     pub(crate) gib: Option<f64>,
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Source of times.
+/// Time source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Basis {
@@ -20,11 +20,12 @@ pub(crate) struct Study {
     pub(crate) name: String,
     /// Paragraph below the heading.
     pub(crate) about: String,
-    /// Names of the modules, in the order of all lists by module.
+    /// Module names, in the order that all lists by module use.
     pub(crate) modules: Vec<String>,
-    /// The strategies, data-blind first; the speed-up compares each with the first of its basis.
+    /// The strategies, data-blind first; the speed-up compares each strategy with the first on the same
+    /// basis.
     pub(crate) strategies: Vec<StrategyResult>,
-    /// Samples of the shown steps, to which groups refer by index.
+    /// Samples in the shown steps, to which groups refer by index.
     pub(crate) samples: Vec<Sample>,
     /// The shown steps.
     pub(crate) steps: Vec<StudyStep>,

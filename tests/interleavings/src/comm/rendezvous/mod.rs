@@ -1,4 +1,4 @@
-//! Values of a job's keys.
+//! Values stored under a job's keys.
 
 #[path = "../../../../../executor/comm/src/rendezvous/protocol.rs"]
 mod protocol;
@@ -62,7 +62,7 @@ fn a_lost_rank_ends_waits() {
     values.lose(2);
     waiting.into_iter().for_each(|rank| rank.join().unwrap());
     assert_eq!(values.wait("never", LONG), (ReplyKind::Lost, 2_u32.to_le_bytes().to_vec()));
-    // one that never knew of its admission may come again, and ends nothing
+    // a rank that never knew about its admission may come again, and ends nothing
     let values = Values::default();
     assert!(values.admit(1));
     values.lose(1);

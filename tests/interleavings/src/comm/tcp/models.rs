@@ -1,4 +1,4 @@
-//! Ranks with connections: writers, readers and control connections of the real transport.
+//! Ranks with connections: writers, readers and control connections from the real transport.
 
 use super::control::Control;
 use super::frame::{encode, farewell};
@@ -72,7 +72,7 @@ impl Dial for NoOne {
     fn close(&self) {}
 }
 
-/// Both ranks of a job, connected.
+/// Both ranks in a job, connected.
 fn ranks(settings: Settings) -> [Arc<Endpoint>; 2] {
     let control = connection();
     let ranks = Arc::new((0..2).map(|_| OnceLock::new()).collect::<Vec<_>>());
@@ -87,14 +87,14 @@ fn ranks(settings: Settings) -> [Arc<Endpoint>; 2] {
     })
 }
 
-/// Runs both ranks; Shuttle then runs the threads of their connections to the end.
+/// Runs both ranks; Shuttle then runs the connection threads to the end.
 fn run(settings: Settings, rank: fn(Communicator)) {
     let ranks = ranks(settings).map(Communicator::world);
     let ranks = ranks.map(|comm| thread::spawn(move || rank(comm)));
     ranks.into_iter().for_each(|rank| rank.join().unwrap());
 }
 
-/// Links of rank 0 with a control connection to rank 1.
+/// Links on rank 0 with a control connection to rank 1.
 fn links(control: Option<Socket>, bytes: usize) -> Arc<Links> {
     let mailbox = Arc::new(Mailbox::new(2, bytes));
     Arc::new(Links::new(0, mailbox, vec![None, control.map(Arc::new)], Box::new(NoOne)))
@@ -187,7 +187,7 @@ fn a_death_is_named() {
     let (data, last) = connection();
     let reader = thread::spawn(move || links.read_data(1, data));
     let dying = thread::spawn(move || {
-        // what it has sent of its last message arrives
+        // the sent part of the last message arrives
         (&last).write_all(&[0; 10]).unwrap();
         last.shutdown(Shutdown::Both).unwrap();
         dead.shutdown(Shutdown::Both).unwrap();
@@ -209,7 +209,7 @@ fn two_failures() {
     });
 }
 
-/// Failure whose text is longer than what the connection holds.
+/// Failure whose text exceeds the connection's capacity.
 fn failure(by: usize) -> Failure {
     Failure { cause: Cause::Caller, culprit: Some(by), by, at: at(0), message: "enough ".repeat(40) }
 }

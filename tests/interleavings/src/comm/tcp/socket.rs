@@ -1,4 +1,4 @@
-//! Socket in memory. It takes a few bytes at a time, so writes are cut in the middle of messages.
+//! In-memory socket. It accepts a few bytes at a time, so writes are cut in the middle of messages.
 
 use crate::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that wait in one direction at most: less than two headers.
+/// Maximum number of bytes that wait in a direction: less than two headers.
 const PIPE_BYTES: usize = 150;
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ struct PipeState {
     is_closed: bool,
 }
 
-/// One end of a connection.
+/// Connection end.
 #[derive(Debug)]
 pub(crate) struct Socket {
     incoming: Arc<Pipe>,
