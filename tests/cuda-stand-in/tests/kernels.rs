@@ -1,4 +1,4 @@
-//! Kernels on the threads of the stand-in.
+//! Kernels on the stand-in's threads.
 
 use crate::{
     launch,
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) total(const float* a, float* o
 }
 "#;
 
-/// Sums four blocks in several orders of threads.
+/// Sums four blocks in several thread orders.
 fn totals(barrier: &str) -> Option<Vec<Vec<f32>>> {
     let cuda = cuda()?;
     let stream = cuda.context.default_stream();
@@ -160,7 +160,7 @@ fn an_asynchronous_copy_without_a_wait_is_an_error() {
     assert!(cuda.last_failure().contains("never waited for"), "{}", cuda.last_failure());
 }
 
-/// Runs one thread block of a kernel without parameters but a buffer of 1000 numbers.
+/// Runs a single thread block for a kernel whose only parameter is a buffer with 1000 numbers.
 fn run_alone(cuda: &Cuda, body: &str, shared_bytes: u32) -> u32 {
     let source =
         format!("#include \"device.cuh\"\nextern \"C\" __global__ void alone(float* x) {{\n{body}\n}}\n");

@@ -19,7 +19,7 @@ pub struct Arguments {
     pub qkv: u64,
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
     pub output: u64,
-    /// Logarithm (base e) of the exponential sum over scaled scores, f32 `[tokens, heads]`; written by
+    /// Natural logarithm of the exponential sum over scaled scores, f32 `[tokens, heads]`; written by
     /// forward plans, read by backward plans.
     pub log_sums: u64,
     /// Gradients, for backward plans.

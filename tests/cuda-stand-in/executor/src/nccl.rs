@@ -1,4 +1,4 @@
-//! CUDA devices that are connected by NCCL, on the stand-ins.
+//! CUDA devices connected by NCCL, on the stand-ins.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use dflop_testing::TestBackend;
 
 use crate::cuda::{numbered, search_path, stand_in};
 
-/// Backend of suites: a device for each rank, connected by NCCL.
+/// Suite backend: a device for each rank, connected by NCCL.
 #[derive(Debug)]
 pub struct OnNccl;
 
@@ -33,10 +33,10 @@ impl TestBackend for OnNccl {
     }
 }
 
-/// Devices of the machine, more than ranks run at a time.
+/// Number of devices on the machine, more than the number of concurrent ranks.
 const DEVICES: u64 = 64;
 
-/// Lets streams run beside each other, and gives each rank a device that no other one has.
+/// Lets streams run concurrently, and assigns an exclusive device to each rank.
 fn of_type(dtype: Dtype) -> Cuda {
     static OPENED: Mutex<()> = Mutex::new(());
     let _turn = OPENED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Ranks that are threads of this process, each with a device of its own.
+//! Ranks that are threads in this process, each with a separate device.
 
 use super::library::{Handle, Operation, SUCCESS, UniqueId, init, issue, unique_id};
 use crate::support::{Cuda, cuda, raw};
@@ -36,7 +36,7 @@ impl Gate {
     }
 }
 
-/// One rank, on the thread that made it.
+/// A rank, on the thread that created it.
 #[expect(clippy::struct_field_names, reason = "NCCL's word")]
 pub(crate) struct Rank {
     pub(crate) rank: usize,

@@ -1,4 +1,4 @@
-//! Calls of CUDA that are not safe: their arguments must be valid, or be the subject of a test.
+//! Unsafe CUDA calls: arguments must be valid, or be the subject of a test.
 #![expect(unsafe_code, reason = "calls of CUDA")]
 
 use cudarc::{
@@ -76,12 +76,12 @@ pub(crate) fn alloc<T: DeviceRepr>(
     stream: &Arc<CudaStream>,
     length: usize,
 ) -> Result<CudaSlice<T>, DriverError> {
-    // SAFETY: tests read only types of which every pattern of bits is a value.
+    // SAFETY: tests read only types for which every bit pattern is a value.
     unsafe { stream.alloc(length) }
 }
 
 pub(crate) fn release(address: u64, stream: &CudaStream) {
-    // SAFETY: the address is that of a buffer that its owner has leaked.
+    // SAFETY: the address belongs to a buffer that its owner has leaked.
     unsafe { driver::free_async(address, stream.cu_stream()) }.expect("the buffer was in use");
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn page_locked(context: &Arc<CudaContext>, length: usize) -> PinnedHo
     unsafe { context.alloc_pinned(length) }.expect("there is memory")
 }
 
-/// Writes to page-locked memory whatever is under way.
+/// Writes to page-locked memory regardless of work under way.
 pub(crate) fn overwrite(host: *mut f32, value: f32) {
     // SAFETY: the memory is allocated; that a copy is under way is what the test is about.
     unsafe { *host = value };
@@ -145,7 +145,7 @@ pub(crate) fn host_function(stream: &CudaStream, run: impl FnOnce() + Send + 'st
         .expect("the stream works");
 }
 
-/// The threads of streams of this process.
+/// Number of stream threads in this process.
 pub(crate) fn stream_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").expect("the system lists threads");
     let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));

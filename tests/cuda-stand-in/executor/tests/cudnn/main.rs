@@ -18,7 +18,7 @@ use dflop_cuda::cudnn::{
 };
 use shapes::SHAPES;
 
-/// Most bytes of the workspace of a forward plan.
+/// Maximum workspace bytes for a forward plan.
 const FORWARD_BYTES_MAX: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
@@ -111,7 +111,7 @@ fn the_engine_of_a_fixed_order_has_its_settings() {
     assert_eq!(is_set, library.version() >= Version(92_500), "else the graph itself has a fixed order");
 }
 
-/// The only file of a key below a directory.
+/// The only file for a key below a directory.
 fn file(directory: &Path, key: &PlanKey) -> PathBuf {
     let directories = fs::read_dir(directory).expect("the directory of plans");
     let mut files =
