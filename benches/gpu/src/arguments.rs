@@ -11,7 +11,7 @@ pub(crate) struct Arguments {
     pub(crate) is_tiny: bool,
     /// Whether the faster engine computes attention: our kernels or cuDNN.
     pub(crate) is_fastest: bool,
-    /// Seconds in which cuDNN's plans are built and measured before times are taken, if they are given.
+    /// Seconds for building and measuring cuDNN plans before timing starts, if given.
     pub(crate) settling_seconds: Option<f64>,
     /// Whether operations run once only, for a sanitizer.
     pub(crate) is_small: bool,

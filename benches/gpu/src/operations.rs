@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(report::summary(PART, outcome, &figure, "all results within the bounds, the same bits twice"))
 }
 
-/// Compares the results of a group; returns how many there are, the largest error, and what is wrong.
+/// Compares the results in a group; returns the number of results, the maximum error, and the faults.
 fn compare(
     group: &Group,
     (cpu, cuda): (&Cpu, &Cuda),
@@ -121,7 +121,7 @@ fn compare(
     Ok((found.len(), worst, other.map(|((name, _), _)| format!("{name} has other bits in a second run"))))
 }
 
-/// Fills memory with NaN and frees it, so that what an operation does not write shows.
+/// Fills memory with NaN and frees it, so that elements that an operation does not write are visible.
 fn poison(device: &Cuda) -> Result<()> {
     let mut blocks = Vec::new();
     for elements in POISON_ELEMENTS {

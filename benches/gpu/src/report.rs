@@ -36,7 +36,7 @@ pub(crate) fn result(part: &str, mut fields: Value) {
 
 /// Prints the part summary and returns the outcome.
 ///
-/// - `figure`: what was found, for the table
+/// - `figure`: result for the table
 /// - `asked`: the bound on it
 pub(crate) fn summary(part: &str, outcome: Outcome, figure: &str, asked: &str) -> Outcome {
     eprintln!("{part}: {}: {figure} (asked: {asked})", outcome.name());
@@ -58,7 +58,7 @@ pub(crate) fn failure(part: &str, error: &dyn std::error::Error) -> Outcome {
     summary(part, Outcome::Failed, &text, "no error")
 }
 
-/// Prints a line at once: a run that is cut short has reported what it did.
+/// Prints a line at once: an interrupted run has reported its results so far.
 fn print(value: &Value) {
     let mut out = std::io::stdout().lock();
     // a closed pipe must not hide the exit status

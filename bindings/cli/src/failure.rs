@@ -8,7 +8,7 @@ use dflop_loader::store::{redact, redact_name};
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 ///
-/// - `args`: what was parsed
+/// - `args`: the parsed arguments
 pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
     let text = without_credentials(&error.to_string(), args);
@@ -46,7 +46,7 @@ pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
 /// Outcome of a command that did not complete, by exit status.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The arguments make no sense: exit status 2.
+    /// The arguments are invalid: exit status 2.
     Misuse(String),
     /// The command started and failed: exit status 1.
     Failed(String),
@@ -63,7 +63,7 @@ pub(crate) enum Failure {
 pub struct Refusal {
     /// The error and its causes, each on a separate line.
     pub message: String,
-    /// Whether the arguments make no sense; otherwise the command started and failed.
+    /// Whether the arguments are invalid; otherwise the command started and failed.
     pub is_misuse: bool,
 }
 

@@ -73,7 +73,7 @@ pub fn show_warnings() {
     drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
-/// Runs a command in this process and returns what it prints on standard output, such as JSON with `--json`.
+/// Runs a command in this process and returns the standard output, such as JSON with `--json`.
 ///
 /// # Errors
 /// The error that the command would have printed.

@@ -1,4 +1,4 @@
-//! Corrections of the cost model in a run: where plans take them from, and what the run records.
+//! Cost model corrections in a run: the source for plans, and the run's record.
 
 use std::path::Path;
 

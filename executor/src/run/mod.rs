@@ -98,13 +98,13 @@ impl Run {
     /// Checks what the run needs and trains nothing: configuration, files, ranks, GPUs, memory, shards,
     /// index, rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     ///
-    /// Ranks do not talk to each other, so none waits for one that is missing. Nothing is left on disk.
+    /// Ranks do not communicate, so no rank waits for a missing rank. Nothing is left on disk.
     #[must_use]
     pub fn check(&self) -> Findings {
         check::check(Ok((&self.config, &self.options)))
     }
 
-    /// Reads the model, and generates the dataset if the configuration asks for it; once for all calls.
+    /// Reads the model, and generates the dataset if the configuration requests it; once for all calls.
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid configuration; errors from the model files.

@@ -183,7 +183,7 @@ fn take_steps<D: Device>(
     Ok(stopped)
 }
 
-/// Returns the check whether this rank wants the run to stop: for a request, or because nobody receives step
+/// Returns the check whether this rank requests a stop: for a stop request, or because nobody receives step
 /// reports any more.
 fn stop_check(stop: StopRequest, is_stopped: Arc<AtomicBool>) -> StopCheck {
     Box::new(move || {

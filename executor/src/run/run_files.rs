@@ -33,7 +33,7 @@ enum Written {
 }
 
 impl RunFiles {
-    /// Generates what the configuration describes, in directories that are kept.
+    /// Generates the files that the configuration describes, in directories that are kept.
     pub(super) fn prepare(config: &RunConfig) -> Result<Self> {
         if let Some(table) = &config.data.generate {
             // A generated dataset comes with the model files.

@@ -45,7 +45,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Reads the model, and generates the dataset if the configuration asks for it.
+    /// Reads the model, and generates the dataset if the configuration requests it.
     pub(super) fn new(config: &RunConfig, options: &RunOptions) -> Result<Self> {
         if let Some(problem) = config.problems(options).into_iter().next() {
             return Err(Error::Config(problem));
@@ -86,7 +86,7 @@ impl Setup {
         &self.files.model_directory
     }
 
-    /// Returns the options by which the index of the dataset is found and built.
+    /// Returns the options for finding and building the dataset index.
     pub(super) fn index_options(&self) -> Result<IndexOptions> {
         let counter = self.preparer()?.build()?.text_counter();
         Ok(IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() })

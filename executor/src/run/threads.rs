@@ -21,7 +21,7 @@ pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnSte
                 let task = RankTask { trace, stop: stop.clone(), local_rank: None };
                 let rank = move || {
                     run(setup, Box::new(comm), &task, &mut |report| match &sender {
-                        // The receiver is gone after `on_step` asked for the end.
+                        // The receiver is gone after `on_step` requested the end.
                         Some(sender) if sender.send(report.clone()).is_err() => ControlFlow::Break(()),
                         _ => ControlFlow::Continue(()),
                     })

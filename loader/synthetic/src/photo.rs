@@ -19,7 +19,7 @@ type Color = [i32; 3];
 /// Generates a photo with this size as a JPEG file.
 ///
 /// # Errors
-/// If the encoder refuses the size.
+/// If the encoder rejects the size.
 pub(crate) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let scene = Scene::new(width, height, rng);
     let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, rng));

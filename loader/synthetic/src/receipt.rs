@@ -22,7 +22,7 @@ const GRAIN: i32 = 2;
 /// Generates a scan with this size as a JPEG file.
 ///
 /// # Errors
-/// If the encoder refuses the size.
+/// If the encoder rejects the size.
 pub(crate) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let paper = rng.between(225, 250);
     let ink = rng.between(30, 90);

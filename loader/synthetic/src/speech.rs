@@ -46,7 +46,7 @@ pub(crate) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
         }
         vowel(&mut samples, pitch_hz * rng.range(0.85, 1.2), rng);
     }
-    // The last sound may be longer than what is left.
+    // The last sound may be longer than the remaining time.
     samples.truncate(frames);
     samples
 }

@@ -67,7 +67,7 @@ const LIBRARIES: [Library; 4] = [
     },
 ];
 
-/// The libraries' files, in the order in which a program may load them.
+/// Library files, in the order in which a program may load them.
 pub(crate) fn library_files() -> impl Iterator<Item = &'static str> {
     LIBRARIES.iter().flat_map(|library| [library.file, library.unversioned])
 }

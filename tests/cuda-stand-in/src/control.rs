@@ -259,12 +259,12 @@ impl StandIn {
         &self.nccl
     }
 
-    /// Makes every compilation fail from now on, or not any more.
+    /// Sets whether every compilation fails from now on.
     pub fn set_compilation_fails(&self, is_failing: bool) {
         self.set("fail_compilation", u64::from(is_failing));
     }
 
-    /// Makes the `n`-th next launch of a kernel, counted from 1, fail with an illegal address.
+    /// Lets the `n`-th next launch of a kernel, counted from 1, fail with an illegal address.
     ///
     /// # Panics
     /// If the name holds a NUL.

@@ -211,7 +211,7 @@ fn shared_memory_starts_as_nan() {
         "__shared__ float s[8]; x[0] = isnan(s[3]) ? 0.f : x[1 << 28]; s[3] = 0.f;",
         "DYNAMIC_SHARED(s); x[0] = s[9] == 255 ? 0.f : x[1 << 28]; s[9] = 0;",
     ] {
-        // Blocks do not see what an earlier block has left.
+        // Blocks do not see the memory contents from an earlier block.
         for _ in 0..2 {
             assert_eq!(run_alone(&cuda, &format!("if (threadIdx.x == 0) {{ {body} }}"), 16), 0, "{body}");
         }
@@ -324,7 +324,7 @@ fn the_launch_that_is_asked_to_fails() {
     assert_eq!(code(stream.alloc_zeros::<f32>(4)), ILLEGAL_ADDRESS, "errors stay");
 }
 
-/// What the compiler writes about a source that it must refuse.
+/// Compiler log for a source that the compiler must reject.
 fn log_of(source: &str, options: &[&str]) -> String {
     match compile(source, options) {
         Ok(_) => panic!("compiled: {source}"),

@@ -1,4 +1,4 @@
-//! Runs models under many schedules, as the command line asks for.
+//! Runs models under many schedules, as the command line requests.
 
 use crate::model::Model;
 use std::process::ExitCode;

@@ -72,7 +72,7 @@ impl MeasuredProfileArgs {
     }
 }
 
-/// Refuses a profile that does not predict its held-out microbatches, if it is to be checked.
+/// Rejects a profile that does not predict the held-out microbatches, if the profile is to be checked.
 pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
     let check = ProfileCheck::new(&profile).filter(|_| is_checked);
     check

@@ -28,14 +28,14 @@ pub(crate) struct SampleReportArgs {
 const PREVIEWS: usize = 24;
 
 impl ReportArgs {
-    /// Returns the file, if a report is wanted.
+    /// Returns the file, if a report is requested.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.report.as_deref()
     }
 }
 
 impl SampleReportArgs {
-    /// Returns the file, if a report is wanted.
+    /// Returns the file, if a report is requested.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.report.path()
     }

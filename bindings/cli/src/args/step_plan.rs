@@ -67,7 +67,8 @@ pub(crate) struct ShuffleArgs {
     /// 1024].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     block_samples: Option<u64>,
-    /// Runs that `--shuffle blocks` shuffles with each other, about the number of open shards [default: 64].
+    /// Number of runs that `--shuffle blocks` shuffles together, about the number of open shards [default:
+    /// 64].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     open_blocks: Option<u64>,
 }

@@ -56,7 +56,7 @@ enum Foreign {
     /// Compare with them; differences are warnings.
     #[default]
     Check,
-    /// Compare with the index files, and take header locations from them.
+    /// Compare with the index files, and use their header locations.
     Follow,
 }
 

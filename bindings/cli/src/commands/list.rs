@@ -18,7 +18,7 @@ use crate::output::{Output, print_skipped, runtime, write_json};
 
 /// List every sample with fields and shape, in shard order.
 ///
-/// Prints what is readable, then fails with what is not. Needs no index.
+/// Prints the readable samples, then fails with the unreadable ones. Needs no index.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]

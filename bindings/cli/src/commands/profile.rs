@@ -105,7 +105,7 @@ struct ModuleJson {
     shapes: usize,
     attention_lengths: usize,
     rounds: usize,
-    /// Largest known interpolation error that is left between measured shapes.
+    /// Maximum known interpolation error between measured shapes.
     error_max: Option<f64>,
     intervals_open: usize,
     tokens: u32,
@@ -217,7 +217,7 @@ fn run_check<D: Device>(
     device: &D,
     profile: &Profile,
 ) -> Result<CheckReport, Failure> {
-    // A profile that its own microbatches refute is checked like any other.
+    // A profile that its microbatches refute is checked like any other.
     let options = ProfileOptions::default().unchecked();
     let predictor = CostModel::from_profile(model.spec.clone(), profile, options)?;
     warn(predictor.profile_warnings());

@@ -13,7 +13,7 @@ use crate::report::{read_run, write_page};
 /// Render run reports as an HTML page.
 ///
 /// RUN is a document that a command with `--report FILE.json` wrote, a page, the `--trace` or `--json` output
-/// from `dflop train`, or a directory with such files, whose reports follow each other by name.
+/// from `dflop train`, or a directory with such files, whose reports appear in name order.
 #[derive(Debug, Args)]
 pub(crate) struct ReportCommandArgs {
     /// File or directory to read.

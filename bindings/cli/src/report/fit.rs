@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::document::{RunReport, Study};
 
-/// Samples that stay when samples are left out: the dearest.
+/// Number of samples that stay when samples are left out: the most expensive.
 const SAMPLES_KEPT: usize = 1_500;
 /// Number of scatter plot points that stay.
 const POINTS_KEPT: usize = 1_500;
@@ -13,7 +13,7 @@ const POINTS_KEPT: usize = 1_500;
 type Cut = fn(&mut RunReport) -> bool;
 
 /// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then
-/// cheap samples, then ranks that end early, then timelines. A note names what is missing.
+/// cheap samples, then ranks that end early, then timelines. A note names the omissions.
 pub(super) fn fit(reports: &mut [RunReport], bytes_max: usize) {
     let cuts: [(Cut, &str); 6] = [
         (keep_points, "Of the predictions beside measurements, some points are not drawn."),

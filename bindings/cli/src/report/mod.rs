@@ -1,4 +1,4 @@
-//! Collects what a command found out and renders it as one self-contained HTML page.
+//! Collects a command's results and renders them as a self-contained HTML page.
 //!
 //! A [`RunReport`] is a JSON document: `collect` fills the sections from plans, datasets and training runs,
 //! `page` embeds documents in a page with script and style, `read` reads them back. The page has no network,

@@ -1,4 +1,4 @@
-//! Reads reports back: documents, pages, and what a training run leaves.
+//! Reads reports back: documents, pages, and training run outputs.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -64,9 +64,9 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Longest document or page that is read; one with previews has a few mebibytes.
+/// Maximum length of a document or page in bytes; a page with previews has a few mebibytes.
 const DOCUMENT_BYTES_MAX: u64 = 128 << 20;
-/// Lines of a file in which an event shows that it is a trace.
+/// Number of leading lines in which an event identifies a trace.
 const SEARCHED_LINES: usize = 100;
 
 /// What tells documents from other JSON.
@@ -78,7 +78,7 @@ struct Head {
 
 fn read_file(path: &Path) -> Result<Content, Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
-    // Only lines may be so many; a pipe has no length.
+    // Only line files may be this long; a pipe has no length.
     if std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > DOCUMENT_BYTES_MAX) {
         return read_lines(path).map_err(failed);
     }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::describe::kind_of;
 use super::media::content_type;
 
-/// Longest field that is decoded to look for faults.
+/// Maximum length of a field that is decoded to find faults.
 pub(super) const FIELD_BYTES_MAX: u64 = 64 << 20;
 /// Maximum number of text characters shown.
 const TEXT_CHARACTERS_MAX: usize = 100_000;

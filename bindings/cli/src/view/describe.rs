@@ -21,9 +21,9 @@ pub(super) struct DescribedSample {
     pub(super) bytes: u64,
     pub(super) tokens: u32,
     pub(super) target_tokens: u32,
-    /// Predicted time by module, in the order of the summary; empty if the model refuses the sample.
+    /// Predicted time by module, in summary order; empty if the model does not support the sample.
     pub(super) module_ns: Vec<u64>,
-    /// Reason for which the model refuses the sample.
+    /// Reason why the model does not support the sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refusal: Option<String>,
     pub(super) fields: Vec<DescribedField>,
@@ -91,7 +91,7 @@ pub(super) fn kind_of(extension: &str) -> &'static str {
     }
 }
 
-/// Describes what is missing from the index, without credentials.
+/// Describes the entries missing from the index, without credentials.
 pub(super) fn skipped(skipped: &Skipped) -> Value {
     json!({
         "shard": redact(&skipped.shard),

@@ -1,8 +1,9 @@
 //! Serves a page to look at the samples of a dataset: on this machine only, under a random address.
 //!
-//! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` do so;
-//! `describe`, `content` and `media` answer for single samples; `http` refuses requests before anything else.
-//! The page builds everything from JSON as text nodes; the server never puts data into a document.
+//! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` sort and
+//! filter; `describe`, `content` and `media` answer for single samples; `http` rejects requests before
+//! anything else. The page builds everything from JSON as text nodes; the server never puts data into a
+//! document.
 
 mod answer;
 mod content;

@@ -14,7 +14,7 @@ pub(super) struct Filter {
     pub(super) key: String,
     /// Extension of a field that the sample has; empty for all.
     pub(super) field: String,
-    /// Whether only samples that the model refuses are wanted.
+    /// Whether only samples that the model does not support are requested.
     pub(super) is_refused: bool,
     /// Smallest and largest number by column, both included.
     pub(super) ranges: [Option<(u64, u64)>; Column::ALL.len()],

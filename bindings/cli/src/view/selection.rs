@@ -64,7 +64,7 @@ fn sorted(table: &SampleTable, column: Column) -> Vec<u32> {
     places
 }
 
-/// Returns whether a sample meets what the table knows.
+/// Returns whether the table values for a sample meet the filter.
 fn meets_numbers(table: &SampleTable, filter: &Filter, place: u32) -> bool {
     if filter.is_refused && !table.is_refused(place) {
         return false;

@@ -1,4 +1,4 @@
-//! Holds what samples are sorted and filtered by: a number per sample and column.
+//! Holds the sort and filter values: a number per sample and column.
 
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::Dataset;
@@ -48,7 +48,7 @@ pub(super) struct SampleTable {
     bytes: Vec<u64>,
     pixels: Vec<u64>,
     audio_ms: Vec<u32>,
-    /// Whether the model refuses the sample, which then has no cost and no tokens.
+    /// Whether the model does not support the sample, which then has no cost and no tokens.
     is_refused: Vec<bool>,
 }
 
@@ -119,12 +119,12 @@ impl SampleTable {
         }
     }
 
-    /// Returns whether the model refuses a sample.
+    /// Returns whether the model does not support a sample.
     pub(super) fn is_refused(&self, place: u32) -> bool {
         self.is_refused[place as usize]
     }
 
-    /// Number of samples that the model refuses.
+    /// Number of samples that the model does not support.
     pub(super) fn refused(&self) -> usize {
         self.is_refused.iter().filter(|is_refused| **is_refused).count()
     }

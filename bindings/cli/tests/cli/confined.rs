@@ -1,4 +1,4 @@
-//! Tests that a shard list stays in its directory, regardless of what names the list and what reads it.
+//! Tests that a shard list stays in its directory, for every way to name the list and every reader.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Tests what builds without CUDA devices reject; `tests/cuda-stand-in/programs` tests builds with CUDA
+//! Tests rejections in builds without CUDA devices; `tests/cuda-stand-in/programs` tests builds with CUDA
 //! devices.
 
 #[cfg(not(feature = "cuda"))]

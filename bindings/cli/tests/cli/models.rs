@@ -1,4 +1,4 @@
-//! Tests that the `dflop models` levels are what the other commands do.
+//! Tests that the `dflop models` levels match the other commands.
 
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ fn texts(value: &Value) -> Vec<&str> {
     value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text")).collect()
 }
 
-/// Plans a model on four devices without bound of memory; returns what the command says about each table.
+/// Plans a model on four devices without a memory bound; returns the command's answer for each table.
 fn planned(model: &str) -> Vec<(Option<i32>, String)> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("shapes.csv");

@@ -1,4 +1,4 @@
-//! Tests `plan` and `simulate --shapes` on a few problems of the grid that `make planner-grid` goes over.
+//! Tests `plan` and `simulate --shapes` on a few problems from the grid that `make planner-grid` covers.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -150,7 +150,7 @@ impl Place {
         run.output().expect("the command starts").into()
     }
 
-    /// Fails if what a run printed or wrote has the secret.
+    /// Fails if the printed or written output of a run has the secret.
     fn check(&self, run: &Run, args: &[&str], url: &str) {
         assert!(run.status.is_some(), "{args:?} {url}: {run:?}");
         let shown = [&run.stdout, &run.stderr].into_iter().flat_map(|text| text.lines());

@@ -1,4 +1,4 @@
-//! Tests `dflop view` over HTTP: what it answers, what it refuses, and how it ends.
+//! Tests `dflop view` over HTTP: answers, rejections, and shutdown.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;

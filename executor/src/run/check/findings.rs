@@ -73,7 +73,7 @@ impl Findings {
         self.add(Status::Skipped, subject, finding.into(), None);
     }
 
-    /// Adds a fault and what to do about it.
+    /// Adds a fault and the remedy.
     pub(super) fn wrong(
         &mut self,
         subject: &'static str,

@@ -7,7 +7,7 @@ use crate::comm::{RankIdentity, tcp};
 use crate::run::compute_device::TransportName;
 use crate::run::setup::Setup;
 
-/// Largest number of ranks on several machines that the data connections over TCP are made for.
+/// Maximum number of ranks on several machines for data connections over TCP.
 const TCP_RANKS: usize = 64;
 
 /// How this process was started.

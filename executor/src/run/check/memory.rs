@@ -1,4 +1,4 @@
-//! Compares the memory that ranks need, as the memory model predicts it, with what there is.
+//! Compares the predicted memory of ranks with the available memory.
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,4 @@
-//! Checks the address, the port and the token by which the ranks of a job find each other.
+//! Checks the address, the port and the token by which the job's ranks find each other.
 
 use std::io::{Error, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};

@@ -113,7 +113,7 @@ impl RunConfig {
         serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))
     }
 
-    /// Makes relative paths relative to a directory.
+    /// Resolves relative paths against a directory.
     fn resolve(&mut self, directory: &Path) {
         let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
         let own = [&mut self.model.directory, &mut self.data.tokenizer, &mut self.parallel.profile];

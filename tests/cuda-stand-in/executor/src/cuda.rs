@@ -92,7 +92,7 @@ pub fn with_source(dtype: Dtype, file: &str, text: String) -> Cuda {
     builder.build().expect("the stand-in has a device")
 }
 
-/// Opens a device that stores numbers of this type, and compiles its kernels anew.
+/// Opens a device with this number type, and recompiles the kernels.
 ///
 /// # Panics
 /// If there is no device.

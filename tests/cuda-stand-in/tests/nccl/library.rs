@@ -136,7 +136,7 @@ pub(crate) fn issue(operation: Operation, Handle(handle): Handle, stream: usize)
 
 /// Runs calls in a group; returns the result at the group end.
 pub(crate) fn group(calls: impl FnOnce()) -> c_int {
-    // SAFETY: the functions take nothing.
+    // SAFETY: the functions have no parameters.
     unsafe {
         assert_eq!((functions().group_start)(), SUCCESS);
         calls();

@@ -13,7 +13,7 @@ fn is_done(stream: &CudaStream) -> bool {
     stream.record_event(None).unwrap().is_complete()
 }
 
-/// Whether a stream becomes idle in a time in which it should, if it can.
+/// Returns whether a stream becomes idle in due time, if it can.
 fn ends(stream: &CudaStream) -> bool {
     let event = stream.record_event(None).unwrap();
     becomes(|| event.is_complete())

@@ -53,7 +53,7 @@ pub(crate) fn threaded(ranks: usize) -> Option<Cuda> {
     Some(cuda)
 }
 
-/// Runs a function on each rank of a communicator, and destroys what it leaves.
+/// Runs a function on each rank in a communicator, and destroys the leftovers.
 pub(crate) fn run_ranks<T: Send>(ranks: usize, run: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let id = unique_id();
     let run = &run;

@@ -65,13 +65,14 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> Vec<u8> {
     }
 }
 
-/// Turns off the events by which cudarc orders streams: the tests order them, or leave that out on purpose.
+/// Turns off the events by which cudarc orders streams: the tests order streams themselves, or deliberately
+/// do not.
 pub(crate) fn without_event_tracking(context: &CudaContext) {
     // SAFETY: no buffer exists yet.
     unsafe { context.disable_event_tracking() };
 }
 
-/// A buffer that holds what new memory holds.
+/// A buffer with the contents of new memory.
 pub(crate) fn alloc<T: DeviceRepr>(
     stream: &Arc<CudaStream>,
     length: usize,
@@ -86,7 +87,7 @@ pub(crate) fn release(address: u64, stream: &CudaStream) {
 }
 
 pub(crate) fn copy_up(address: u64, host: &[u8], stream: &CudaStream) -> Result<(), DriverError> {
-    // SAFETY: the address is what the test is about.
+    // SAFETY: the test is about this address.
     unsafe { driver::memcpy_htod_async(address, host, stream.cu_stream()) }
 }
 
@@ -97,7 +98,7 @@ pub(crate) fn page_locked(context: &Arc<CudaContext>, length: usize) -> PinnedHo
 
 /// Writes to page-locked memory regardless of work under way.
 pub(crate) fn overwrite(host: *mut f32, value: f32) {
-    // SAFETY: the memory is allocated; that a copy is under way is what the test is about.
+    // SAFETY: the memory is allocated; the test is about the copy under way.
     unsafe { *host = value };
 }
 
@@ -154,7 +155,7 @@ pub(crate) fn stream_threads() -> usize {
 
 /// Runs a launch with the arguments that the test has given.
 pub(crate) fn run_launch(launch: &mut LaunchArgs<'_>, config: LaunchConfig) -> Result<(), DriverError> {
-    // SAFETY: the test's kernel takes these arguments, or is about what happens if not.
+    // SAFETY: the test's kernel has these parameters, or the test is about a mismatch.
     unsafe { launch.launch(config) }.map(|_| ())
 }
 

@@ -14,7 +14,7 @@ use crate::output::place_file;
 /// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in an existing directory. Writes
 /// nothing if there are no tensors, because no sample is left and there is no length to pad to.
 ///
-/// The rest is metadata of the file, numbers as decimal text: `step, microbatch, sample_keys` (a JSON list),
+/// The rest is file metadata, numbers as decimal text: `step, microbatch, sample_keys` (a JSON list),
 /// `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`. Equal
 /// microbatches give equal bytes.
 pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {

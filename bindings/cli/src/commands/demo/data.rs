@@ -62,7 +62,7 @@ fn write_shards(
     seed: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<(PathBuf, u64)>, Failure> {
-    // Threads take shards from a counter, because shards differ in cost.
+    // Threads pick shards by a counter, because shards differ in cost.
     let next = AtomicUsize::new(0);
     let work = || {
         let mut written = Vec::new();
@@ -87,8 +87,8 @@ fn write_shards(
 
 /// Writes a sample range to a tar file and returns the file size.
 ///
-/// The file appears under its name only once it is complete. Times and owners are zero, so that equal samples
-/// make equal files.
+/// The file appears under its name only when complete. Times and owners are zero, so that equal samples give
+/// equal files.
 ///
 /// # Errors
 /// If the file cannot be written, or an encoder rejects an input.

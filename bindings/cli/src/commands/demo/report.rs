@@ -62,7 +62,7 @@ pub(super) fn report(
     Ok(report)
 }
 
-/// Returns what was measured of the small model, by CPU time, which other work on the machine changes little.
+/// Returns the measurement of the small model, by CPU time, which other work on the machine changes little.
 fn measured(trained: &Trained) -> Verdict {
     let CpuTimes { data_blind_seconds, balanced_seconds, speedup, speedup_range: [low, high], .. } =
         trained.by_cpu;

@@ -1,4 +1,4 @@
-//! Finds how far a model is supported, from what the crates have for its family.
+//! Finds the support level of a model, from what the crates have for the model family.
 
 use std::fmt;
 

@@ -116,7 +116,7 @@ fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure>
         (None, Some(run_end)) if from <= run_end => run_end,
         (None, _) => {
             let per_epoch = planner.steps().per_epoch();
-            // No check of the range here: planning refuses a step that the run does not have, or that is too
+            // No check of the range here: planning rejects a step that the run does not have, or that is too
             // large.
             let next = from.checked_add(1).ok_or_else(overflow)?;
             (from / per_epoch.max(1) + 1).saturating_mul(per_epoch).max(next)

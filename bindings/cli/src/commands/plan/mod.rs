@@ -93,7 +93,7 @@ pub(crate) struct PlanArgs {
     /// The executor does not run degrees above 1 yet.
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
-    /// Largest load of a rank over the mean, where ranks share experts: a number, or `uniform` routing.
+    /// Maximum rank load over the mean, where ranks share experts: a number, or `uniform` routing.
     #[arg(long, value_name = "FACTOR", default_value = "uniform")]
     expert_imbalance: ExpertImbalance,
     #[command(flatten)]
@@ -222,7 +222,7 @@ impl PlanArgs {
     }
 }
 
-/// Returns the unit in which encoder ranks share media by default: media without tiles are not split.
+/// Returns the default unit in which encoder ranks share media: media without tiles are not split.
 pub(super) fn encoder_split_of(spec: &ModelSpec) -> EncoderSplit {
     let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
     if is_native { EncoderSplit::Sample } else { EncoderSplit::Tile }

@@ -48,7 +48,7 @@ pub(super) struct PlanJson {
     times_from: String,
 }
 
-/// Largest rank load over the mean.
+/// Maximum rank load over the mean.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct ExpertImbalanceJson {
     planned: f64,

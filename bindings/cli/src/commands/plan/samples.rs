@@ -51,13 +51,13 @@ pub(super) struct SamplesJson {
     pub(super) samples: u64,
     /// Samples that were read: all, or as many at even distances.
     pub(super) read: u64,
-    /// Samples among them that the model cannot take, which are left out.
+    /// Number of samples that the model does not support, which are left out.
     pub(super) refused: u64,
     /// The first refused sample.
     pub(super) first_refused: Option<RefusedJson>,
 }
 
-/// A sample that the model cannot take.
+/// A sample that the model does not support.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct RefusedJson {
     pub(super) key: String,

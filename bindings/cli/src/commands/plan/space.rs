@@ -17,8 +17,7 @@ pub(crate) struct SpaceArgs {
     /// Allow fewer layers in the stage with the LM head.
     #[arg(long)]
     uneven_layers: bool,
-    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less for each
-    /// other.
+    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less.
     #[arg(long)]
     encoder_ahead: bool,
     /// Allow recomputation for every second layer in a module; the executor does not run it yet.

@@ -7,7 +7,7 @@ use clap::{Arg, ArgMatches, Args, Command};
 use super::SimulateArgs;
 use super::shapes::ShapesArgs;
 
-/// Arguments that both simulations take.
+/// Arguments that both simulations accept.
 const SHARED: [&str; 10] =
     ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule", "report"];
 

@@ -128,7 +128,8 @@ fn no_dataset(arg: Arg) -> Arg {
     arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
 }
 
-/// Makes the number of DP ranks optional with shapes, where the parallelism plan determines it.
+/// Turns the number of DP ranks into an optional argument with shapes, where the parallelism plan determines
+/// it.
 fn no_dp_size(arg: Arg) -> Arg {
     arg.required(false).required_unless_present("shapes").default_value_if(
         "shapes",

@@ -77,7 +77,7 @@ pub(super) struct MethodReport {
     pub(super) step_seconds_p95: f64,
     /// Fraction of GPU time spent waiting.
     pub(super) bubble_fraction: f64,
-    /// The same by what the GPUs wait for.
+    /// Fraction of GPU time by the cause of the wait.
     pub(super) waits: StepWaits,
     /// Mean time per step in which GPUs wait for messages, gradient sums and weight gathers that no pass
     /// hides.

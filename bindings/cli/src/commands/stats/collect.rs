@@ -27,7 +27,7 @@ pub(super) struct Sampling {
     pub(super) rank_error: f64,
 }
 
-/// A sample that the model cannot take.
+/// A sample that the model does not support.
 #[derive(Debug, Serialize)]
 pub(super) struct Refused {
     pub(super) key: String,
@@ -45,7 +45,7 @@ pub(super) struct Certainty {
     pub(super) beyond_profile: f64,
 }
 
-/// Data profile, refused samples and uncertainty.
+/// Data profile, rejected samples and uncertainty.
 #[derive(Debug)]
 pub(super) struct Collected {
     pub(super) profile: DatasetStatistics,

@@ -59,11 +59,11 @@ struct StatsReport {
     modules: Vec<Module>,
     /// Microbatch sizes below which launches limit a module.
     launch_limits: Vec<LaunchLimit>,
-    /// Samples in which no token is a training target, over all samples of the index.
+    /// Number of samples in which no token is a training target, over all samples in the index.
     samples_without_target: u64,
     /// Sample parts that nothing uses.
     unused: Vec<UnusedPart>,
-    /// Samples that the model cannot take, and the reasons.
+    /// Samples that the model does not support, and the reasons.
     refused: Vec<Refused>,
     sampling: Sampling,
     /// Maximum relative quantile error, sampling not included.

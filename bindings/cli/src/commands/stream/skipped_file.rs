@@ -23,7 +23,7 @@ impl SkippedFile {
         Ok(Self { file: Mutex::new((BufWriter::new(file), None)) })
     }
 
-    /// Writes what is buffered.
+    /// Writes the buffered lines.
     ///
     /// # Errors
     /// The first write error.

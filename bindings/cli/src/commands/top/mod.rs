@@ -23,7 +23,7 @@ const WIDTH: usize = 100;
 /// Time between looks for a signal.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Show how a run goes on: steps, time left, loss, speed, and what limits it.
+/// Show the progress of a run: steps, time left, loss, speed, and the bottleneck.
 ///
 /// RUN is the checkpoint directory from `dflop train`, which keeps `steps.jsonl` there, or such a file;
 /// `dflop.monitor.Record` in the Python package writes such a file for any training loop. On a terminal the
@@ -98,7 +98,7 @@ fn watch(watched: &mut Watched, interval: Duration, out: &mut Output) -> Result<
         let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
         let width = if columns == 0 { WIDTH } else { usize::from(columns) - 1 };
         let lines = lines(&watched.run, &state, watched.saved(), width);
-        // Over the lines before, in one write: no flicker, and what is above stays.
+        // Over the previous lines, in one write: no flicker, and the text above stays.
         if drawn > 0 {
             write!(out, "\x1b[{drawn}A")?;
         }
@@ -129,7 +129,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Reads what is new, and returns the state.
+    /// Reads new lines, and returns the state.
     fn look(&mut self) -> Result<RunState, Failure> {
         let news = self.follower.read().map_err(|error| Failure::from(error).in_file(&self.record))?;
         if news.is_restarted {

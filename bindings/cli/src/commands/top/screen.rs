@@ -102,7 +102,7 @@ fn parts(shares: Shares, mfu: Option<f64>) -> String {
     parts.join(GAP)
 }
 
-/// Names the bottleneck and what may help.
+/// Names the bottleneck and a remedy.
 fn advice(bottleneck: Bottleneck) -> &'static str {
     match bottleneck {
         Bottleneck::Data => "data: more workers, or a faster store",

@@ -10,7 +10,7 @@ use dflop_executor::step_record::{EndLine, Heading, Line, Outcome, StepLine};
 const KEPT_STEPS: usize = 4_096;
 /// Number of last steps averaged for rates, the time left and the step fractions.
 const RECENT_STEPS: usize = 50;
-/// A run is overdue when its last line is older than so many usual steps, and at least [`QUIET_SECONDS`].
+/// A run is overdue when the last line is older than this many usual steps, and at least [`QUIET_SECONDS`].
 const OVERDUE_STEPS: f64 = 10.0;
 const QUIET_SECONDS: f64 = 30.0;
 /// Below this share of a step spent waiting for data, data is not the bottleneck.
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 pub(super) enum Bottleneck {
     /// Ranks wait for samples.
     Data,
-    /// Ranks wait for messages, and for the passes on other ranks that make them.
+    /// Ranks wait for messages, and for the passes on other ranks that create the messages.
     Communication,
     /// Pipeline stages have no pass to compute.
     Bubbles,
@@ -260,7 +260,7 @@ impl Recent {
 }
 
 impl Shares {
-    /// Adds what is left of a step, or scales parts down that were measured as more than a step.
+    /// Adds the rest of a step, or scales parts down that were measured as more than a step.
     fn completed(self) -> Self {
         let Self { compute, update, data, inputs, host, checkpoints, communication, bubbles, .. } = self;
         let sum = compute + update + data + inputs + host + checkpoints + communication + bubbles;
@@ -278,8 +278,8 @@ impl Shares {
         }
     }
 
-    /// Returns what limits the run: data if ranks wait for it noticeably, else the largest part without a
-    /// pass if such parts are large.
+    /// Returns the bottleneck of the run: data if ranks wait for it noticeably, else the largest part without
+    /// a pass if such parts are large.
     ///
     /// - `is_launch_limited`: whether launches limit the passes
     fn bottleneck(self, is_launch_limited: bool) -> Bottleneck {

@@ -38,7 +38,7 @@ pub(super) struct RunStudy {
 
 /// Source files for the run report, next to the report: steps and timelines.
 pub(super) struct ReportFiles {
-    /// The report; `None` if none is wanted.
+    /// Report file; `None` if no report is requested.
     path: Option<PathBuf>,
     previews: usize,
     /// Timeline file that the user requested.
@@ -52,7 +52,7 @@ pub(super) struct ReportFiles {
 }
 
 impl ReportFiles {
-    /// Chooses the files and removes what a killed run left.
+    /// Chooses the files and removes the leftovers from a killed run.
     ///
     /// - `trace`: timeline file that the user requested
     pub(super) fn new(args: &SampleReportArgs, trace: Option<&Path>) -> Result<Self, Failure> {
@@ -99,8 +99,7 @@ impl ReportFiles {
         })
     }
 
-    /// Writes the report, if one is wanted and the run took a step, and removes the files that it was made
-    /// from.
+    /// Writes the report, if it is requested and the run took a step, and removes the source files.
     pub(super) fn write(&self, run: &Run) -> Result<(), Failure> {
         let (Some(path), Some(steps), true) = (&self.path, self.steps(), self.is_written) else {
             return Ok(());
@@ -189,7 +188,7 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
     Ok(Some(report))
 }
 
-/// Returns the study of runs on the same steps: simulated plans by every strategy, then what was measured.
+/// Returns the study of runs on the same steps: simulated plans by every strategy, then measurements.
 ///
 /// - `run`: run whose setup all runs share
 pub(super) fn study_of_runs(

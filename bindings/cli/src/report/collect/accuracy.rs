@@ -6,7 +6,7 @@ use dflop_costmodel::{AccuracyReport, ErrorSummary, PointAccuracy};
 use super::trace::Measured;
 use crate::report::document::{Accuracy, AccuracyPoint, ErrorRow};
 
-/// Largest number of points that are listed.
+/// Maximum number of points that are listed.
 const POINTS_MAX: usize = 3_000;
 /// Fraction of points inside an interval that is fitted to them.
 const INSIDE: f64 = 0.9;

@@ -45,8 +45,8 @@ impl SampleTable {
         self.samples.len()
     }
 
-    /// Reads previews of the dearest samples and returns all samples, with a note if the previews could not
-    /// be read.
+    /// Reads previews of the most expensive samples and returns all samples, with a note if the previews
+    /// could not be read.
     ///
     /// - `previews`: largest number of samples with a preview
     pub(crate) fn finish(mut self, datasets: &[Dataset], previews: usize) -> (Vec<Sample>, Option<String>) {

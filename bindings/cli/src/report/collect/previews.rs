@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::output::runtime;
 use crate::report::document::Preview;
 
-/// Longest field that is read for a preview.
+/// Maximum length of a field that is read for a preview.
 const FIELD_BYTES_MAX: u64 = 32 << 20;
 /// Longer image side in pixels, and the JPEG quality; the next pair if the JPEG is larger than
 /// [`JPEG_BYTES_MAX`].

@@ -10,7 +10,7 @@ use super::described::SampleTable;
 use crate::failure::Failure;
 use crate::report::document::{Bar, PassCode, Row, StudyStep, Timeline};
 
-/// Largest number of steps that a page shows.
+/// Maximum number of steps that a page shows.
 const STEPS_SHOWN: u64 = 4;
 /// Samples and passes after which no further step is shown.
 const SAMPLES_ENOUGH: usize = 3_000;

@@ -22,8 +22,8 @@ impl Training {
         ends.map_or_else(String::new, |(first, last)| format!(", loss {first:.3} to {last:.3}"))
     }
 
-    /// Returns a sentence on the time between steps in which devices have nothing to do, by what it is;
-    /// `None` if it is not recorded. Without the first step, which waits for the start of the run.
+    /// Returns a sentence on the time between steps in which devices are idle, by cause; `None` if it is not
+    /// recorded. Without the first step, which waits for the run to start.
     pub(crate) fn idle(&self) -> Option<String> {
         let steps = if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps[..] };
         let seconds: f64 = steps.iter().map(|step| step.seconds).sum();

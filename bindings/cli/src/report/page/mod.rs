@@ -12,7 +12,7 @@ use super::document::{Basis, RunReport, Verdict};
 use super::fit::fit;
 use crate::failure::Failure;
 
-/// Largest page.
+/// Maximum page size in bytes.
 pub(crate) const PAGE_BYTES_MAX: usize = 2_000_000;
 
 const TEMPLATE: &str = include_str!("template.html");
@@ -47,7 +47,7 @@ const DOCUMENTS: [&str; 2] = [r#"<script type="application/json" id="reports">"#
 pub(crate) fn render(mut reports: Vec<RunReport>) -> Result<String, Failure> {
     let script = format!("(() => {{\n\"use strict\";\n{LIBRARY}\n{}\n}})();", SCRIPTS.join("\n"));
     let static_bytes = TEMPLATE.len() + STYLE.len() + script.len();
-    // Escapes make text longer; the rest is for the verdict.
+    // Escapes extend the text; the rest is for the verdict.
     let fixed_bytes = static_bytes + 64_000;
     let mut bytes_max = PAGE_BYTES_MAX - fixed_bytes;
     let failed = |error: serde_json::Error| Failure::Failed(error.to_string());

@@ -1,4 +1,4 @@
-//! Decides which requests are answered, and what they ask for.
+//! Decides which requests are answered, and parses the requested content.
 //!
 //! Every request must name this machine in `Host`, so that a page on another site cannot reach the server
 //! under a foreign name (DNS rebinding), and the random token in the path, so that other users on this
@@ -7,7 +7,7 @@
 
 use super::super::query::Query;
 
-/// Content that a request asks for.
+/// Requested content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Route {
     Page,

@@ -1,4 +1,4 @@
-//! Makes responses; all of them have the headers that keep a page to itself.
+//! Builds responses; all responses have the headers that isolate a page.
 
 use std::convert::Infallible;
 

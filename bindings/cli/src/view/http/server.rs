@@ -30,7 +30,7 @@ use crate::failure::Failure;
 const CONNECTIONS_MAX: usize = 64;
 /// Time until a connection has sent a complete request with the token.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time until the next request of a connection that has sent the token is complete.
+/// Maximum time until the next request on a connection that has sent the token is complete.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);

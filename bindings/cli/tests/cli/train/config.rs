@@ -129,7 +129,7 @@ impl Job {
         directories.find(|directory| directory.join("shards").is_dir()).expect("a dataset")
     }
 
-    /// The command, not yet started; what it makes for itself goes into the directory.
+    /// The command, not yet started; its private files go into the directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&[&["train", text(&self.config), "--json"], args].concat());
         command.env("XDG_CACHE_HOME", self.directory.path());
@@ -159,7 +159,7 @@ pub(crate) fn loss_bits(lines: &[Value]) -> Vec<(u64, u64)> {
     steps.zip(losses(lines).into_iter().map(f64::to_bits)).collect()
 }
 
-/// Largest relative difference.
+/// Maximum relative difference.
 pub(crate) fn difference(these: &[f64], those: &[f64]) -> f64 {
     assert_eq!(these.len(), those.len());
     these.iter().zip(those).map(|(this, that)| ((this - that) / that).abs()).fold(0.0, f64::max)

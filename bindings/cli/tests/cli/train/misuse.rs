@@ -12,7 +12,7 @@ fn message(job: &Job, args: &[&str], status: i32) -> String {
     run.stderr
 }
 
-/// A changed configuration has to be refused in these words.
+/// The error for a changed configuration must have these words.
 fn refused(replaced: (&str, &str), status: i32, words: &[&str]) {
     let message = message(&Job::with(&[replaced]), &[], status);
     assert!(words.iter().all(|word| message.contains(word)), "{replaced:?}: {message}");

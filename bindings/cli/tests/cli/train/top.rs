@@ -1,4 +1,4 @@
-//! Tests `dflop top`: the record that a run keeps, and what is shown of it while the run goes on and after.
+//! Tests `dflop top`: the record that a run keeps, and the display during and after the run.
 
 use std::fs::File;
 use std::io::Read;

@@ -62,7 +62,7 @@ fn a_trace_has_a_thread_for_each_communication_lane_with_exposed_times() {
         }
     }
     assert!(of("all-gather", 0).is_empty(), "no update came before");
-    // The report has the means over ranks of what the trace has event by event.
+    // The report has means over ranks for the events in the trace.
     let ranks = events.iter().filter_map(|event| event["pid"].as_u64()).max().expect("ranks") + 1;
     for (step, line) in lines.iter().enumerate() {
         let own = events.iter().filter(|event| event["ph"] == "X" && event["args"]["step"] == step as u64);

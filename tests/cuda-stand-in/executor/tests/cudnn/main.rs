@@ -165,7 +165,7 @@ fn plans_are_read_again_and_damaged_ones_are_built_again() {
         assert_eq!(read.form(), built.form());
         assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), written.unwrap(), "not built again");
 
-        // The number within the plan itself, which cuDNN refuses.
+        // The number within the plan itself; cuDNN rejects a wrong number.
         let version = format!("cudnnVersion\\\":{}", library.version().0);
         assert!(text.contains(&version), "{}", &text[..300]);
         let other = text.replace(&version, "cudnnVersion\\\":91300");

@@ -44,7 +44,7 @@ impl<D: Device> Cases<'_, D> {
         Ok(())
     }
 
-    /// Ranges of keys: a causal window, and rows that see each other as a whole.
+    /// Key ranges: a causal window, and rows that see each other as a whole.
     fn ranges(&mut self, starts: &[u32], window: Window) -> KeyRanges {
         let mut keys = Vec::new();
         for pair in starts.windows(2) {

@@ -1,4 +1,4 @@
-//! Failures of the CUDA device: each is a typed error that tells what was expected, and none ends the
+//! Failures of the CUDA device: each is a typed error that names the expected state, and none ends the
 //! process.
 
 use std::path::{Path, PathBuf};

@@ -60,7 +60,7 @@ impl Dial for Callers {
     fn close(&self) {}
 }
 
-/// A peer that is not the real one: what it reads and writes is given by the test.
+/// A peer that is not real: the test determines its reads and writes.
 #[derive(Debug)]
 struct NoOne;
 
@@ -287,7 +287,7 @@ fn barriers_meet() {
             comm.barrier(at(round)).unwrap();
             comm.check_digest(round, 77).unwrap();
         }
-        // the first message makes the connection, after the peer may have left
+        // the first message creates the connection, after the peer may have left
         let sent = comm.start_send(1 - comm.rank(), 7, at(2), row(&[1.0]));
         drop(sent);
     });

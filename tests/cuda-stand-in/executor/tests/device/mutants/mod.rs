@@ -1,7 +1,7 @@
 //! Deliberate kernel faults: the operation tests must find each fault.
 //!
-//! A fault is found if the device fails, a result differs from the CPU's, or two orders of threads give
-//! different bits.
+//! A fault is found if the device fails, a result differs from the CPU's, or two thread orders give different
+//! bits.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
