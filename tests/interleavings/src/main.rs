@@ -1,4 +1,4 @@
-//! Hand-overs in the loader: the files in its room `flow` on other tasks and channels.
+//! Hand-overs in the loader: the files in the loader room `flow` on other tasks and channels.
 //!
 //! The hand-over files belong to the other crates; only the locks, threads, channels and sockets are
 //! exchanged. Shuttle runs a single thread at a time and chooses, at every lock, notification and message,

@@ -1,4 +1,4 @@
-//! Rank mailbox: each arrival is received once, in order, within its bounds, and every wait ends.
+//! Rank mailbox: each arrival is received once, in order, within the bounds, and every wait ends.
 
 use super::error::{Cause, Failure};
 use super::mailbox::{Interrupt, Mailbox};

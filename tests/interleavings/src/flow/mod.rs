@@ -1,4 +1,4 @@
-//! Hand-overs in the loader: the files in its room `flow` on other tasks and channels.
+//! Hand-overs in the loader: the files in the loader room `flow` on other tasks and channels.
 #![allow(dead_code, unreachable_pub, reason = "a part of a room")]
 
 #[path = "../../../../loader/src/flow/byte_budget.rs"]

@@ -60,7 +60,7 @@ impl Dial for Callers {
     fn close(&self) {}
 }
 
-/// A peer that is not real: the test determines its reads and writes.
+/// A peer that is not real: the test determines the reads and writes.
 #[derive(Debug)]
 struct NoOne;
 
