@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) struct Arguments {
     /// Part to run.
     pub(crate) part: String,
-    /// Whether shapes are so small that a stand-in on a CPU runs them in seconds.
+    /// Whether shapes are small enough for a stand-in on a CPU to run them in seconds.
     pub(crate) is_tiny: bool,
     /// Whether attention is computed by our kernels or cuDNN, whichever is faster.
     pub(crate) is_fastest: bool,

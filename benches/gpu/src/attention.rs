@@ -100,7 +100,7 @@ fn times(device: &Cuda, bucket: &Bucket, random: &mut Random, rounds: usize) -> 
     Ok([forward, backward])
 }
 
-/// Returns the largest error against a CPU; `None` if that would take too long.
+/// Returns the maximum error against a CPU; `None` if that would take too long.
 fn check(cuda: &Cuda, bucket: &Bucket, random: &mut Random) -> Result<Option<f64>> {
     if bucket.flops() > CHECKED_FLOPS {
         return Ok(None);

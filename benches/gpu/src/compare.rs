@@ -23,7 +23,7 @@ struct Pair {
     theirs: BTreeMap<String, Vec<f64>>,
 }
 
-/// A kind of comparison.
+/// Comparison kind.
 struct Kind {
     /// Fields that are compared.
     fields: &'static [&'static str],

@@ -55,7 +55,7 @@ pub(crate) fn cpu(storage: Dtype) -> Result<Cpu> {
 
 /// Draws a million random numbers and repeats them on the device.
 ///
-/// Zeros or equal numbers would make a device faster than it is; a repetition does not.
+/// Zeros or equal numbers would speed up a device; a repetition does not.
 pub(crate) fn numbers(
     device: &Cuda,
     random: &mut Random,

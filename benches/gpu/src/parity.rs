@@ -27,7 +27,7 @@ const TOKENS: usize = 48;
 /// Size limit for a weights file in bytes: none.
 const PIECE_BYTES_MAX: u64 = u64::MAX;
 
-/// Reads the configuration of a recorded model.
+/// Reads the configuration for a recorded model.
 macro_rules! recorded {
     ($name:literal) => {
         ($name, include_str!(concat!("../../../tests/golden/executor/", $name, "/config.json")))

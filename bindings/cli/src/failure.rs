@@ -1,4 +1,4 @@
-//! Failures of a command: their messages, their causes and the exit status.
+//! Command failures: messages, causes and the exit status.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use dflop_loader::store::{redact, redact_name};
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 ///
-/// - `args`: what was parsed
+/// - `args`: the parsed arguments
 pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
     let text = without_credentials(&error.to_string(), args);
@@ -24,13 +24,13 @@ pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     error.exit_code().try_into().unwrap_or(2)
 }
 
-/// Returns a message, which may quote arguments and parts of them, without credentials. What only an argument
-/// shows to be the rest of a URL, such as `USER:PASSWORD@HOST`, is cut, too.
+/// Returns a message without credentials; the message may quote arguments and argument parts. Text that only
+/// an argument identifies as the rest of a URL, such as `USER:PASSWORD@HOST`, is removed, too.
 pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
     let mut text = message.to_owned();
     for argument in args {
         let argument = argument.to_string_lossy();
-        // The `=` of an option or a weight, not that of a query.
+        // The `=` in an option or a weight, not in a query.
         let is_option = |name: &str| argument.starts_with('-') || !name.contains(['?', ':', '/']);
         let split = argument.split_once('=').filter(|(name, _)| is_option(name));
         let (name, value) = split.unwrap_or((&argument, ""));
@@ -46,7 +46,7 @@ pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
 /// Outcome of a command that did not complete, by exit status.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The arguments make no sense: exit status 2.
+    /// The arguments are invalid: exit status 2.
     Misuse(String),
     /// The command started and failed: exit status 1.
     Failed(String),
@@ -58,12 +58,12 @@ pub(crate) enum Failure {
     Closed,
 }
 
-/// Error of a command that was run for its output, see [`crate::answer_from`].
+/// Error from a command that was run for its output, see [`crate::answer_from`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error and its causes, one per line.
+    /// The error and its causes, each on a separate line.
     pub message: String,
-    /// Whether the arguments make no sense; otherwise the command started and failed.
+    /// Whether the arguments are invalid; otherwise the command started and failed.
     pub is_misuse: bool,
 }
 
@@ -113,12 +113,12 @@ impl Failure {
     }
 }
 
-/// Standard error for the lines of a log, which are shown without credentials.
+/// Standard error for log lines, which are shown without credentials.
 #[derive(Debug, Default)]
 pub(crate) struct RedactedLog;
 
 impl Write for RedactedLog {
-    /// Writes one event, which the log formats as a whole.
+    /// Writes an event, which the log formats as a whole.
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
         std::io::stderr().write_all(redact(&String::from_utf8_lossy(event)).as_bytes())?;
         Ok(event.len())
@@ -145,7 +145,7 @@ pub(crate) fn escape_controls(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Joins an error and its causes, one per line.
+/// Joins an error and the error causes, one per line.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}\n  because: {cause}"))
@@ -205,7 +205,7 @@ impl From<dflop_executor::Error> for Failure {
             Io(error) => error.into(),
             Named(dflop_executor::Named { place, error }) => Self::from(*error).named(&place),
             Config(message) => Self::Misuse(message),
-            // Some arguments are only checked on the ranks; their misuse is the misuse of this command.
+            // Some arguments are only checked on the ranks; their misuse counts as misuse by this command.
             RankEnded { code: Some(2), .. } => Self::Misuse(error.to_string()),
             error if error.is_secondary() => Self::Secondary(with_causes(&error)),
             InvalidSetting { .. }

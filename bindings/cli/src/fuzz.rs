@@ -1,4 +1,4 @@
-//! Fuzz targets of the files that only the command reads. No part of the interface.
+//! Fuzz targets for the files that only the command reads. No part of the interface.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -10,14 +10,14 @@ use dflop_executor::run::RunConfig;
 use crate::args::mixture::MixtureFile;
 use crate::commands::plan;
 
-/// Name and function of a target.
+/// Target name and function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, in alphabetical order.
 pub const TARGETS: &[Target] =
     &[("links", links), ("mixture", mixture), ("shapes", shapes), ("train_config", train_config)];
 
-/// Returns the path of a file of this process that holds the bytes.
+/// Returns the path to a file in this process that holds the bytes.
 fn file_of(bytes: &[u8]) -> PathBuf {
     static PLACE: LazyLock<tempfile::TempDir> =
         LazyLock::new(|| tempfile::tempdir().expect("a temporary directory"));

@@ -1,8 +1,8 @@
 //! The `dflop` command line as a library, for the program of that name and for the Python package.
 //!
-//! Every command parses its arguments, calls a library and prints what it returns: results on standard
-//! output, progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank
-//! that ended because another rank failed, 130 and 143 a run that a signal stopped.
+//! Every command parses its arguments, calls a library and prints the result: results on standard output,
+//! progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank that ended
+//! because a different rank failed, 130 and 143 a run that a signal stopped.
 //!
 //! [`main_from`] returns the status. It never ends the process, restores every signal handler that it
 //! changes, and leaves nothing in the buffer of standard output. [`Program`] names the executable that `dflop
@@ -43,7 +43,7 @@ struct Cli {
 
 /// Runs the command that `args` name and returns the exit status; `args` do not include the program's name.
 ///
-/// - `program`: starts this command line in another process; `dflop train` starts its ranks with it
+/// - `program`: starts this command line in a new process; `dflop train` starts the ranks with it
 #[must_use]
 pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
@@ -63,8 +63,8 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
     }
 }
 
-/// Prints warnings of the libraries on standard error, such as a lock that another process holds; does nothing
-/// if the process has a `tracing` subscriber.
+/// Prints library warnings on standard error, such as a lock that another process holds; does nothing if the
+/// process has a `tracing` subscriber.
 pub fn show_warnings() {
     let lines = tracing_subscriber::fmt()
         .with_writer(failure::RedactedLog::default)
@@ -73,7 +73,7 @@ pub fn show_warnings() {
     drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
 
-/// Runs a command in this process and returns what it prints on standard output, such as JSON with `--json`.
+/// Runs a command in this process and returns the standard output, such as JSON with `--json`.
 ///
 /// # Errors
 /// The error that the command would have printed.
@@ -97,6 +97,6 @@ pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, R
 }
 
 fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {
-    // clap takes the first word for the program's name.
+    // clap parses the first word as the program name.
     Cli::try_parse_from(std::iter::once(OsString::from("dflop")).chain(args.iter().cloned()))
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// Progress listener that draws the running task of a library as a bar.
+/// Progress listener that draws a library's running task as a bar.
 #[derive(Debug, Default)]
 pub(crate) struct Bars(Mutex<Option<ProgressBar>>);
 

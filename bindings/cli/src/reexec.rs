@@ -1,4 +1,4 @@
-//! Starts this command line again in another process, as the ranks of `dflop train` need it.
+//! Starts this command line again in a new process, as required by the `dflop train` ranks.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns the executable of this process, which is the command line itself.
+    /// Returns this process's executable, which is the command line itself.
     #[must_use]
     pub fn this() -> Self {
         Self { path: None, leading: Vec::new() }
@@ -30,12 +30,12 @@ impl Program {
 #[derive(Debug)]
 pub(crate) struct Invocation {
     pub(crate) program: Program,
-    /// Arguments of the user, without the program's name.
+    /// User arguments, without the program name.
     pub(crate) args: Vec<OsString>,
 }
 
 impl Invocation {
-    /// Returns the file to start for the same command in another process.
+    /// Returns the file to start for the same command in a new process.
     pub(crate) fn path(&self) -> std::io::Result<PathBuf> {
         // Resolved late: only `train` starts processes, and `current_exe` can fail.
         self.program.path.clone().map_or_else(std::env::current_exe, Ok)

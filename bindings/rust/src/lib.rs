@@ -1,8 +1,8 @@
 //! Feeds multimodal LLM training.
 //!
-//! One crate for the three uses: stream training data, balance global batches by predicted cost, train through
-//! the executor. Everything here is re-exported; the crates [`loader`], [`balancer`], [`costmodel`] and
-//! `executor` (feature `train`) have the details.
+//! One crate for the three uses: stream training data, balance global batches by predicted cost, train
+//! through the executor. Everything here is re-exported; the crates [`loader`], [`balancer`], [`costmodel`]
+//! and `executor` (feature `train`) have the details.
 //!
 //! # Stream
 //! Decodes images, audio and text of WebDataset shards:

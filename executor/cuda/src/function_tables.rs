@@ -44,7 +44,7 @@ macro_rules! function_table {
 }
 
 function_table! {
-    /// NVRTC, the compiler of kernels.
+    /// NVRTC, the kernel compiler.
     Nvrtc {
         nvrtcVersion(*mut c_int, *mut c_int) -> nvrtcResult;
         nvrtcCreateProgram(
@@ -66,7 +66,7 @@ function_table! {
 }
 
 function_table! {
-    /// cuBLASLt, the library of matrix products.
+    /// cuBLASLt, the matrix product library.
     CublasLt {
         cublasLtCreate(*mut cublasLtHandle_t) -> cublasStatus_t;
         cublasLtDestroy(cublasLtHandle_t) -> cublasStatus_t;

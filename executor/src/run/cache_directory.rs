@@ -1,9 +1,9 @@
 //! Keeps generated files in the cache directory of the user, where all ranks and later runs find them.
 //!
-//! They lie in `dflop/train` below `$XDG_CACHE_HOME`, or else below `~/.cache`. Only this user may write
-//! there: files of a predictable name that someone else could place would be trained on. The directories that
-//! were used last are kept, [`KEPT_MAX`] of a kind, so that a run that resumes finds its dataset again; older
-//! ones are removed unless a running process uses them.
+//! They are in `dflop/train` below `$XDG_CACHE_HOME`, or else below `~/.cache`. Only this user may write
+//! there: otherwise another user could place files under predictable names, and the run would train on them.
+//! The most recently used directories are kept, [`KEPT_MAX`] per kind, so that a run that resumes finds its
+//! dataset again; older directories are removed unless a running process uses them.
 
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -14,19 +14,19 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
-/// Number of directories of a kind that are kept.
+/// Maximum number of cached directories per kind.
 const KEPT_MAX: usize = 4;
 /// Age after which an incomplete directory counts as left by a killed process.
 const ABANDONED: Duration = Duration::from_hours(24);
-/// File that is locked by processes that use a directory; its time of modification is that of the last use.
+/// File that processes lock while they use the directory; the modification time is the last use.
 const IN_USE: &str = "in-use";
 /// Permission to write for users other than the owner, in a directory that only the owner may write to.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// The same, in a directory that may belong to a group of one user.
+/// The same, in a directory that may belong to a single-user group.
 const WRITABLE_BY_ALL: u32 = 0o002;
 
-/// Directory whose contents follow from its name; kept while this exists, and at least until others were
-/// used.
+/// Directory whose contents follow from its name; kept while this value exists, and at least until newer
+/// directories are used.
 #[derive(Debug)]
 pub(super) struct CacheDirectory {
     pub(super) path: PathBuf,
@@ -35,13 +35,13 @@ pub(super) struct CacheDirectory {
 }
 
 impl CacheDirectory {
-    /// Opens the directory of a kind of files, and makes it if it does not exist.
+    /// Opens the directory for a file kind, and creates a missing directory.
     ///
-    /// - `contents`: everything that the files depend on; the name has its digest
+    /// - `contents`: everything that the files depend on; the name has the digest
     /// - `write`: writes the files into an empty directory
     ///
     /// # Errors
-    /// [`Error::Start`] that names a directory that is not this user's alone; errors of `write`.
+    /// [`Error::Start`] that names a directory that is not exclusive to this user; errors from `write`.
     pub(super) fn open_or_make(
         kind: &str,
         contents: &str,
@@ -84,7 +84,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Makes a directory under another name and renames it when it is complete.
+/// Creates a directory under a temporary name and renames the complete directory.
 fn make(root: &Path, path: &Path, write: impl Fn(&Path) -> Result<()>) -> Result<()> {
     let partial = tempfile::Builder::new()
         .prefix(".partial-")
@@ -94,7 +94,7 @@ fn make(root: &Path, path: &Path, write: impl Fn(&Path) -> Result<()>) -> Result
     write(partial.path())?;
     File::create(partial.path().join(IN_USE))?;
     match fs::rename(partial.path(), path) {
-        // another process was faster; its directory has the same contents
+        // another process was faster; the directory has the same contents
         Err(_) if path.is_dir() => Ok(()),
         renamed => renamed.map_err(|error| Error::from(error).in_file(path)),
     }
@@ -153,10 +153,10 @@ fn root() -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Refuses a directory of another user, and one that others may write to.
+/// Rejects a directory that belongs to another user, or that other users may write to.
 fn check(directory: &Path, forbidden: u32) -> Result<()> {
     let own = rustix::process::geteuid().as_raw();
-    // also the link, if there is one: its owner could change it at any time
+    // also the link, if there is one: the link owner could change it at any time
     for metadata in [fs::symlink_metadata(directory), fs::metadata(directory)] {
         let metadata = metadata.map_err(|error| Error::from(error).in_file(directory))?;
         let refused = if metadata.uid() != own {
@@ -172,7 +172,7 @@ fn check(directory: &Path, forbidden: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first 16 digits of the digest of contents.
+/// Returns the first 16 digits of the content digest.
 pub(super) fn digest(contents: &[u8]) -> String {
     let digest = Sha256::digest(contents);
     let word = digest.iter().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));

@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "&'static str")]
 pub enum ComputeDevice {
-    /// Threads of this machine.
+    /// Threads on this machine.
     #[default]
     Cpu,
-    /// CUDA device of this number; `None` for that of the rank among those of its machine.
+    /// CUDA device with this number; `None` for the device at the rank's position on the machine.
     Cuda(Option<u32>),
 }
 
-/// Engines of attention on a CUDA device.
+/// Attention engines on a CUDA device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttentionName {
-    /// Kernels of the executor alone: the same bits in every run.
+    /// Executor kernels only: the same bits in every run.
     #[default]
     Own,
-    /// The faster one of these kernels and cuDNN, by measured time.
+    /// The faster engine by measured time: the executor's kernels or cuDNN.
     Fastest,
 }
 
-/// Means by which tensors go from one rank to another.
+/// Transport for tensors between ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportName {
@@ -51,7 +51,7 @@ impl FromStr for ComputeDevice {
 }
 
 impl From<ComputeDevice> for &'static str {
-    /// Returns the kind of the device, which is the same on all ranks of a job.
+    /// Returns the device kind, which is the same on all ranks in a job.
     fn from(device: ComputeDevice) -> Self {
         match device {
             ComputeDevice::Cpu => "cpu",

@@ -1,4 +1,4 @@
-//! Corrections of the cost model in a run: where plans take them from, and what the run records.
+//! Cost model corrections in a run: the source for plans, and the run's record.
 
 use std::path::Path;
 
@@ -14,15 +14,15 @@ use crate::Result;
 use crate::checkpoint::SavedCheckpoint;
 use crate::train::{CorrectionRecorder, CorrectionSettings, CorrectionSubject, RecordedCorrections};
 
-/// Name of the record in the directory of saved states.
+/// Record name in the saved-state directory.
 const RECORD_FILE: &str = "corrections.jsonl";
 
 impl Setup {
     /// Reads the tables to replay; none if plans do not use a record.
     ///
     /// # Errors
-    /// [`Error::CorrectionRecord`](crate::Error::CorrectionRecord) if the record cannot be read, is malformed,
-    /// belongs to another run or is too short.
+    /// [`Error::CorrectionRecord`](crate::Error::CorrectionRecord) if the record cannot be read, is
+    /// malformed, belongs to another run or is too short.
     pub(super) fn recorded_corrections(&self) -> Result<Vec<CorrectionTable>> {
         let Some(CorrectionSource::Record(path)) = &self.options.corrections else { return Ok(Vec::new()) };
         let record = RecordedCorrections::read(path)?;
@@ -30,8 +30,8 @@ impl Setup {
         Ok(record.tables().to_vec())
     }
 
-    /// Prepares the planner for the corrections that its plans use, and returns the settings by which the run
-    /// learns its own; `None` if it learns none.
+    /// Prepares the planner for the corrections that plans use, and returns the settings for learning
+    /// corrections in this run; `None` if the run learns none.
     pub(super) fn corrections(
         &self,
         planner: &StepPlanner,
@@ -62,7 +62,7 @@ impl Setup {
 
     /// Opens the file that rank 0 records learned tables in, from a step on; `None` if there is none.
     ///
-    /// - `earlier`: directory that the states of an earlier run were moved into; its record follows them
+    /// - `earlier`: directory that the earlier run's states were moved into; the record follows them
     pub(super) fn correction_recorder(
         &self,
         step: u64,
@@ -91,7 +91,7 @@ impl Setup {
         Ok(Some(recorder))
     }
 
-    /// Describes what correction tables of this run belong to.
+    /// Describes the setup that this run's correction tables belong to.
     fn correction_subject(&self) -> Result<CorrectionSubject> {
         Ok(CorrectionSubject {
             model: self.model_digest(),
@@ -101,8 +101,8 @@ impl Setup {
     }
 }
 
-/// Names what predicts the times of modules: a device preset, or a profile by its digest; then the parts of
-/// the configuration that change the prediction.
+/// Names the predictor for module times: a device preset, or a profile by digest; then the configuration
+/// parts that change the prediction.
 fn predictor_name(config: &RunConfig) -> Result<String> {
     let rates = match &config.parallel.profile {
         Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),

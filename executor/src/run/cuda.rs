@@ -19,8 +19,8 @@ use crate::device::{DeviceComm, Dtype, Staged};
 
 /// Opens a CUDA device.
 ///
-/// - `ordinal`: number of the device; `None` for the device of a rank among the devices of its machine
-/// - `local_rank`: number of the rank on its machine
+/// - `ordinal`: device number; `None` for the device at the rank's position on the machine
+/// - `local_rank`: rank number on the machine
 /// - `memory_bytes`: maximum allocation
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn open(
     builder.attention(engines).build().map_err(failed)
 }
 
-/// Makes the communicator of a device with those of the other ranks.
+/// Creates the device communicator, together with the other ranks.
 #[cfg(feature = "cuda")]
 pub(super) fn connect(
     device: &Cuda,
@@ -68,7 +68,7 @@ pub(super) fn connect(
     Ok(connected?)
 }
 
-/// Returns the variables that a rank needs in its environment and lacks, with their values.
+/// Returns the missing environment variables that a rank needs, with values.
 pub fn missing_variables(transport: TransportName) -> impl Iterator<Item = (&'static str, &'static str)> {
     #[cfg(feature = "cuda")]
     let needed: &[(&str, &str)] = &dflop_cuda::NCCL_VARIABLES;
@@ -78,7 +78,7 @@ pub fn missing_variables(transport: TransportName) -> impl Iterator<Item = (&'st
     needed.iter().copied().filter(move |(name, _)| is_over_nccl && std::env::var_os(name).is_none())
 }
 
-/// Returns the error of a build without CUDA devices.
+/// Returns the error for a build without CUDA devices.
 #[cfg(not(feature = "cuda"))]
 #[must_use]
 pub fn unsupported() -> Error {

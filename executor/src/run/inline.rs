@@ -1,4 +1,4 @@
-//! Writes the files of a model that the configuration contains inline.
+//! Writes the model files that the configuration contains inline.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use super::cache_directory::CacheDirectory;
 use super::config::ModelTable;
 use crate::Result;
 
-/// Name of the directory of a model's files, in the directory that is kept.
+/// Name of the model file directory, in the cached directory.
 pub(super) const MODEL: &str = "model";
 
 /// Writes the files into a directory that is kept, unless it exists.
@@ -16,7 +16,7 @@ pub(super) fn write(model: &ModelTable) -> Result<CacheDirectory> {
     CacheDirectory::open_or_make("model", &contents, |directory| write_files(&directory.join(MODEL), model))
 }
 
-/// Writes the documents of the configuration into a new directory.
+/// Writes the inline documents into a new directory.
 pub(super) fn write_files(directory: &Path, model: &ModelTable) -> Result<()> {
     std::fs::create_dir_all(directory)?;
     let documents = [("config.json", &model.config), ("preprocessor_config.json", &model.preprocessor)];

@@ -1,12 +1,12 @@
 //! Runs a whole training job from its configuration: a model, shards, a layout over ranks.
 //!
-//! [`RunConfig`] is the configuration, [`RunOptions`] are the options of one start. [`Run::check`] checks
-//! what the run needs, and [`Run::start`] runs it: ranks as threads of this process or as processes, or this
-//! process as one rank under a launcher. Rank 0 reports every step and keeps the records of the run; all
-//! ranks save checkpoints and timelines.
+//! [`RunConfig`] is the configuration, [`RunOptions`] are the options for one start. [`Run::check`] checks
+//! what the run needs, and [`Run::start`] runs it: ranks as threads in this process or as processes, or this
+//! process as a rank under a launcher. Rank 0 reports every step and keeps the run's records; all ranks save
+//! checkpoints and timelines.
 //!
 //! # Examples
-//! Trains the model of a directory on shards, on this machine:
+//! Trains a model from a directory on shards, on this machine:
 //! ```no_run
 //! use std::ops::ControlFlow;
 //!
@@ -98,16 +98,16 @@ impl Run {
     /// Checks what the run needs and trains nothing: configuration, files, ranks, GPUs, memory, shards,
     /// index, rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     ///
-    /// Ranks do not talk to each other, so none waits for one that is missing. Nothing is left on disk.
+    /// Ranks do not communicate, so no rank waits for a missing rank. Nothing is left on disk.
     #[must_use]
     pub fn check(&self) -> Findings {
         check::check(Ok((&self.config, &self.options)))
     }
 
-    /// Reads the model, and generates the dataset if the configuration asks for it; once for all calls.
+    /// Reads the model, and generates the dataset if the configuration requests it; once for all calls.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid configuration; errors of the model's files.
+    /// [`Error::Config`] for an invalid configuration; errors from the model files.
     pub fn setup(&self) -> Result<&Setup> {
         if let Some(setup) = self.setup.get() {
             return Ok(setup);
@@ -118,13 +118,13 @@ impl Run {
 
     /// Runs all steps and returns how the run ended.
     ///
-    /// Blocks until the last rank has ended. `on_step` receives the report of each step on this thread if
-    /// rank 0 runs in this process; `Break` ends the run after the next step, with its state saved and
-    /// [`StopReason::OutputClosed`](crate::train::StopReason::OutputClosed). If
-    /// [`RunOptions::processes`] names a program, ranks run in processes of their own, which report there.
+    /// Blocks until the last rank has ended. `on_step` receives each step report on this thread if rank 0
+    /// runs in this process; `Break` ends the run after the next step, with the state saved and
+    /// [`StopReason::OutputClosed`](crate::train::StopReason::OutputClosed). If [`RunOptions::processes`]
+    /// names a program, ranks run in separate processes, which report there.
     ///
-    /// Timelines of ranks are joined into [`RunOptions::trace`], also after an error. Under a launcher of
-    /// another program every rank keeps its own, `.NAME.RANK` beside that file.
+    /// Rank timelines are joined into [`RunOptions::trace`], also after an error. Under a foreign launcher
+    /// every rank keeps a separate timeline, `.NAME.RANK` next to that file.
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid configuration; the error of the rank that ended the run.
@@ -168,7 +168,7 @@ impl Findings {
     }
 }
 
-/// Joins the timelines of all ranks into one file, if there are any, and removes them.
+/// Joins all rank timelines into a single file, if there are any, and removes the rank files.
 fn join_parts(trace: &Path, ranks: usize) -> Result<()> {
     let parts = (0..ranks).map(|rank| rank_trace(trace, rank));
     let parts: Vec<PathBuf> = parts.filter(|part| part.is_file()).collect();
@@ -184,7 +184,7 @@ fn join_parts(trace: &Path, ranks: usize) -> Result<()> {
 }
 
 impl Setup {
-    /// Returns the settings of the communicator.
+    /// Returns the communicator settings.
     fn comm_settings(&self) -> Settings {
         let [timeout, slow] = [self.config.parallel.timeout_seconds, self.config.parallel.slow_seconds];
         Settings::default().wait(Duration::from_secs_f64(timeout)).slow(Duration::from_secs_f64(slow))

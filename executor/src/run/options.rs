@@ -1,4 +1,4 @@
-//! Options of one start of a run, in addition to its configuration, and how it ended.
+//! Options for one start of a run, in addition to the configuration, and the run's end.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -11,10 +11,10 @@ use crate::comm::launch::{StopSignals, has_launcher};
 use crate::inputs::Settings;
 use crate::train::StopReason;
 
-/// Options of one start of a run: how it begins, ends, and what it records.
+/// Options for one start of a run: start, end and records.
 #[derive(Debug, Clone, Default)]
 pub struct RunOptions {
-    /// Step to end before, if not the last step of the configuration.
+    /// Step to end before, if not the configuration's last step.
     pub until: Option<u64>,
     /// Resume from the last complete state in the checkpoint directory; start from step 0 if there is none.
     pub resume: bool,
@@ -22,38 +22,38 @@ pub struct RunOptions {
     pub corrections: Option<CorrectionSource>,
     /// File that rank 0 records steps in. Default: `steps.jsonl` in the checkpoint directory.
     pub record: Option<PathBuf>,
-    /// File for the timeline of every action, measured and predicted, in the format of `chrome://tracing`.
+    /// File for the timeline with every action, measured and predicted, in the `chrome://tracing` format.
     pub trace: Option<PathBuf>,
-    /// Number of ranks that the caller expects on this machine; a run with another number is refused.
+    /// Number of ranks that the caller expects on this machine; a run with a different number is rejected.
     pub local_ranks: Option<usize>,
-    /// Program of the ranks, which then are processes. Default: ranks are threads of this process.
+    /// Program for rank processes. Default: ranks are threads in this process.
     ///
     /// Under a launcher (`torchrun`, Slurm, Open MPI) this process is one rank in either case.
     pub processes: Option<RankProgram>,
-    /// Requests to end the run after its current step.
+    /// Requests to end the run after the current step.
     pub stop: StopRequests,
 }
 
-/// End of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone, Default)]
 pub struct RunEnd {
-    /// Why the run ended before its last step, if it did.
+    /// Reason for an end before the last step, if there was one.
     pub stopped: Option<StopReason>,
     /// Number of steps taken, including steps before a restored state; 0 if the ranks were processes that
     /// this one started.
     pub steps: u64,
-    /// Directory of the last saved state.
+    /// Directory with the last saved state.
     pub checkpoint: Option<PathBuf>,
     /// Whether rank 0 ran in this process, so that steps were reported here.
     pub has_first_rank: bool,
 }
 
-/// Corrections of the cost model that plans use.
+/// Source for the cost model corrections that plans use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CorrectionSource {
-    /// Corrections that the run learns from its measured times.
+    /// Corrections that the run learns from measured times.
     Measured,
-    /// Corrections that another run recorded in this file.
+    /// Corrections that a previous run recorded in this file.
     Record(PathBuf),
 }
 
@@ -74,15 +74,15 @@ pub struct RankProgram {
     pub args: Vec<OsString>,
 }
 
-/// Requests to end a run early. The run ends after its current step and saves its state.
+/// Requests to end a run early. The run ends after the current step and saves the state.
 #[derive(Clone, Default)]
 pub enum StopRequests {
-    /// The run ends after its last step.
+    /// The run ends after the last step.
     #[default]
     None,
     /// `SIGINT` and `SIGTERM` stop the run; a second signal ends the process at once.
     Signals,
-    /// The function is called after every step on each rank of this process.
+    /// The function is called after every step on each rank in this process.
     Check(StopRequest),
 }
 
@@ -117,7 +117,7 @@ impl StopRequests {
 }
 
 impl RunOptions {
-    /// Adds the options that all ranks must share, by the names that the command line gives them.
+    /// Adds the options that all ranks must share, under the command line's names.
     pub(super) fn add_agreed(&self, settings: &mut Settings) {
         if let Some(until) = self.until {
             settings.insert("--steps".to_owned(), until.to_string());

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::config::{ModuleTable, PlacementName, RunConfig};
 use crate::{Error, Result};
 
-/// The fields of a plan that describe a run; all others are left out.
+/// Plan fields that describe a run; all other fields are left out.
 #[derive(Debug, Clone, Deserialize)]
 struct PlanFile {
     modules: Vec<PlannedModule>,
@@ -20,7 +20,7 @@ struct PlanFile {
 
 #[derive(Debug, Clone, Deserialize)]
 struct PlannedModule {
-    /// `vision`, `audio` or `llm`; `encoder` for the only encoder of a model.
+    /// `vision`, `audio` or `llm`; `encoder` for a model's only encoder.
     name: String,
     tp: usize,
     dp: usize,
@@ -32,7 +32,7 @@ struct PlannedModule {
 }
 
 impl RunConfig {
-    /// Replaces layout, schedule and number of microbatches by those of a plan that `dflop plan --json`
+    /// Replaces layout, schedule and number of microbatches by values from a plan that `dflop plan --json`
     /// printed.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl PlanFile {
         })
     }
 
-    /// Replaces layout, schedule and number of microbatches of a configuration by the plan's.
+    /// Replaces the configuration's layout, schedule and number of microbatches by the plan's.
     ///
     /// # Errors
     /// [`Error::Config`] if the executor does not run the plan.

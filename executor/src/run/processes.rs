@@ -1,4 +1,4 @@
-//! Runs ranks as processes: starts them, and runs one under a launcher.
+//! Runs ranks as processes: starts them, and runs a rank under a launcher.
 
 use std::ops::ControlFlow;
 
@@ -18,7 +18,7 @@ pub(super) fn launch(setup: &Setup, program: &RankProgram) -> Result<RunEnd> {
     let mut launcher = Launcher::new(&program.path, setup.job.world_size())?
         .args(&program.args)
         .first_rank_prints_plainly()
-        // One thread pool per rank, of the configured size: by default each would take all cores.
+        // A thread pool per rank, with the configured size: by default each pool would use all cores.
         .variable("RAYON_NUM_THREADS", parallel.threads.to_string());
     for (name, value) in missing_variables(parallel.transport) {
         launcher = launcher.variable(name, value);
@@ -38,7 +38,7 @@ pub(super) fn launch(setup: &Setup, program: &RankProgram) -> Result<RunEnd> {
     }
 }
 
-/// Runs this process as one rank under a launcher.
+/// Runs this process as a rank under a launcher.
 pub(super) fn run_rank(
     setup: &Setup,
     stop: StopRequest,

@@ -1,4 +1,4 @@
-//! Runs one rank of a job, from joining other ranks to the last step.
+//! Runs a rank in a job, from joining other ranks to the last step.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use crate::inputs::{Settings, check_agreement};
 use crate::profile::gemm_peak_flops;
 use crate::train::{StepReport, StopCheck, StopReason, TrainingRank};
 
-/// Number of large matrix products that are timed; the best gives the peak FLOP rate.
+/// Number of large matrix products that are timed; the best product determines the peak FLOP rate.
 const PEAK_RUNS: usize = 3;
 
-/// Receives the report of a step; `Break` ends the run after the next step, with its state saved.
+/// Receives a step report; `Break` ends the run after the next step, with the state saved.
 pub(super) type OnStep<'a> = dyn FnMut(&StepReport) -> ControlFlow<()> + 'a;
 
-/// Task of a rank in addition to the setup.
+/// Rank task in addition to the setup.
 #[derive(Clone)]
 pub(super) struct RankTask {
     /// File for this rank's timeline.
     pub(super) trace: Option<PathBuf>,
     /// Requests to stop.
     pub(super) stop: StopRequest,
-    /// Number of this rank on its machine; `None` if all ranks are threads of one process.
+    /// Number of this rank on its machine; `None` if all ranks are threads in the same process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it chooses the CUDA device"))]
     pub(super) local_rank: Option<usize>,
 }
@@ -74,7 +74,7 @@ pub(super) fn run(
     }
 }
 
-/// Returns the settings that all ranks must share, with digests of the files that each of them reads.
+/// Returns the settings that all ranks must share, with digests for the files that each rank reads.
 fn agreed(setup: &Setup) -> Settings {
     let mut settings = setup.config.agreed();
     setup.options.add_agreed(&mut settings);
@@ -91,7 +91,7 @@ fn run_on<D: Device>(
     on_step: &mut OnStep<'_>,
 ) -> Result<RunEnd> {
     let checkpoints = checkpoints(setup)?;
-    // Held to the end of the run: a second job in the directory is refused.
+    // Held to the end of the run: a second job in the directory is rejected.
     let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(comm.host())).transpose()?;
     let saved = match (&checkpoints, setup.options.resume) {
         (Some(checkpoints), true) => checkpoints.latest(comm.host())?,
@@ -121,7 +121,7 @@ fn run_on<D: Device>(
     ended
 }
 
-/// Moves the states of an earlier run aside, unless this run resumes them, and opens the records of rank 0.
+/// Moves the states from an earlier run aside, unless this run resumes them, and opens the records on rank 0.
 fn open_records<D: Device>(
     rank: &mut TrainingRank<D>,
     setup: &Setup,
@@ -152,8 +152,8 @@ fn end_run<D: Device>(mut rank: TrainingRank<D>) -> Result<()> {
     rank.finish()
 }
 
-/// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it
-/// stopped early, if it did.
+/// Runs the steps and starts state saves, for the last state in any case. Returns why the run stopped early,
+/// if it did.
 fn take_steps<D: Device>(
     rank: &mut TrainingRank<D>,
     setup: &Setup,
@@ -168,7 +168,7 @@ fn take_steps<D: Device>(
         let step = rank.steps();
         let Some(report) = rank.step().map_err(|error| error.in_step(step))? else { break };
         if on_step(&report).is_break() {
-            // The other ranks learn of it at the end of the next step.
+            // The other ranks learn about it at the end of the next step.
             is_stopped.store(true, Ordering::Relaxed);
         }
         stopped = rank.stop_reason().filter(|_| rank.steps() < setup.end_step());
@@ -183,15 +183,15 @@ fn take_steps<D: Device>(
     Ok(stopped)
 }
 
-/// Returns the check whether this rank wants the run to stop: for a request, or because nobody takes reports
-/// of steps any more.
+/// Returns the check whether this rank requests a stop: for a stop request, or because nobody receives step
+/// reports any more.
 fn stop_check(stop: StopRequest, is_stopped: Arc<AtomicBool>) -> StopCheck {
     Box::new(move || {
         stop().or_else(|| is_stopped.load(Ordering::Relaxed).then_some(StopReason::OutputClosed))
     })
 }
 
-/// Returns the timeline file of one rank, `.NAME.RANK` beside the joined file.
+/// Returns a rank's timeline file, `.NAME.RANK` next to the joined file.
 #[must_use]
 pub fn rank_trace(path: &Path, rank: usize) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The record of a run's steps.
+//! Step records for a run.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 impl Setup {
     /// Opens the file that rank 0 records steps in, from a step on; `None` if there is none.
     ///
-    /// - `earlier`: directory that the states of an earlier run were moved into; its record follows them
+    /// - `earlier`: directory that the earlier run's states were moved into; the record follows them
     pub(super) fn step_recorder(&self, step: u64, earlier: Option<&Path>) -> Result<Option<StepRecorder>> {
         let (config, named) = (&self.config, &self.options.record);
         let default = config.checkpoint.directory.as_ref().map(|directory| directory.join(FILE_NAME));
@@ -30,7 +30,7 @@ impl Setup {
             format!("{} samples a step", config.data.global_batch),
         ];
         let end = self.end_step();
-        // A model that the configuration contains is in a directory without a name of its own.
+        // A model that the configuration contains is in a directory whose name does not identify the model.
         let inline = config.model.config.as_ref().and_then(|config| config["model_type"].as_str());
         let title = inline.unwrap_or(&self.spec.name).to_owned();
         let heading = Heading::new(title, step, Some(end), about);

@@ -1,4 +1,4 @@
-//! Finds or writes the files that a run reads: those of the model, the tokenizer, the shards.
+//! Finds or writes the files that a run reads: model, tokenizer and shards.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,17 @@ use crate::Result;
 /// Files that a run reads.
 #[derive(Debug)]
 pub(super) struct RunFiles {
-    /// Directory of the model's files, including weights if it is pretrained.
+    /// Directory with the model files, including weights if the model is pretrained.
     pub(super) model_directory: PathBuf,
     /// `tokenizer.json` or its directory.
     pub(super) tokenizer: PathBuf,
-    /// Patterns of the shards; none if they were not generated yet.
+    /// Shard patterns; none if the shards were not generated yet.
     pub(super) shards: Vec<String>,
-    /// Keeps the directory of written files in use.
+    /// Keeps the directory with the written files in use.
     _written: Option<Written>,
 }
 
-/// Directory of files that the configuration describes.
+/// Directory with the files that the configuration describes.
 #[expect(dead_code, reason = "held for what happens when they are dropped")]
 #[derive(Debug)]
 enum Written {
@@ -33,10 +33,10 @@ enum Written {
 }
 
 impl RunFiles {
-    /// Generates what the configuration describes, in directories that are kept.
+    /// Generates the files that the configuration describes, in directories that are kept.
     pub(super) fn prepare(config: &RunConfig) -> Result<Self> {
         if let Some(table) = &config.data.generate {
-            // A generated dataset comes with the files of its model.
+            // A generated dataset comes with the model files.
             let generated = Generated::make(table, &config.model)?;
             let files = Self::at(config, generated.model(), vec![generated.shards()]);
             return Ok(Self { _written: Some(Written::Dataset(generated)), ..files });
@@ -62,7 +62,7 @@ impl RunFiles {
         Ok(Self { _written: Some(Written::Scratch(scratch)), ..files })
     }
 
-    /// - `written`: directory of the files that the configuration contains
+    /// - `written`: directory with the files that the configuration contains
     fn at(config: &RunConfig, written: PathBuf, shards: Vec<String>) -> Self {
         let model_directory = config.model.directory.clone().unwrap_or_else(|| written.clone());
         let is_generated = config.data.generate.is_some();

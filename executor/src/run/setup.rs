@@ -1,4 +1,4 @@
-//! Prepares the parts of a run that all ranks share, from the configuration.
+//! Prepares the run parts that all ranks share, from the configuration.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use crate::pipeline::{Job, ModuleParallelism, Placement};
 use crate::train::PassPredictor;
 use crate::{Error, Result};
 
-/// Bytes at the start of a weight file that are compared: its header, and the first weights.
+/// Number of compared bytes at the start of a weight file: the header and the first weights.
 const HEADER_BYTES: u64 = 1 << 20;
-/// Smallest size of a weight in memory.
+/// Minimum weight size in memory.
 const WEIGHT_BYTES: u64 = 4;
 
-/// Parts of a run that every rank prepares alone, before it talks to other ranks: the model, its layout over
-/// ranks, and the files of the run.
+/// Run parts that every rank prepares alone, before communication with other ranks: the model, the layout
+/// over ranks, and the run files.
 #[derive(Debug)]
 pub struct Setup {
     pub(super) config: RunConfig,
@@ -45,7 +45,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Reads the model, and generates the dataset if the configuration asks for it.
+    /// Reads the model, and generates the dataset if the configuration requests it.
     pub(super) fn new(config: &RunConfig, options: &RunOptions) -> Result<Self> {
         if let Some(problem) = config.problems(options).into_iter().next() {
             return Err(Error::Config(problem));
@@ -64,13 +64,13 @@ impl Setup {
         Ok(Self { config: config.clone(), options: options.clone(), job, frozen, spec, directory, files })
     }
 
-    /// Returns the layout of the model over ranks.
+    /// Returns the model layout over ranks.
     #[must_use]
     pub fn job(&self) -> &Job {
         &self.job
     }
 
-    /// Returns the dimensions of the model.
+    /// Returns the model dimensions.
     #[must_use]
     pub fn model_spec(&self) -> &ModelSpec {
         &self.spec
@@ -81,18 +81,18 @@ impl Setup {
         self.options.until.unwrap_or(self.config.steps)
     }
 
-    /// Returns the directory of the model's files, including weights if it is pretrained.
+    /// Returns the directory with the model files, including weights if the model is pretrained.
     pub(super) fn model_directory(&self) -> &Path {
         &self.files.model_directory
     }
 
-    /// Returns the options by which the index of the dataset is found and built.
+    /// Returns the options for finding and building the dataset index.
     pub(super) fn index_options(&self) -> Result<IndexOptions> {
         let counter = self.preparer()?.build()?.text_counter();
         Ok(IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() })
     }
 
-    /// Returns the shards of the dataset; none if the run generates it.
+    /// Returns the dataset shards; none if the run generates the dataset.
     pub(super) fn shards(&self) -> Result<Vec<Shard>> {
         if self.files.shards.is_empty() { Ok(Vec::new()) } else { Ok(expand_shards(&self.files.shards)?) }
     }
@@ -119,7 +119,7 @@ impl Setup {
     pub fn planner(&self, state: Option<LoaderState>) -> Result<StepPlanner> {
         let (config, options) = (&self.config, self.index_options()?);
         let index = Arc::new(Index::open_or_build(self.shards()?, &options)?);
-        // The LLM is the last module; its DP ranks are those that a step is planned for.
+        // The LLM is the last module; a step is planned for the LLM's DP ranks.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
         let builder = StepPlanner::builder(index, self.cost_model()?)
             .global_batch(config.data.global_batch)
@@ -137,7 +137,7 @@ impl Setup {
         Ok(builder.build()?)
     }
 
-    /// Describes the stages of the pipelines to the planner of steps.
+    /// Describes the pipeline stages to the step planner.
     fn with_stages(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
         let modules = self.job.modules();
         match self.job.placement() {
@@ -145,7 +145,7 @@ impl Setup {
                 .stages(modules.iter().map(|module| module.stages.len()).collect())
                 .module_dp_sizes(modules.iter().map(|module| module.dp_size).collect()),
             Placement::Joint => builder.stage_layers(self.job.chain_layers()),
-            // Encoders run before and after the LLM's pipelines, whose microbatches are what is cut.
+            // Encoders run before and after the LLM's pipelines; the microbatches are cut for the LLM.
             Placement::Colocated => {
                 let mut layers = self.job.chain_layers();
                 let stages = layers.last().map_or(0, Vec::len);
@@ -182,16 +182,16 @@ impl Setup {
         layout.collect()
     }
 
-    /// Returns a digest of the model's dimensions.
+    /// Returns a digest over the model dimensions.
     pub(super) fn model_digest(&self) -> String {
         let mut config = self.directory.documents().config.clone();
-        // Equal whatever the order in which the file has its keys.
+        // Equal for any key order in the file.
         config.sort_all_objects();
         digest(config.to_string().as_bytes())
     }
 
-    /// Returns a digest of each file that decides about the run, by the setting that names it; of weights
-    /// that of their headers, since every rank reads only its part.
+    /// Returns a digest for each file that decides about the run, under the setting that names the file;
+    /// weight files count with their headers, since every rank reads only a part.
     pub(super) fn file_digests(&self) -> Vec<(String, String)> {
         let directory = self.model_directory();
         let tokenizer = &self.files.tokenizer;
@@ -216,7 +216,7 @@ impl Setup {
         digests.into_iter().map(|(name, digest)| (name.to_owned(), digest)).collect()
     }
 
-    /// Builds the predictor of passes from the profile of the configuration; `None` without one.
+    /// Builds the pass predictor from the configured profile; `None` without a profile.
     pub(super) fn pass_predictor(&self) -> Result<Option<PassPredictor>> {
         let config = &self.config;
         let Some(path) = &config.parallel.profile else { return Ok(None) };
@@ -225,8 +225,7 @@ impl Setup {
     }
 }
 
-/// Returns the digest of a file, or of a directory's files in the order of their names; `none` if there is
-/// none.
+/// Returns the digest for a file, or for a directory's files in name order; `none` if there is none.
 fn file_digest(path: &Path) -> String {
     if path.is_dir() {
         return files_in(path).iter().map(|file| file_digest(file)).collect::<Vec<_>>().join(" ");
@@ -234,7 +233,7 @@ fn file_digest(path: &Path) -> String {
     file::read(path).map_or_else(|_| "none".to_owned(), |bytes| digest(&bytes))
 }
 
-/// Returns a digest of the names, lengths and headers of the weight files in a directory.
+/// Returns a digest over the names, lengths and headers of the weight files in a directory.
 fn weights_digest(directory: &Path) -> String {
     let mut described = Vec::new();
     let is_weights = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
@@ -260,7 +259,7 @@ fn recomputation(config: &RunConfig) -> Recomputation {
     if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None }
 }
 
-/// Refuses a model whose weights alone exceed the memory of as many machines as there are ranks.
+/// Rejects a model whose weights alone exceed the memory of as many machines as there are ranks.
 fn check_size(spec: &ModelSpec, ranks: u64, memory_bytes: Option<u64>) -> Result<()> {
     let encoders = spec.encoder_parameters();
     let encoders = encoders.iter().map(|(_, parameters)| parameters.total());
@@ -277,7 +276,7 @@ fn check_size(spec: &ModelSpec, ranks: u64, memory_bytes: Option<u64>) -> Result
     }
 }
 
-/// Returns the memory of this machine, swap included, if the system reports it.
+/// Returns this machine's memory, swap included, if the system reports it.
 pub(super) fn machine_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let bytes = |name: &str| {
@@ -287,7 +286,7 @@ pub(super) fn machine_memory_bytes() -> Option<u64> {
     bytes("MemTotal:")?.checked_add(bytes("SwapTotal:").unwrap_or(0))
 }
 
-/// Converts the frozen modules of the cost model to the type of the executor.
+/// Converts the cost model's frozen modules to the executor type.
 fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
     let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
     FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }

@@ -1,4 +1,4 @@
-//! Builds the parts of a rank: inputs, stages, optimizer, checkpoints, trace.
+//! Builds the rank parts: inputs, stages, optimizer, checkpoints, trace.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::{Error, Result};
 
 /// What a rank starts from, in addition to configuration and task.
 pub(super) struct Origin<'a> {
-    /// FLOP/s of large matrix products on this rank.
+    /// FLOP/s for large matrix products on this rank.
     pub(super) peak_flops_per_second: f64,
     /// Directory to save in.
     pub(super) checkpoints: Option<CheckpointDirectory>,
@@ -31,7 +31,7 @@ pub(super) struct Origin<'a> {
     pub(super) stop: StopCheck,
 }
 
-/// Builds all parts of a rank, together with the other ranks.
+/// Builds all parts on a rank, together with the other ranks.
 pub(super) fn start<D: Device>(
     device: &D,
     setup: &Setup,
@@ -98,7 +98,7 @@ fn open_trace(path: &Path) -> Result<Trace> {
     TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)
 }
 
-/// Returns the directory of checkpoints, with the files of the model that are copied into each.
+/// Returns the checkpoint directory, with the model files that are copied into each checkpoint.
 pub(super) fn checkpoints(setup: &Setup) -> Result<Option<CheckpointDirectory>> {
     let config = &setup.config;
     let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
@@ -116,7 +116,7 @@ pub(super) fn checkpoints(setup: &Setup) -> Result<Option<CheckpointDirectory>> 
     Ok(Some(checkpoints))
 }
 
-/// Returns the settings of the optimizer.
+/// Returns the optimizer settings.
 pub(super) fn optimizer_settings(config: &RunConfig) -> JobOptimizerSettings {
     let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
     let decay =

@@ -1,7 +1,7 @@
 //! Generates a mix of texts and tiled images to train a small model on.
 //!
-//! Sizes vary as in real mixes, and the texts can be learned: a word follows from the one before it nine
-//! times of ten, so a model that learns only this has halved its loss. The same table gives the same bytes.
+//! Sizes vary as in real mixes, and the texts can be learned: a word follows from the previous word nine
+//! times in ten, so a model that learns only this has halved the loss. The same table gives the same bytes.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 const WORDS: usize = 64;
 const FACTOR: usize = 5;
 const ADDEND: usize = 17;
-/// Percentage of words that follow from the one before.
+/// Percentage of words that follow from the previous word.
 const FOLLOWING: usize = 90;
 /// Samples per shard.
 const SHARD_SAMPLES: u64 = 128;
@@ -43,7 +43,7 @@ const SPECIAL: [&str; 16] = [
     "<|audio_eos|>",
 ];
 
-/// Generated dataset, with the files of its model.
+/// Generated dataset with the model files.
 #[derive(Debug)]
 pub(super) struct Generated(CacheDirectory);
 
@@ -56,7 +56,7 @@ impl Generated {
         CacheDirectory::open_or_make("mix", &contents, |directory| table.write(directory, model)).map(Self)
     }
 
-    /// Returns the pattern of the shards.
+    /// Returns the shard pattern.
     pub(super) fn shards(&self) -> String {
         self.0.path.join("shards").display().to_string()
     }
@@ -86,7 +86,7 @@ impl GenerateTable {
     /// tokenizer for its texts.
     ///
     /// # Errors
-    /// [`Error::Config`] for a value out of range; errors of the file system.
+    /// [`Error::Config`] for a value out of range; errors from the file system.
     pub fn write(&self, directory: &Path, model: &ModelTable) -> Result<()> {
         check(self)?;
         let shards = ShardWriter::builder(directory.join("shards"));
@@ -107,13 +107,13 @@ impl GenerateTable {
     }
 }
 
-/// Writes the files of the model alone, after a check of the table.
+/// Writes only the model files, after a table check.
 pub(super) fn write_model(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<()> {
     check(table)?;
     write_model_files(directory, model)
 }
 
-/// Writes the files of the model, and the tokenizer of the generated texts.
+/// Writes the model files, and the tokenizer for the generated texts.
 fn write_model_files(files: &Path, model: &ModelTable) -> Result<()> {
     write_files(files, model)?;
     let special = json!({"eos_token": SPECIAL[1], "unk_token": SPECIAL[0]});
@@ -123,7 +123,7 @@ fn write_model_files(files: &Path, model: &ModelTable) -> Result<()> {
     Ok(())
 }
 
-/// Writes words of one token each; the end-of-text token counts as one of the tokens.
+/// Writes one-token words; the end-of-text token counts as well.
 fn text(table: &GenerateTable, rng: &mut Rng) -> String {
     let tokens = table.text_tokens_median * (table.text_tokens_sigma * normal(rng)).exp();
     let tokens = (tokens as u32).clamp(2, table.text_tokens_max);
@@ -147,7 +147,7 @@ fn normal(rng: &mut Rng) -> f64 {
 fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>> {
     let [fewest, most] = table.tiles;
     let tiles = fewest + rng.below((most - fewest + 1) as usize) as u32;
-    // An image of several tiles gets a thumbnail as one of them; a single tile is the image itself.
+    // An image with several tiles includes a thumbnail tile; a single tile is the image itself.
     let squares = if tiles > 1 { tiles - 1 } else { 1 };
     let rows = (1..=squares)
         .filter(|rows| squares.is_multiple_of(*rows) && rows * rows <= squares)
@@ -158,7 +158,7 @@ fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>> {
     file.map_err(|error| Error::Start(format!("could not encode an image: {error}")))
 }
 
-/// Returns a tokenizer of whole words.
+/// Returns a whole-word tokenizer.
 fn tokenizer() -> Value {
     let word = |id: usize| (format!("w{id}"), json!(id));
     let special = |(at, token): (usize, &&str)| ((*token).to_owned(), json!(WORDS + at));

@@ -1,4 +1,4 @@
-//! Runs all ranks of a job as threads of this process.
+//! Runs all ranks in a job as threads in this process.
 
 use std::ops::ControlFlow;
 
@@ -8,7 +8,7 @@ use super::setup::Setup;
 use crate::comm::{Comm, threads};
 use crate::{Error, Result};
 
-/// Runs all ranks as threads of this process; `on_step` is called for the steps of rank 0, on this thread.
+/// Runs all ranks as threads in this process; `on_step` is called for the steps on rank 0, on this thread.
 pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnStep<'_>) -> Result<RunEnd> {
     let world = threads::world(setup.job.world_size(), setup.comm_settings())?;
     std::thread::scope(|scope| {
@@ -21,7 +21,7 @@ pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnSte
                 let task = RankTask { trace, stop: stop.clone(), local_rank: None };
                 let rank = move || {
                     run(setup, Box::new(comm), &task, &mut |report| match &sender {
-                        // The receiver is gone after `on_step` asked for the end.
+                        // The receiver is gone after `on_step` requested the end.
                         Some(sender) if sender.send(report.clone()).is_err() => ControlFlow::Break(()),
                         _ => ControlFlow::Continue(()),
                     })
@@ -41,8 +41,8 @@ pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnSte
     })
 }
 
-/// Returns the end of the run, or the error of the rank that caused it; other ranks only report that the job
-/// is over.
+/// Returns the run's end, or the error on the rank that caused it; other ranks only report that the job is
+/// over.
 fn first_failure(ended: impl Iterator<Item = Result<RunEnd>>) -> Result<RunEnd> {
     let (mut end, mut own, mut others) = (RunEnd::default(), None, None);
     for rank in ended {

@@ -15,7 +15,7 @@ const BITS: u16 = 16;
 /// Encodes samples as FLAC, with the fixed predictors only: integer arithmetic, the same on every machine.
 ///
 /// # Errors
-/// If the encoder refuses the samples.
+/// If the encoder rejects the samples.
 pub(crate) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
     let mut settings = Encoder::default();
     settings.subframe_coding.use_lpc = false;

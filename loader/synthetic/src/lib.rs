@@ -1,7 +1,7 @@
-//! Synthetic multimodal samples: real file formats, drawn content, the sizes of published datasets.
+//! Synthetic multimodal samples: real file formats, drawn content, and sizes from published datasets.
 //!
-//! A sample is drawn from an [`Rng`] of its own, so samples can be made in any order and on any number of
-//! threads, and the same seed gives the same bytes on every machine.
+//! Each sample is drawn from a separate [`Rng`], so samples can be generated in any order and on any number
+//! of threads, and the same seed gives the same bytes on every machine.
 //!
 //! # Examples
 //! ```

@@ -7,19 +7,19 @@ use jpeg_encoder::ColorType;
 use crate::jpeg::encode_jpeg;
 use crate::rng::Rng;
 
-/// JPEG quality of photos, of 100.
+/// JPEG quality for photos, up to 100.
 const QUALITY: u8 = 75;
-/// Octaves of the texture: distance of random values in pixels, and their amplitude.
+/// Texture octaves: distance between random values in pixels, and amplitude.
 const OCTAVES: [(usize, i32); 3] = [(64, 26), (16, 16), (4, 7)];
-/// Amplitude of the noise of a single pixel.
+/// Amplitude of the single-pixel noise.
 const GRAIN: i32 = 4;
 
 type Color = [i32; 3];
 
-/// Generates a photo of this size as a JPEG file.
+/// Generates a photo with this size as a JPEG file.
 ///
 /// # Errors
-/// If the encoder refuses the size.
+/// If the encoder rejects the size.
 pub(crate) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let scene = Scene::new(width, height, rng);
     let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, rng));
@@ -44,7 +44,7 @@ struct Scene {
     /// Row where the sky ends.
     horizon: usize,
     height: usize,
-    /// Colors of the sky from the top to the horizon, and of the ground from there down.
+    /// Sky colors from the top to the horizon, and ground colors from there down.
     background: [Color; 4],
     shapes: Vec<Shape>,
 }
@@ -117,7 +117,7 @@ impl Octave {
         Self { cell, columns, values }
     }
 
-    /// Adds one row of the noise to `row`.
+    /// Adds a noise row to `row`.
     fn add_row(&self, y: usize, row: &mut [i32]) {
         let (above, cell) = (y / self.cell * self.columns, self.cell as i32);
         let weight = (y % self.cell) as i32;

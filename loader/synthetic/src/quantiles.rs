@@ -1,4 +1,4 @@
-//! Draws the sizes of samples from quantiles of published datasets.
+//! Draws sample sizes from quantiles measured on published datasets.
 //!
 //! A table holds 21 quantiles, from the smallest value in steps of 5 % to the largest; a value is drawn by
 //! linear interpolation between neighbors. Sizes come from file headers and metadata only.
@@ -7,20 +7,20 @@
 //! - Photos: 159 images of COCO 2017 (Lin et al., arXiv:1405.0312; annotations CC BY 4.0).
 //! - Receipts: 626 scans of ICDAR 2019 SROIE (Huang et al., arXiv:2103.10213). The largest 15 % are scanned
 //!   at 4961 x 7016; images above 2.5 megapixels are scaled down here, to keep the dataset small.
-//! - Speech: 32,484 utterances of `LibriSpeech` (Panayotov et al., 2015; CC BY 4.0): dev-clean, test-clean
+//! - Speech: 32,484 utterances from `LibriSpeech` (Panayotov et al., 2015; CC BY 4.0): dev-clean, test-clean
 //!   and train-clean-100, from 3 s on. The last entry is the 99th percentile instead of the maximum.
-//! - Text: words of instruction and answer of 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory`
-//!   ships them for demonstration (Apache-2.0).
+//! - Text: instruction and answer words in 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory` ships
+//!   them for demonstration (Apache-2.0).
 
 use crate::rng::Rng;
 
-/// Number of entries of a table.
+/// Number of table entries.
 const ENTRIES: usize = 21;
 
-/// Maximum pixels of an image.
+/// Maximum number of image pixels.
 const PIXELS_MAX: f64 = 2.5e6;
 
-/// A distribution, given by its quantiles in ascending order.
+/// A distribution, given by quantiles in ascending order.
 #[derive(Debug)]
 pub(crate) struct Quantiles([f64; ENTRIES]);
 
@@ -35,7 +35,7 @@ impl Quantiles {
     }
 }
 
-/// Megapixels and aspect ratios of images of one kind, drawn independently.
+/// Megapixels and aspect ratios for an image kind, drawn independently.
 #[derive(Debug)]
 pub(crate) struct ImageSizes {
     megapixels: Quantiles,
@@ -52,7 +52,7 @@ impl ImageSizes {
     }
 }
 
-/// Sizes of COCO photos.
+/// COCO photo sizes.
 pub(crate) const PHOTO_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.167, 0.188, 0.188, 0.226, 0.251, 0.268, 0.272, 0.273, 0.273, 0.273, 0.273, 0.274, 0.296, 0.306,
@@ -64,7 +64,7 @@ pub(crate) const PHOTO_SIZES: ImageSizes = ImageSizes {
     ]),
 };
 
-/// Sizes of SROIE scans.
+/// SROIE scan sizes.
 pub(crate) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.28, 0.66, 0.739, 0.788, 0.877, 0.928, 0.992, 1.055, 1.136, 1.281, 1.428, 1.546, 1.641, 1.667, 1.76,
@@ -76,13 +76,13 @@ pub(crate) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     ]),
 };
 
-/// Durations of `LibriSpeech` utterances, in seconds.
+/// `LibriSpeech` utterance durations, in seconds.
 pub(crate) const SPEECH_SECONDS: Quantiles = Quantiles([
     3.0, 4.17, 5.38, 6.88, 8.43, 9.99, 11.28, 12.22, 12.84, 13.31, 13.7, 14.03, 14.33, 14.6, 14.84, 15.08,
     15.31, 15.55, 15.8, 16.14, 16.98,
 ]);
 
-/// Words of instruction and answer of Alpaca samples.
+/// Number of instruction and answer words in Alpaca samples.
 pub(crate) const TEXT_WORDS: Quantiles = Quantiles([
     7.0, 17.0, 22.0, 26.0, 30.0, 34.0, 42.0, 51.0, 66.0, 77.0, 96.0, 113.0, 131.0, 152.0, 182.0, 210.0,
     234.0, 258.0, 290.0, 320.0, 444.0,

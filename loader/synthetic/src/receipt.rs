@@ -1,4 +1,4 @@
-//! Generates scans of receipts: gray paper with lines of dark glyphs.
+//! Generates receipt scans: gray paper with lines of dark glyphs.
 
 use std::io;
 
@@ -7,22 +7,22 @@ use jpeg_encoder::ColorType;
 use crate::jpeg::encode_jpeg;
 use crate::rng::Rng;
 
-/// JPEG quality of scans, of 100.
+/// JPEG quality for scans, up to 100.
 const QUALITY: u8 = 60;
-/// Columns and rows of dots of a glyph; one more column is left blank after it.
+/// Dot columns and dot rows in a glyph; a blank column follows each glyph.
 const GLYPH_COLUMNS: usize = 5;
 const GLYPH_ROWS: usize = 7;
-/// Rows of dots from one line to the next.
+/// Number of dot rows between line starts.
 const LINE_ROWS: usize = 12;
-/// Characters of a full line.
+/// Number of characters in a full line.
 const LINE_GLYPHS: usize = 36;
-/// Amplitude of the noise of a single pixel.
+/// Amplitude of the single-pixel noise.
 const GRAIN: i32 = 2;
 
-/// Generates a scan of this size as a JPEG file.
+/// Generates a scan with this size as a JPEG file.
 ///
 /// # Errors
-/// If the encoder refuses the size.
+/// If the encoder rejects the size.
 pub(crate) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let paper = rng.between(225, 250);
     let ink = rng.between(30, 90);
@@ -51,7 +51,7 @@ fn draw_paper(width: usize, height: usize, paper: i32, rng: &mut Rng) -> Vec<u8>
     pixels
 }
 
-/// Draws a line of glyphs, each a bit per dot; 0 is a space. One line in six is blank.
+/// Draws a glyph line, a bit per dot; 0 is a space. Every sixth line is blank on average.
 fn draw_line(rng: &mut Rng) -> Vec<u64> {
     if rng.below(6) == 0 {
         return Vec::new();
@@ -60,11 +60,12 @@ fn draw_line(rng: &mut Rng) -> Vec<u64> {
     (0..glyphs).map(|_| if rng.below(6) == 0 { 0 } else { draw_strokes(rng) }).collect()
 }
 
-/// Draws a glyph of two vertical and two horizontal strokes.
+/// Draws a glyph with two vertical and two horizontal strokes.
 fn draw_strokes(rng: &mut Rng) -> u64 {
     let column = (0..GLYPH_ROWS).fold(0, |bits, row| bits | 1_u64 << (row * GLYPH_COLUMNS));
     let row = (1_u64 << GLYPH_COLUMNS) - 1;
-    // One stroke in the left, one in the right half; below, one in the upper, one in the lower half.
+    // A stroke in the left and a stroke in the right half; below, a stroke in the upper and a stroke in the
+    // lower half.
     let upright = column << rng.below(2) | column << (2 + rng.below(3));
     let level = row << (GLYPH_COLUMNS * rng.below(3)) | row << (GLYPH_COLUMNS * (3 + rng.below(4)));
     // A quarter of the dots is left out, so that glyphs differ.

@@ -7,7 +7,7 @@ use dflop_costmodel::random::{SplitMix64, mix64};
 pub struct Rng(SplitMix64);
 
 impl Rng {
-    /// Returns the generator of one sample of the dataset with this seed.
+    /// Returns the generator for a sample in the dataset with this seed.
     #[must_use]
     pub fn new(seed: u64, sample: usize) -> Self {
         // An odd multiplier maps samples to distinct starts; SplitMix64 mixes neighboring starts well.
@@ -39,7 +39,7 @@ impl Rng {
         from + (end - from) * self.fraction()
     }
 
-    /// Returns true in `percent` of 100 cases.
+    /// Returns true with a probability of `percent` %.
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

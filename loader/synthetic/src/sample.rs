@@ -1,4 +1,4 @@
-//! Generates one sample: its choice of media, and their files.
+//! Generates a sample: media choice and files.
 
 use std::io;
 
@@ -13,16 +13,16 @@ const WAV_PERCENT: usize = 6;
 /// Reading speed: `LibriSpeech` has about 9.4 million words in 960 hours.
 const WORDS_PER_SECOND: f64 = 2.7;
 
-/// One file of a sample.
+/// A file in a sample.
 #[derive(Debug)]
 pub struct Field {
     /// Part of the entry name after the key and a dot.
     pub extension: String,
-    /// Contents of the file.
+    /// File contents.
     pub payload: Vec<u8>,
 }
 
-/// Media of a sample.
+/// Media in a sample.
 #[derive(Debug, Clone, Copy)]
 enum Mix {
     Text,
@@ -32,14 +32,14 @@ enum Mix {
     AudioAndImage,
 }
 
-/// Percentages of the kinds of samples, 100 together.
+/// Percentages of the sample kinds, 100 together.
 const SHARES: [(Mix, usize); 5] =
     [(Mix::Text, 20), (Mix::Image, 45), (Mix::Images, 15), (Mix::Audio, 12), (Mix::AudioAndImage, 8)];
 
-/// Generates the files of the sample that `rng` was made for.
+/// Generates the files for the sample that `rng` was created for.
 ///
 /// # Errors
-/// If an encoder refuses its input.
+/// If an encoder rejects an input.
 pub fn make_sample(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
     Ok(match draw_mix(rng) {
         Mix::Text => {
@@ -111,7 +111,7 @@ fn audio_field(seconds: f64, rng: &mut Rng) -> io::Result<Field> {
     Ok(Field { extension: extension.to_owned(), payload })
 }
 
-/// Writes a caption of 8 to 20 words, the usual length for photos.
+/// Writes a caption with 8 to 20 words, the usual length for photos.
 fn caption(rng: &mut Rng) -> Field {
     let words = 8 + rng.below(13);
     text_field(text::prose(words, rng))

@@ -1,8 +1,8 @@
-//! Generates audio with the rhythm and the spectrum of speech, without meaning.
+//! Generates audio with speech rhythm and speech spectrum, without meaning.
 //!
-//! A pulse train at the pitch of a voice runs through three resonators, the formants of a vowel; noise
-//! replaces consonants, silence pauses. It uses sums and products only, so that every machine computes the
-//! same samples.
+//! A pulse train at a voice's pitch runs through three resonators, the vowel formants; noise replaces
+//! consonants, silence pauses. The code uses sums and products only, so that every machine computes the same
+//! samples.
 
 use crate::rng::Rng;
 
@@ -11,7 +11,7 @@ pub(crate) const SAMPLE_RATE_HZ: u32 = 16_000;
 
 const RATE: f64 = SAMPLE_RATE_HZ as f64;
 
-/// First three formants of five vowels, in Hz.
+/// First three formants in Hz, for five vowels.
 ///
 /// # Source
 /// Peterson and Barney, "Control methods used in a study of the vowels", 1952, table II, men.
@@ -22,16 +22,16 @@ const VOWELS: [[f64; 3]; 5] = [
     [530.0, 1840.0, 2480.0],
     [570.0, 840.0, 2410.0],
 ];
-/// Bandwidths of the three formants, in Hz.
+/// Formant bandwidths in Hz.
 const BANDWIDTHS: [f64; 3] = [80.0, 100.0, 140.0];
 /// Height of a pulse, chosen for vowels as loud as in a quiet recording.
 const PULSE: f64 = 18_000.0;
-/// Feedback of the low-pass filter of the source; the glottis smooths its pulses.
+/// Low-pass filter feedback for the source; the glottis smooths the pulses.
 const ROUNDING: f64 = 0.86;
-/// Amplitude of the background noise, of 32,768.
+/// Background noise amplitude; full scale is 32,768.
 const ROOM: f64 = 2.0;
 
-/// Generates audio of this many seconds.
+/// Generates audio that lasts this many seconds.
 pub(crate) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
     let frames = (seconds * RATE) as usize;
     let pitch_hz = rng.range(90.0, 210.0);
@@ -46,12 +46,12 @@ pub(crate) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
         }
         vowel(&mut samples, pitch_hz * rng.range(0.85, 1.2), rng);
     }
-    // The last sound may be longer than what is left.
+    // The last sound may be longer than the remaining time.
     samples.truncate(frames);
     samples
 }
 
-/// Adds noise that swells and fades; with a loudness of 0, a pause of background noise.
+/// Adds noise that swells and fades; with a loudness of 0, a pause with background noise.
 fn hiss(samples: &mut Vec<i16>, seconds: f64, loudness: f64, rng: &mut Rng) {
     let frames = (seconds * RATE) as usize;
     for frame in 0..frames {
@@ -68,7 +68,7 @@ fn vowel(samples: &mut Vec<i16>, pitch_hz: f64, rng: &mut Rng) {
     let (mut phase, mut source) = (0.0, 0.0);
     for frame in 0..frames {
         let age = frame as f64 / frames as f64;
-        // Phase in periods of the pitch: a pulse when one is complete.
+        // Phase in pitch periods: a pulse when a period is complete.
         phase += pitch_hz * (1.0 - 0.1 * age) / RATE;
         let mut pulse = 0.0;
         if phase >= 1.0 {
@@ -94,7 +94,7 @@ fn to_sample(value: f64) -> i16 {
     value.clamp(-32_000.0, 32_000.0) as i16
 }
 
-/// A digital resonator of unit gain at 0 Hz.
+/// A digital resonator with unit gain at 0 Hz.
 ///
 /// # Source
 /// Klatt, "Software for a cascade/parallel formant synthesizer", 1980, doi:10.1121/1.383940, equation 1.

@@ -15,7 +15,7 @@ const WORDS: [&str; 64] = [
     "and", "while", "because", "before", "slowly", "again", "today", "there",
 ];
 
-/// Writes this many words as sentences of 6 to 14 words; at least one word.
+/// Writes this many words as sentences with 6 to 14 words; at least one word.
 pub(crate) fn prose(words: usize, rng: &mut Rng) -> String {
     let mut text = String::new();
     let mut left = 0;
@@ -48,9 +48,9 @@ struct Turn {
     value: String,
 }
 
-/// Writes a conversation of one to three questions about some images, in the format of LLaVA's training data.
+/// Writes a conversation with one to three questions about some images, in the LLaVA training data format.
 ///
-/// - `words`: of all turns together, a quarter of them in questions
+/// - `words`: number of words in all turns together, a quarter in questions
 /// - returns JSON with a list of turns under `conversations`
 ///
 /// # Source

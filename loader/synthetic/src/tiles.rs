@@ -1,4 +1,4 @@
-//! Generates images whose size alone matters: squares of one color in steps of brightness.
+//! Generates images for which only the size matters: one-color squares in brightness steps.
 
 use std::io;
 
@@ -7,10 +7,10 @@ use jpeg_encoder::ColorType;
 use crate::jpeg::encode_jpeg;
 use crate::rng::Rng;
 
-/// JPEG quality, of 100.
+/// JPEG quality, up to 100.
 const QUALITY: u8 = 85;
 
-/// Generates an image of shaded squares as a JPEG file.
+/// Generates an image with shaded squares as a JPEG file.
 ///
 /// - `width`, `height`: in pixels, at least 1
 ///

@@ -35,7 +35,7 @@ struct Library {
     optimization: &'static str,
 }
 
-/// In the order of building: later ones link earlier ones.
+/// Libraries in build order: later libraries link earlier libraries.
 const LIBRARIES: [Library; 4] = [
     Library {
         directory: "driver",
@@ -67,15 +67,15 @@ const LIBRARIES: [Library; 4] = [
     },
 ];
 
-/// The libraries' files, in the order in which a program may load them.
+/// Library files, in the order in which a program may load them.
 pub(crate) fn library_files() -> impl Iterator<Item = &'static str> {
     LIBRARIES.iter().flat_map(|library| [library.file, library.unversioned])
 }
 
 /// Builds the libraries, unless that was done before, and returns their directory.
 ///
-/// The directory lies in cargo's target directory and is named after the sources, the compiler and the
-/// processor. Processes that ask for it at once wait for the first. Returns `None`, and writes why to stderr,
+/// The directory is in cargo's target directory and is named after the sources, the compiler and the
+/// processor. Processes that request it at once wait for the first. Returns `None`, and writes why to stderr,
 /// if this machine has no `g++`.
 ///
 /// # Panics
@@ -103,7 +103,7 @@ fn find_or_build() -> Option<PathBuf> {
     Some(directory)
 }
 
-/// Reports a test that does not run; not by a macro, whose output test harnesses keep for themselves.
+/// Reports a test that does not run; not with a macro, because test harnesses capture macro output.
 fn skip(reason: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("skipped: {reason}\n").as_bytes());
 }
@@ -138,7 +138,7 @@ fn read_sources() -> io::Result<BTreeMap<PathBuf, String>> {
     Ok(sources)
 }
 
-/// The directory of cargo that the running program lies in, or the temporary directory.
+/// Cargo's directory with the running program, or the temporary directory.
 fn target_directory() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
     let mut directories = program.ancestors().skip(1);

@@ -29,11 +29,11 @@ pub struct Counts {
     pub event_synchronizations: u64,
     pub context_synchronizations: u64,
     pub allocations: u64,
-    /// Of all devices, as if streams were never late.
+    /// Bytes on all devices, as if streams were never late.
     pub bytes_in_use: u64,
     pub bytes_highest: u64,
     pub buffers_in_use: u64,
-    /// Buffers in use when their context was destroyed.
+    /// Number of buffers in use when the context was destroyed.
     pub leaked_buffers: u64,
     /// Products that the matrix library enqueued.
     pub matrix_products: u64,
@@ -115,14 +115,14 @@ impl StandIn {
         let directory = library_dir()?;
         let libraries: Vec<Library> = library_files()
             .map(|file| {
-                // SAFETY: the libraries are those of this package; loading only initializes their statics.
+                // SAFETY: the libraries belong to this package; loading only initializes their statics.
                 unsafe { Library::open(Some(directory.join(file)), RTLD_NOW | RTLD_GLOBAL) }
                     .unwrap_or_else(|error| panic!("could not load {file}: {error}"))
             })
             .collect();
         let driver = &libraries[0];
         let nccl = Nccl::of(libraries.last().expect("there are libraries"));
-        // SAFETY: the types are those of the functions in `driver/control_api.cpp`.
+        // SAFETY: the types match the functions in `driver/control_api.cpp`.
         let stand_in = unsafe {
             Self {
                 set: *driver.get(c"cuda_stand_in_set").expect("the driver exports its controls"),
@@ -156,7 +156,7 @@ impl StandIn {
         assert_eq!(status, 0, "the driver knows the setting");
     }
 
-    /// Limits the memory of each device. Default: 8 GiB.
+    /// Limits the memory per device. Default: 8 GiB.
     pub fn set_bytes_max(&self, bytes: u64) {
         self.set("bytes", bytes);
     }
@@ -167,7 +167,7 @@ impl StandIn {
         self.set("order", order);
     }
 
-    /// Sets how many threads of the host run a launch. Default: 1.
+    /// Sets the number of host threads that run a launch. Default: 1.
     pub fn set_workers(&self, workers: u64) {
         self.set("workers", workers);
     }
@@ -183,7 +183,7 @@ impl StandIn {
         self.set("driver_version", version);
     }
 
-    /// Sets the compute capability of devices, such as 80 for 8.0. Default: 90.
+    /// Sets the devices' compute capability, such as 80 for 8.0. Default: 90.
     pub fn set_compute_capability(&self, capability: u64) {
         self.set("compute_capability", capability);
     }
@@ -191,20 +191,20 @@ impl StandIn {
     /// Gives each stream a thread that runs its operations as soon as it may, or lets streams run as late as
     /// they may, the default. Waits until all devices are idle, and drops work that does not end.
     ///
-    /// Communicators of several ranks need threads.
+    /// Communicators with several ranks need threads.
     pub fn set_stream_threads(&self, has_threads: bool) {
         self.set("stream_threads", u64::from(has_threads));
     }
 
-    /// Lets the streams of a device share this number of queues, in the order in which they are created: an
-    /// operation starts only after all earlier ones of its queue have started. Default: 0, a queue each.
+    /// Lets the streams on a device share this number of queues, in creation order: an operation starts only
+    /// after all earlier operations in the same queue have started. Default: 0, a queue per stream.
     ///
     /// Holds for streams with threads, and for operations that are enqueued from now on.
     pub fn set_queues(&self, queues: u64) {
         self.set("queues", queues);
     }
 
-    /// Lets modules and libraries load all of their kernels at once, as with `CUDA_MODULE_LOADING=EAGER`.
+    /// Lets modules and libraries load all kernels at once, as with `CUDA_MODULE_LOADING=EAGER`.
     pub fn set_eager_loading(&self, is_eager: bool) {
         self.set("eager_loading", u64::from(is_eager));
     }
@@ -219,14 +219,13 @@ impl StandIn {
     /// Returns the number of the first device whose context is not in use, if there is one.
     #[must_use]
     pub fn idle_device(&self) -> Option<u32> {
-        // SAFETY: the function takes nothing and may be called at any time.
+        // SAFETY: the function has no parameters and may be called at any time.
         u32::try_from(unsafe { (self.idle_device)() }).ok()
     }
 
-    /// Lets a thread wait for all work of every context, one after another, as other code of the process
-    /// might.
+    /// Lets a thread wait for all work in every context in turn, as other code in the process might.
     pub fn synchronize_contexts(&self) {
-        // SAFETY: the function takes nothing and may be called at any time.
+        // SAFETY: the function has no parameters and may be called at any time.
         unsafe { (self.synchronize_contexts)() };
     }
 
@@ -254,18 +253,18 @@ impl StandIn {
         self.set("count_bytes", u64::from(is_counting));
     }
 
-    /// Returns the controls of the communication library.
+    /// Returns the communication library controls.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.nccl
     }
 
-    /// Makes every compilation fail from now on, or not any more.
+    /// Sets whether every compilation fails from now on.
     pub fn set_compilation_fails(&self, is_failing: bool) {
         self.set("fail_compilation", u64::from(is_failing));
     }
 
-    /// Makes the `n`-th next launch of a kernel, counted from 1, fail with an illegal address.
+    /// Lets the `n`-th next launch of a kernel, counted from 1, fail with an illegal address.
     ///
     /// # Panics
     /// If the name holds a NUL.
@@ -284,15 +283,14 @@ impl StandIn {
         values.into()
     }
 
-    /// Sets all counts to zero, all settings to those of the environment, and forgets errors. Buffers stay.
+    /// Sets all counts to zero, all settings to the environment's values, and forgets errors. Buffers stay.
     pub fn reset(&self) {
-        // SAFETY: the function takes nothing and may be called at any time.
+        // SAFETY: the function has no parameters and may be called at any time.
         unsafe { (self.reset)() };
         self.nccl.reset();
     }
 
-    /// Returns the cause of the last failure of a device, such as the address and thread of a fault, or
-    /// nothing.
+    /// Returns the cause of the last device failure, such as a fault's address and thread, or nothing.
     #[must_use]
     pub fn last_failure(&self) -> String {
         text_of(self.last_failure)
@@ -302,7 +300,7 @@ impl StandIn {
 /// Returns the text that a function writes.
 fn text_of(write: unsafe extern "C" fn(*mut c_char, usize) -> c_int) -> String {
     let mut text = vec![0_u8; 1 << 14];
-    // SAFETY: the functions of the stand-in write at most the given number of bytes, and end them with NUL.
+    // SAFETY: the stand-in functions write at most the given number of bytes, terminated by NUL.
     unsafe { write(text.as_mut_ptr().cast(), text.len()) };
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
     String::from_utf8_lossy(&text[..end]).into_owned()

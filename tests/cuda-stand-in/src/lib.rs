@@ -1,10 +1,10 @@
 //! Runs an unmodified CUDA program on a CPU, so that it can be tested without a GPU.
 //!
-//! Four shared libraries stand in for `libcuda.so.1`, `libnvrtc.so.13`, `libcublasLt.so.13` and
-//! `libnccl.so.2`. They are written against the documented behavior of those libraries, and where the
-//! documentation leaves a choice they take the one that shows mistakes: streams run as late as they may,
-//! threads take turns in adversarial orders, memory starts as NaN, accesses outside of a living buffer fault,
-//! and a send ends when its receiver has taken it.
+//! Four shared libraries replace `libcuda.so.1`, `libnvrtc.so.13`, `libcublasLt.so.13` and `libnccl.so.2`.
+//! They are written against the documented behavior, and where the documentation leaves a choice they choose
+//! the variant that shows mistakes: streams run as late as they may, threads take turns in adversarial
+//! orders, memory starts as NaN, accesses outside a living buffer fault, and a send ends when the receiver
+//! has received it.
 //!
 //! A test loads them before it calls CUDA; crates that load CUDA by its names then find them:
 //!
@@ -20,11 +20,11 @@
 //! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `COUNT_BYTES`, `LOG`, and `CACHE`, a
 //! directory for compiled kernels.
 //!
-//! Communicators of several ranks need streams with threads: `STREAM_THREADS=1`, with `QUEUES` for the number
-//! of hardware queues that the streams of a device share. The variables of the communication library are
+//! Communicators with several ranks need streams with threads: `STREAM_THREADS=1`, with `QUEUES` for the
+//! number of hardware queues that the streams on a device share. The communication library reads
 //! `NCCL_VERSION`, `NCCL_INIT_MS`, `NCCL_DELAY_US`, `NCCL_SHARES_DEVICES`, and `NCCL_FAULTS`, a list such as
-//! `error:1:3:6,hang:0:5`: a kind of [`NcclFault`] in lower case, a rank, the number of its operation, and
-//! the code of an error.
+//! `error:1:3:6,hang:0:5`: an [`NcclFault`] kind in lower case, a rank, an operation number, and an error
+//! code.
 
 mod compile;
 mod control;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-/// What ranks of this process have done since the last [`StandIn::reset`](crate::StandIn::reset).
+/// Operations of the ranks in this process since the last [`StandIn::reset`](crate::StandIn::reset).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct NcclCounts {
@@ -18,7 +18,7 @@ pub struct NcclCounts {
     pub broadcasts: u64,
     pub sends: u64,
     pub receives: u64,
-    /// Bytes of the send buffers.
+    /// Number of send buffer bytes.
     pub bytes: u64,
     /// Communicators that are alive.
     pub communicators: u64,
@@ -57,16 +57,16 @@ impl From<[u64; COUNTS]> for NcclCounts {
     }
 }
 
-/// A fault on request, of one rank.
+/// A requested fault on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NcclFault {
     /// An asynchronous error with this code of NCCL; the operation ends with an abort only.
     Error(c_int),
     /// The operation, and all later ones of the rank, end with an abort only.
     Hang,
-    /// The rank closes its connections; the operation ends with an abort only.
+    /// The rank closes the connections; only an abort ends the operation.
     Lost,
-    /// The making of a communicator fails with this code of NCCL.
+    /// Communicator creation fails with this NCCL code.
     Init(c_int),
 }
 
@@ -98,17 +98,17 @@ impl NcclOperation {
 /// An operation as a host thread has issued it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NcclLaunch {
-    /// Alike on all ranks of a communicator.
+    /// Communicator id, equal on all ranks in a communicator.
     pub communicator: u64,
     /// The rank in the communicator.
     pub rank: i32,
     /// The operation.
     pub operation: NcclOperation,
-    /// The other rank of a send or receive, the root of a rooted collective, -1 otherwise.
+    /// The peer rank in a send or receive, the root in a rooted collective, -1 otherwise.
     pub peer: i32,
-    /// The code of the type.
+    /// Type code.
     pub data_type: i32,
-    /// Elements, as the call gives them.
+    /// Number of elements, as passed to the call.
     pub count: u64,
 }
 
@@ -124,7 +124,7 @@ struct RawLaunch {
     count: u64,
 }
 
-/// The stand-in of NCCL, loaded into this process. Settings hold for the whole process.
+/// The NCCL stand-in, loaded into this process. Settings hold for the whole process.
 #[derive(Debug)]
 pub struct Nccl {
     set: unsafe extern "C" fn(*const c_char, u64) -> c_int,
@@ -137,7 +137,7 @@ pub struct Nccl {
 impl Nccl {
     pub(crate) fn of(library: &Library) -> Self {
         let missing = "the communication library exports its controls";
-        // SAFETY: the types are those of the functions in `nccl/control_api.cpp`.
+        // SAFETY: the types match the functions in `nccl/control_api.cpp`.
         unsafe {
             Self {
                 set: *library.get(c"nccl_stand_in_set").expect(missing),
@@ -161,26 +161,26 @@ impl Nccl {
         self.set("version", version);
     }
 
-    /// Sets how long a rank waits for the others of a new communicator. Default: 60 s.
+    /// Sets the wait limit for the other ranks in a new communicator. Default: 60 s.
     pub fn set_init_timeout(&self, time: Duration) {
         self.set("init_ms", time.as_millis().try_into().unwrap_or(u64::MAX));
     }
 
-    /// Delays operations, or groups of them, on their streams. Default: not at all.
+    /// Delays operations, or operation groups, on their streams. Default: not at all.
     pub fn set_delay(&self, time: Duration) {
         self.set("delay_us", time.as_micros().try_into().unwrap_or(u64::MAX));
     }
 
-    /// Lets two ranks of a communicator be on one device of this process. Default: they must not.
+    /// Lets two ranks in a communicator share a device in this process. Default: they must not.
     pub fn set_shares_devices(&self, is_allowed: bool) {
         self.set("shares_devices", u64::from(is_allowed));
     }
 
-    /// Requests a fault of the `n`-th operation of a rank, counted from 1 and from now; of its `n`-th
+    /// Requests a fault in a rank's `n`-th operation, counted from 1 and from now; in the rank's `n`-th
     /// communicator for [`NcclFault::Init`].
     ///
-    /// The rank is that of the communicator that was made of a unique id, also for operations on its splits.
-    /// Operations count as host threads issue them.
+    /// The rank is the rank in the communicator that was created from a unique id, also for operations on its
+    /// splits. Operations count as host threads issue them.
     pub fn request_fault(&self, fault: NcclFault, rank: i32, n: u64) {
         let (kind, code) = match fault {
             NcclFault::Error(code) => (1, code),
@@ -188,7 +188,7 @@ impl Nccl {
             NcclFault::Lost => (3, 0),
             NcclFault::Init(code) => (4, code),
         };
-        // SAFETY: the function takes numbers only.
+        // SAFETY: the function takes only numbers.
         unsafe { (self.request_fault)(kind, rank, n, code) };
     }
 
@@ -201,7 +201,7 @@ impl Nccl {
         values.into()
     }
 
-    /// Reads what host threads of this process have issued, oldest first.
+    /// Reads the operations that host threads in this process have issued, oldest first.
     ///
     /// # Panics
     /// If the library writes an operation that does not exist.
@@ -215,9 +215,9 @@ impl Nccl {
         raw.into_iter().map(NcclLaunch::from).collect()
     }
 
-    /// Sets counts to zero, settings to those of the environment, and forgets faults that were asked for.
+    /// Sets counts to zero, settings to the environment's values, and forgets requested faults.
     pub fn reset(&self) {
-        // SAFETY: the function takes nothing and may be called at any time.
+        // SAFETY: the function has no parameters and may be called at any time.
         unsafe { (self.reset)() };
     }
 }

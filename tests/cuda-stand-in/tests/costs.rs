@@ -58,7 +58,7 @@ fn costs() {
         if operations > 1 {
             config.grid_dim.0 = 64;
         }
-        // The least of several runs: other programs may run beside.
+        // The minimum over several runs: other programs may run at the same time.
         let elapsed = (0..8).map(|_| {
             let start = Instant::now();
             launch!(stream, function, config, &mut x).unwrap();

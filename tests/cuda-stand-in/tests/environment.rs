@@ -1,4 +1,4 @@
-//! Settings of whole processes.
+//! Process-wide settings.
 
 use crate::{
     launch,
@@ -6,7 +6,7 @@ use crate::{
 };
 use std::{env, process::Command};
 
-/// Runs in a process of its own, with the variables that the test below sets.
+/// Runs in a separate process, with the variables that the test below sets.
 #[test]
 #[ignore = "a part of another test"]
 fn child() {

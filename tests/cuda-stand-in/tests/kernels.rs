@@ -1,4 +1,4 @@
-//! Kernels on the threads of the stand-in.
+//! Kernels on the stand-in's threads.
 
 use crate::{
     launch,
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256) total(const float* a, float* o
 }
 "#;
 
-/// Sums four blocks in several orders of threads.
+/// Sums four blocks in several thread orders.
 fn totals(barrier: &str) -> Option<Vec<Vec<f32>>> {
     let cuda = cuda()?;
     let stream = cuda.context.default_stream();
@@ -160,7 +160,7 @@ fn an_asynchronous_copy_without_a_wait_is_an_error() {
     assert!(cuda.last_failure().contains("never waited for"), "{}", cuda.last_failure());
 }
 
-/// Runs one thread block of a kernel without parameters but a buffer of 1000 numbers.
+/// Runs a single thread block for a kernel whose only parameter is a buffer with 1000 numbers.
 fn run_alone(cuda: &Cuda, body: &str, shared_bytes: u32) -> u32 {
     let source =
         format!("#include \"device.cuh\"\nextern \"C\" __global__ void alone(float* x) {{\n{body}\n}}\n");
@@ -211,7 +211,7 @@ fn shared_memory_starts_as_nan() {
         "__shared__ float s[8]; x[0] = isnan(s[3]) ? 0.f : x[1 << 28]; s[3] = 0.f;",
         "DYNAMIC_SHARED(s); x[0] = s[9] == 255 ? 0.f : x[1 << 28]; s[9] = 0;",
     ] {
-        // Blocks do not see what an earlier block has left.
+        // Blocks do not see the memory contents from an earlier block.
         for _ in 0..2 {
             assert_eq!(run_alone(&cuda, &format!("if (threadIdx.x == 0) {{ {body} }}"), 16), 0, "{body}");
         }
@@ -324,7 +324,7 @@ fn the_launch_that_is_asked_to_fails() {
     assert_eq!(code(stream.alloc_zeros::<f32>(4)), ILLEGAL_ADDRESS, "errors stay");
 }
 
-/// What the compiler writes about a source that it must refuse.
+/// Compiler log for a source that the compiler must reject.
 fn log_of(source: &str, options: &[&str]) -> String {
     match compile(source, options) {
         Ok(_) => panic!("compiled: {source}"),

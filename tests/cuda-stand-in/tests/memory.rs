@@ -1,4 +1,4 @@
-//! Buffers of the stand-in.
+//! Stand-in buffers.
 
 use crate::{
     launch,

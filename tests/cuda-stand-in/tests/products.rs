@@ -1,4 +1,4 @@
-//! Products of matrices with all transposes, types and epilogues, against sums in f64.
+//! Matrix products with all transposes, types and epilogues, compared with f64 sums.
 
 use crate::support::{
     Cuda, Numbers, code, cuda,
@@ -50,7 +50,7 @@ fn expected(product: &Product, inputs: &Inputs) -> Expected {
     let (m, n, k) = (product.m, product.n, product.k);
     let a = |i: usize, l: usize| inputs.a.at(product.a.index(i, l));
     let b = |l: usize, j: usize| inputs.b.at(product.b.index(l, j));
-    // Elements between lines are not written, whatever they are.
+    // Elements between lines are not written, regardless of their values.
     let (mut d, mut aux) = (vec![f64::NAN; product.d.elements()], vec![f64::NAN; product.aux_leading * n]);
     let kind = product.epilogue;
     for j in 0..n {

@@ -1,4 +1,4 @@
-//! Streams, events and page-locked memory of the stand-in.
+//! Streams, events and page-locked memory in the stand-in.
 
 use crate::{
     launch,
@@ -15,7 +15,7 @@ extern "C" __global__ void twice(const float* x, float* y) {
 }
 "#;
 
-/// Copies on one stream and computes on another, with or without an event between them.
+/// Copies on a stream and computes on a second stream, with or without an event between them.
 fn twice(waits: bool) -> Option<Vec<f32>> {
     let cuda = cuda()?;
     let (copies, computes) = (cuda.context.new_stream().unwrap(), cuda.context.new_stream().unwrap());
@@ -107,7 +107,7 @@ fn a_buffer_that_another_stream_releases_too_early_is_an_illegal_address() {
     assert_eq!(code(first.synchronize()), ILLEGAL_ADDRESS);
 }
 
-/// The flag of streams that the default stream does not wait for.
+/// Flag for streams that the default stream does not wait for.
 const NON_BLOCKING: u32 = 1;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Streams with threads: the meaning of calls is that of lazy streams, but for when operations run.
+//! Streams with threads: calls mean the same as with lazy streams, except for when operations run.
 
 use crate::{
     launch,

@@ -41,7 +41,7 @@ extern "C" __global__ void add_together(const float* x, int* y) {
 }
 "#;
 
-/// Bytes that a kernel of 64 numbers loads and stores.
+/// Number of bytes that a kernel with 64 numbers loads and stores.
 fn bytes(cuda: &Cuda, name: &str, blocks: u32, threads: u32) -> (u64, u64) {
     let stream = cuda.context.default_stream();
     let function = kernel(cuda, KERNELS, name);

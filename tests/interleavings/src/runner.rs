@@ -1,10 +1,10 @@
-//! Runs models under many schedules, as the command line asks for.
+//! Runs models under many schedules, as the command line requests.
 
 use crate::model::Model;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Runs the models; arguments: number of schedules, seed, words of a claim.
+/// Runs the models; arguments: number of schedules, seed, claim words.
 pub(crate) fn run(models: &[Model]) -> ExitCode {
     let mut words = std::env::args().skip(1);
     let schedules = words.next().and_then(|word| word.parse().ok()).unwrap_or(1_000);

@@ -1,21 +1,21 @@
-//! Arguments for random augmentation of images.
+//! Arguments for random image augmentation.
 
 use clap::Args;
 use dflop_loader::media::augment::{Augment, ColorJitter};
 
 use crate::failure::Failure;
 
-/// Range of a random crop's share of the image area; below, of its width over its height.
+/// Area fraction that a random crop keeps; below, the width-to-height ratio.
 const CROP_SCALE: std::ops::RangeInclusive<f64> = 0.08..=1.0;
 const CROP_RATIO: std::ops::RangeInclusive<f64> = 0.75..=4.0 / 3.0;
 
-/// Random augmentation of images; without arguments, images are not changed.
+/// Random image augmentation; without arguments, images are not changed.
 #[derive(Debug, Args)]
 pub(crate) struct AugmentArgs {
-    /// Crop each image to a random part: 8 % to 100 % of its area, width over height 3/4 to 4/3.
+    /// Crop each image to a random part: 8 % to 100 % of the area, width over height 3/4 to 4/3.
     #[arg(long)]
     random_crop: bool,
-    /// Mirror every image left to right with a probability of 1/2.
+    /// Mirror every image left to right with probability 1/2.
     #[arg(long)]
     flip: bool,
     /// Change brightness, contrast, saturation and hue at random by up to these amounts, such as

@@ -1,4 +1,4 @@
-//! Arguments for the shards of a dataset, its stores, its index and its splits.
+//! Arguments for dataset shards, stores, index and splits.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::progress::Bars;
 
-/// Shards of a dataset, read without an index.
+/// Dataset shards, read without an index.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArgs {
     /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids
@@ -21,14 +21,14 @@ pub(crate) struct DatasetArgs {
     /// `--allow-pipe`, `pipe:COMMAND` for commands that need no index.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
-    /// Let names `pipe:COMMAND` run shell commands whose output is the shard.
+    /// Let names `pipe:COMMAND` run shell commands that print the shard.
     #[arg(long)]
     allow_pipe: bool,
     #[command(flatten)]
     stores: StoreArgs,
 }
 
-/// Way of reading local shards.
+/// Read method for local shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ReadArg {
     /// Map shards of file systems that nobody can write, such as SquashFS; else read by system calls.
@@ -56,7 +56,7 @@ pub(crate) struct StoreArgs {
     /// kept].
     #[arg(long, value_name = "DIR", help_heading = "Remote shards")]
     cache: Option<PathBuf>,
-    /// Maximum size of the kept shards in bytes.
+    /// Maximum cache size in bytes.
     #[arg(long, value_name = "N", default_value_t = 64 << 30, requires = "cache", help_heading = "Remote shards")]
     cache_bytes: u64,
     /// Maximum number of requests in flight, over all shards.
@@ -69,7 +69,7 @@ pub(crate) struct StoreArgs {
     /// Read local and cached shards by system calls or through memory maps.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ReadArg::Auto)]
     read: ReadArg,
-    /// Let shard lists name shards outside their own directory, and remote ones.
+    /// Let shard lists name remote shards and shards outside the list's directory.
     #[arg(long)]
     allow_outside: bool,
 }
@@ -86,7 +86,7 @@ impl StoreArgs {
         Ok(builder.build()?)
     }
 
-    /// Returns what the names of shards may reach, through `stores`.
+    /// Returns the locations that shard names may reach through `stores`.
     pub(crate) fn access(&self, stores: &Stores) -> ShardAccess {
         ShardAccess::new(stores).allow_outside(self.allow_outside)
     }
@@ -99,13 +99,13 @@ impl DatasetArgs {
     }
 }
 
-/// Location of the index, choice of a split, and access to shards.
+/// Index location, split choice and shard access.
 #[derive(Debug, Args)]
 pub(crate) struct IndexLocationArgs {
     /// Directory of the index [default: `.dflop` next to the shards, or the user's cache directory].
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
-    /// Read only the samples of this split; in a mixture given by flags, of every dataset.
+    /// Read only the samples in this split; in a mixture given by flags, in every dataset.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
     /// File that defines the splits [default: `splits.json` next to the shards].
@@ -123,7 +123,7 @@ impl IndexLocationArgs {
         self.stores.stores()
     }
 
-    /// Returns what the names of shards may reach, through `stores`.
+    /// Returns the locations that shard names may reach through `stores`.
     pub(crate) fn access(&self, stores: &Stores) -> ShardAccess {
         self.stores.access(stores)
     }
@@ -135,19 +135,19 @@ impl IndexLocationArgs {
         stores: &Stores,
         token_counts: TokenCounts,
     ) -> Result<Dataset, Failure> {
-        // A stream is refused by the index, before it starts, with advice that fits better.
+        // The index rejects a stream before the stream starts, with advice that fits better.
         let shards = expand_shards_in(shards, &self.access(stores).allow_pipe(true))?;
         let options = IndexOptions { directory: self.index.clone(), ..self.index_options(token_counts)? };
         open_dataset(shards, &options, self.split.as_deref(), self.splits.as_deref())
     }
 
-    /// Returns the options for building an index, without its directory.
+    /// Returns the options for building an index, without the index directory.
     pub(crate) fn index_options(&self, token_counts: TokenCounts) -> Result<IndexOptions, Failure> {
         Ok(IndexOptions { video_sampling: self.video.index_sampling()?, token_counts, ..index_options() })
     }
 }
 
-/// Opens the index of some shards and selects a split.
+/// Opens the index for a shard list and selects a split.
 pub(crate) fn open_dataset(
     shards: Vec<Shard>,
     options: &IndexOptions,
@@ -160,7 +160,7 @@ pub(crate) fn open_dataset(
     Ok(Dataset::from(index).split(&splits, split)?)
 }
 
-/// Dataset that is read through its index.
+/// Dataset that is read through an index.
 #[derive(Debug, Args)]
 pub(crate) struct IndexedArgs {
     /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or URLs such as

@@ -13,13 +13,13 @@ use crate::args::dataset::{IndexLocationArgs, open_dataset};
 use crate::failure::Failure;
 use dflop_loader::store::file;
 
-/// A dataset, or a mixture of several, read through indexes.
+/// A dataset or a mixture, read through indexes.
 #[derive(Debug, Args)]
 pub(crate) struct MixtureArgs {
     /// Shards: a directory, files, or patterns such as `shards/{000..019}.tar`.
     #[arg(value_name = "DATASET", required_unless_present = "mix", conflicts_with = "mix")]
     shards: Vec<String>,
-    /// Mixture of datasets: `WEIGHT=DATASET` once per dataset, or one JSON file.
+    /// Dataset mixture: `WEIGHT=DATASET` once per dataset, or a JSON file.
     #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
     mix: Vec<String>,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub(crate) struct MixtureArgs {
 }
 
 impl MixtureArgs {
-    /// Opens the indexes, or builds those that are missing.
+    /// Opens the indexes and builds missing ones.
     pub(crate) fn open(&self, token_counts: TokenCounts) -> Result<Mixture, Failure> {
         let stores = self.place.stores()?;
         match &self.mix[..] {
@@ -56,7 +56,7 @@ fn misuse(entry: &str) -> Failure {
     Failure::Misuse(format!("invalid `--mix {}`: {forms}", redact_name(entry)))
 }
 
-/// Contents of a mixture file. Relative paths start at the file's directory.
+/// Mixture file contents. Relative paths start at the file's directory.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MixtureFile {

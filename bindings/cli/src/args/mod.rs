@@ -1,4 +1,4 @@
-//! Groups of arguments that several commands share, and their conversion to library types.
+//! Argument groups that several commands share, and conversions to library types.
 
 pub(crate) mod augment;
 pub(crate) mod dataset;

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// Model, device and training setup that costs are predicted for.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
-    /// Model preset, directory of a checkpoint with its `config.json`, or its name in the local Hugging Face
+    /// Model preset, checkpoint directory with a `config.json`, or checkpoint name in the local Hugging Face
     /// cache; an unknown name lists the presets.
     ///
     /// Several models are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
@@ -30,10 +30,10 @@ pub(crate) struct ModelArgs {
     pub(crate) training: TrainingArgs,
 }
 
-/// Training setup of the model.
+/// Model training setup.
 #[derive(Debug, Args)]
 pub(crate) struct TrainingArgs {
-    /// Modules that are not trained: any of `vision,audio,projector,llm` [default: all are trained].
+    /// Modules that are not trained: any from `vision,audio,projector,llm` [default: all are trained].
     #[arg(long, value_name = "PARTS", help_heading = "Training")]
     pub(crate) freeze: Option<FrozenParts>,
     /// Activation checkpointing, recomputed in the backward pass: `none`, attention `scores`, or whole
@@ -43,7 +43,7 @@ pub(crate) struct TrainingArgs {
 }
 
 impl ModelArgs {
-    /// Name of the model as given; joined models are separated by `+`.
+    /// Model name as given; joined models are separated by `+`.
     pub(crate) fn name(&self) -> String {
         self.model.join("+")
     }
@@ -57,7 +57,7 @@ impl ModelArgs {
         Ok(model.recomputation(self.training.recompute).frozen(self.training.freeze.unwrap_or_default())?)
     }
 
-    /// Describes the source of the times and the training setup, for people.
+    /// Describes the time source and the training setup, for people.
     pub(crate) fn times_from(&self) -> String {
         let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
         let frozen = self.training.freeze.map(|frozen| format!(", {frozen} frozen"));
@@ -69,7 +69,7 @@ impl ModelArgs {
         device + &frozen.unwrap_or_default() + again
     }
 
-    /// Path of the profile, or the device preset.
+    /// Profile path or device preset.
     pub(crate) fn device_name(&self) -> String {
         self.profile.name().unwrap_or_else(|| self.device.clone())
     }
@@ -78,13 +78,13 @@ impl ModelArgs {
         spec_of(&self.model)
     }
 
-    /// Returns the image processor of the checkpoint; `None` if the one of the model family applies.
+    /// Returns the checkpoint's image processor; `None` if the processor for the model family applies.
     pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
         Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
     }
 }
 
-/// Returns the spec of one preset or directory, or of several joined.
+/// Returns the spec for a preset or directory, or for several joined.
 pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
     spec_of_names(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { ref name, .. }) => {

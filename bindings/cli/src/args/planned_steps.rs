@@ -1,4 +1,4 @@
-//! Arguments of `order` and `simulate`, which plan the steps of a dataset and read no payload.
+//! Arguments for `order` and `simulate`, which plan dataset steps and read no payload.
 
 use clap::Args;
 use dflop_loader::StepPlanner;

@@ -1,4 +1,4 @@
-//! Arguments for a measured profile in place of a device preset.
+//! Arguments for a measured profile that replaces a device preset.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,11 @@ use dflop_loader::model::{profile_of, profile_options};
 
 use crate::failure::Failure;
 
-/// Measured profile in place of a device preset.
+/// Measured profile that replaces a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct MeasuredProfileArgs {
-    /// Measured profile, in place of `--device`: a CSV file, a directory of them, or `h200-torch`, which
-    /// comes with dflop.
+    /// Measured profile that replaces `--device`: a CSV file, a directory with CSV files, or `h200-torch`,
+    /// which comes with dflop.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
     /// Tensor-parallel degrees to read from the profile, of encoders and LLM, such as `1,4`.
@@ -35,17 +35,17 @@ impl MeasuredProfileArgs {
         self.profile.is_some()
     }
 
-    /// Path of the profile.
+    /// Profile path.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.profile.as_deref()
     }
 
-    /// Path of the profile, for people.
+    /// Profile path as text for people.
     pub(crate) fn name(&self) -> Option<String> {
         self.profile.as_ref().map(|path| path.display().to_string())
     }
 
-    /// Builds the cost model of the profile; `None` without one. Warnings go to standard error.
+    /// Builds a cost model from the profile; `None` without a profile. Warnings go to standard error.
     pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
         let Some(path) = &self.profile else { return Ok(None) };
         let profile = profile_of(path, spec)?;
@@ -55,7 +55,7 @@ impl MeasuredProfileArgs {
         Ok(Some(model))
     }
 
-    /// Reads the profile of a model and checks it; `None` without one.
+    /// Reads and checks a model's profile; `None` without a profile.
     pub(crate) fn read(&self, spec: &ModelSpec) -> Result<Option<Profile>, Failure> {
         let read = |path: &Path| checked(profile_of(path, spec)?, path, !self.no_profile_check);
         self.profile.as_deref().map(read).transpose()
@@ -72,7 +72,7 @@ impl MeasuredProfileArgs {
     }
 }
 
-/// Refuses a profile that does not predict its held-out microbatches, if it is to be checked.
+/// Rejects a profile that does not predict the held-out microbatches, if the profile is to be checked.
 pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
     let check = ProfileCheck::new(&profile).filter(|_| is_checked);
     check
@@ -81,7 +81,7 @@ pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result
     Ok(profile)
 }
 
-/// Prints warnings of a profile on standard error.
+/// Prints profile warnings on standard error.
 #[expect(clippy::print_stderr, reason = "warnings go to standard error")]
 pub(crate) fn warn(warnings: &[dflop_costmodel::ProfileWarning]) {
     for warning in warnings {

@@ -1,25 +1,25 @@
-//! Arguments for the report of a command.
+//! Arguments for a command's report.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-/// File of the report.
+/// Report file.
 #[derive(Debug, Default, Args)]
 pub(crate) struct ReportArgs {
-    /// Write a report to this file: one HTML page without network, with timelines, loads and the samples of
-    /// every microbatch where there are any; a name that ends in `.json` gets the document that `dflop
+    /// Write a report to this file: an HTML page that needs no network, with timelines, loads and the samples
+    /// in every microbatch where there are any; a name that ends in `.json` gets the document that `dflop
     /// report` renders.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
 }
 
-/// File of a report with samples, and the number of their previews.
+/// Report file with samples, and the number of sample previews.
 #[derive(Debug, Default, Args)]
 pub(crate) struct SampleReportArgs {
     #[command(flatten)]
     report: ReportArgs,
-    /// Number of samples, the dearest, whose content the report shows in small; 0 shows none.
+    /// Number of most expensive samples to preview in the report; 0 shows none.
     #[arg(long, value_name = "N", default_value_t = PREVIEWS, requires = "report")]
     report_previews: usize,
 }
@@ -28,14 +28,14 @@ pub(crate) struct SampleReportArgs {
 const PREVIEWS: usize = 24;
 
 impl ReportArgs {
-    /// Returns the file, if a report is wanted.
+    /// Returns the file, if a report is requested.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.report.as_deref()
     }
 }
 
 impl SampleReportArgs {
-    /// Returns the file, if a report is wanted.
+    /// Returns the file, if a report is requested.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.report.path()
     }

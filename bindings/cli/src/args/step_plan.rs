@@ -17,7 +17,7 @@ use dflop_loader::store::file;
 pub(crate) struct StepPlanArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Samples of a global batch, over all DP ranks.
+    /// Number of samples in a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     pub(crate) global_batch: u64,
     /// Number of data-parallel ranks.
@@ -26,7 +26,7 @@ pub(crate) struct StepPlanArgs {
     /// Number of microbatches per DP rank.
     #[arg(long, value_name = "M", default_value_t = 1)]
     pub(crate) microbatches: usize,
-    /// Pipeline stages of every module, such as `1,3` [default: one each].
+    /// Number of pipeline stages per module, such as `1,3` [default: 1 each].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(crate) stages: Option<Vec<usize>>,
     /// Search effort per step, in work units; the same units give the same plan on every machine.
@@ -38,16 +38,16 @@ pub(crate) struct StepPlanArgs {
     /// padding has a cost.
     #[arg(long, value_name = "N")]
     pub(crate) pad_to_tokens: Option<u64>,
-    /// Seed of the global order.
+    /// Seed for the global order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Treatment of the samples at the end of an epoch that do not fill a global batch.
+    /// Treatment of the samples that remain at the end of an epoch and do not fill a global batch.
     #[arg(long, value_enum, default_value_t = TailArg::Carry)]
     pub(crate) tail: TailArg,
     /// Allow a global batch that is larger than the data, so that a step has samples several times.
     #[arg(long)]
     pub(crate) repeat_samples: bool,
-    /// End after this many epochs of every dataset [default: no end].
+    /// End after this many epochs over every dataset [default: no end].
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u64>,
     /// Read every sample exactly once, in index order: `--epochs 1 --tail short --shuffle none`.
@@ -57,17 +57,18 @@ pub(crate) struct StepPlanArgs {
     pub(crate) shuffle: ShuffleArgs,
 }
 
-/// Shuffle of the samples of an epoch.
+/// Sample shuffle within an epoch.
 #[derive(Debug, Args)]
 pub(crate) struct ShuffleArgs {
-    /// Shuffle of the samples of an epoch [default: global, or blocks if their sizes are given].
+    /// Sample shuffle within an epoch [default: global, or blocks if block sizes are given].
     #[arg(long, value_enum)]
     shuffle: Option<ShuffleArg>,
     /// Maximum run of samples that `--shuffle blocks` keeps together; a run never crosses a shard [default:
     /// 1024].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     block_samples: Option<u64>,
-    /// Runs that `--shuffle blocks` shuffles with each other, about the number of open shards [default: 64].
+    /// Number of runs that `--shuffle blocks` shuffles together, about the number of open shards [default:
+    /// 64].
     #[arg(long, value_name = "N", conflicts_with = "validation")]
     open_blocks: Option<u64>,
 }
@@ -77,11 +78,11 @@ const OPEN_BLOCKS: u64 = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShuffleArg {
-    /// All samples of the epoch; shard by shard if shards are compressed.
+    /// All samples in the epoch; shard by shard if shards are compressed.
     Global,
-    /// Runs of neighbors, and samples within windows of runs: for media that are slow to seek.
+    /// Runs of neighbors, and samples within run windows: for media that are slow to seek.
     Blocks,
-    /// No shuffle: the order of the index.
+    /// No shuffle: index order.
     None,
 }
 
@@ -89,7 +90,7 @@ impl StepPlanArgs {
     /// Returns the shuffle.
     ///
     /// # Errors
-    /// [`Failure::Misuse`] for block sizes with another shuffle.
+    /// [`Failure::Misuse`] for block sizes with a shuffle that has no blocks.
     pub(crate) fn shuffle(&self) -> Result<Shuffle, Failure> {
         let ShuffleArgs { shuffle, block_samples, open_blocks } = self.shuffle;
         let has_sizes = block_samples.is_some() || open_blocks.is_some();
@@ -119,8 +120,8 @@ pub(crate) struct ResumeArgs {
     /// Resume from a state that `--state-out` or a loader saved, with any number of ranks.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Resume even if a dataset has changed: a changed dataset continues with its next epoch, the others
-    /// where they were.
+    /// Resume even if a dataset has changed: a changed dataset continues with the next epoch, an unchanged
+    /// dataset where it was.
     #[arg(long, requires = "resume")]
     accept_changed_data: bool,
 }
@@ -138,14 +139,14 @@ fn read_state(path: &Path) -> Result<LoaderState, Failure> {
     LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
 }
 
-/// Caps of a microbatch.
+/// Microbatch caps.
 #[derive(Debug, Args)]
 pub(crate) struct CapArgs {
     /// Maximum tokens of a microbatch [default: a quarter above the mean if a dataset is planned, else no
     /// cap].
     #[arg(long, value_name = "N")]
     tokens_max: Option<u64>,
-    /// Maximum payload bytes of a microbatch.
+    /// Maximum payload bytes per microbatch.
     #[arg(long, value_name = "N")]
     bytes_max: Option<u64>,
 }
@@ -160,13 +161,13 @@ impl CapArgs {
 pub(crate) enum TailArg {
     /// Start the batch that the next epoch fills.
     Carry,
-    /// Leave them out of the epoch.
+    /// Leave the samples out.
     Drop,
-    /// Make a short last batch of them.
+    /// Make a short last batch.
     Short,
 }
 
-/// Parses a strategy by its name or an alias.
+/// Parses a strategy name or alias.
 pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
     Strategy::from_str(name).map_err(|error| error.to_string())
 }
@@ -183,7 +184,7 @@ impl StepPlanArgs {
         self.planner_for(BatchLayout::Packed, data, epoch, resume)
     }
 
-    /// Builds the planner for a layout of microbatches.
+    /// Builds the planner for a microbatch layout.
     pub(crate) fn planner_for(
         &self,
         layout: BatchLayout,

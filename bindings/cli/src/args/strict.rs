@@ -6,7 +6,7 @@ use dflop_loader::media::Strictness;
 /// Treatment of damaged media.
 #[derive(Debug, Args)]
 pub(crate) struct StrictArgs {
-    /// Treat any damage of a medium as an error, also where all of its pixels or samples can be decoded.
+    /// Treat any media damage as an error, also where all pixels or audio samples can be decoded.
     #[arg(long)]
     strict: bool,
 }

@@ -11,7 +11,7 @@ use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use crate::failure::Failure;
 use dflop_loader::store::file;
 
-/// Counting of text tokens [default: estimates].
+/// Text token counting [default: estimates].
 #[derive(Debug, Args)]
 pub(crate) struct TokenizerArgs {
     /// Count text tokens exactly, as prepared for the model: `tokenizer.json`, or the directory that holds
@@ -22,11 +22,11 @@ pub(crate) struct TokenizerArgs {
     template: TemplateArgs,
 }
 
-/// Conversion of texts to conversations.
+/// Conversion from texts to conversations.
 #[derive(Debug, Args)]
 pub(crate) struct TemplateArgs {
-    /// Chat template, a Jinja file [default: the one next to the tokenizer, else the published one of the
-    /// model family].
+    /// Chat template, a Jinja file [default: the template next to the tokenizer, else the published template
+    /// for the model family].
     #[arg(long, value_name = "FILE", requires = "tokenizer")]
     chat_template: Option<PathBuf>,
     /// Prompt that captions answer [default: captions are trained on without a chat template].
@@ -35,7 +35,7 @@ pub(crate) struct TemplateArgs {
 }
 
 impl TokenizerArgs {
-    /// Returns the counter of text tokens that the index is read with.
+    /// Returns the text token counter that the index is read with.
     ///
     /// - `model`: writes conversations in the chat format of this model; `None` counts the bare text
     pub(crate) fn token_counts(&self, model: Option<&ModelSpec>) -> Result<TokenCounts, Failure> {
@@ -49,7 +49,7 @@ impl TokenizerArgs {
 }
 
 impl TemplateArgs {
-    /// Returns a preparer builder for the model, with its tokenizer and template.
+    /// Returns a preparer builder for the model with a tokenizer and a template.
     pub(crate) fn preparer(&self, model: &ModelSpec, tokenizer: &Path) -> Result<PreparerBuilder, Failure> {
         let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
         if let Some(path) = &self.chat_template {

@@ -1,21 +1,21 @@
-//! Arguments for the sampling of video frames.
+//! Arguments for video frame sampling.
 
 use clap::{Args, ValueEnum};
 use dflop_loader::media::VideoSampling;
 
 use crate::failure::Failure;
 
-/// Sampling of video frames; needs a build with the feature `video`.
+/// Video frame sampling; needs a build with the feature `video`.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Videos, in a build with the feature `video`")]
 pub(crate) struct VideoArgs {
-    /// Sampling of video frames; an index built with another sampling is rebuilt [default: fps].
+    /// Video frame sampling; an index built with a different sampling is rebuilt [default: fps].
     #[arg(id = "video_sampling", long = "video-sampling", value_enum, value_name = "HOW")]
     sampling: Option<SamplingArg>,
     /// Frames per video: exactly this many with `uniform`, otherwise at most this many [default: 64].
     #[arg(id = "video_frames", long = "video-frames", value_name = "N")]
     frames: Option<u32>,
-    /// Frames per second of video, with `fps` [default: 2].
+    /// Frames per video second, with `fps` [default: 2].
     #[arg(id = "video_fps", long = "video-fps", value_name = "F")]
     per_second: Option<f64>,
 }
@@ -24,7 +24,7 @@ pub(crate) struct VideoArgs {
 enum SamplingArg {
     /// Frames evenly spread over the video.
     Uniform,
-    /// A number of frames per second of video.
+    /// A number of frames per video second.
     Fps,
     /// Keyframes, which are coded without reference to other frames.
     Keyframes,
@@ -62,7 +62,7 @@ impl VideoArgs {
         }))
     }
 
-    /// Returns the sampling of an index, the library's default unless arguments are given.
+    /// Returns the video sampling for an index, the library's default unless arguments are given.
     ///
     /// # Errors
     /// The same as for [`Self::sampling`].
@@ -71,7 +71,7 @@ impl VideoArgs {
     }
 }
 
-/// Rate and maximum number of frames of the library's default.
+/// Default frame rate and maximum number of frames in the library.
 fn defaults() -> (f64, u32) {
     match VideoSampling::default() {
         VideoSampling::Fps { per_second, frames_max } => (per_second, frames_max),

@@ -1,4 +1,4 @@
-//! `dflop accuracy`: compares the predictions of a profile with other measurements.
+//! `dflop accuracy`: compares profile predictions with other measurements.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,15 +16,15 @@ use dflop_loader::model::read_profile;
 /// Compare the predictions of a measured profile with other measurements: errors by module, part and size.
 #[derive(Debug, Args)]
 pub(crate) struct AccuracyArgs {
-    /// Measured profile that predicts: a CSV file, or a directory of them.
+    /// Measured profile that predicts: a CSV file, or a directory with CSV files.
     #[arg(long, value_name = "DIR_OR_FILE")]
     profile: PathBuf,
-    /// Measurements to predict, in the schema of profiles: a CSV file, or a directory of them.
+    /// Measurements to predict, in the profile schema: a CSV file, or a directory with CSV files.
     #[arg(long, value_name = "DIR_OR_FILE")]
     observed: PathBuf,
     #[command(flatten)]
     report: ReportArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> 
     if args.json { write_json(out, &json) } else { print(out, &json) }
 }
 
-/// Returns the report: each point with the interval of its prediction.
+/// Returns the report: each point with the prediction interval.
 fn report(json: &AccuracyJson<'_>) -> RunReport {
     let accuracy = json.accuracy;
     let mut report = RunReport::new("accuracy", "Accuracy of a profile", Origin::of_this_process());

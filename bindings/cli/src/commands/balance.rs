@@ -1,4 +1,4 @@
-//! `dflop balance`: solves one partition or pipeline instance.
+//! `dflop balance`: solves a partition or pipeline instance.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::store::file;
 
-/// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
+/// Partition the items in an instance file into groups, or into ordered microbatches for pipeline ranks.
 #[derive(Debug, Args)]
 pub(crate) struct BalanceArgs {
     /// Instance file: JSON with `n`, `m`, `c`, `d` in ns, optionally `tok` and `bytes`; may be gzipped.
@@ -28,11 +28,11 @@ pub(crate) struct BalanceArgs {
     /// Number of data-parallel ranks; required by `pipeline` and `min-max`.
     #[arg(long, value_name = "D", required_if_eq_any(PIPELINES))]
     dp: Option<usize>,
-    /// Pipeline stages of every module, such as `1,3`; required by `pipeline` and `min-max`.
+    /// Number of pipeline stages per module, such as `1,3`; required by `pipeline` and `min-max`.
     #[arg(long, value_name = "E,L", value_delimiter = ',', required_if_eq_any(PIPELINES))]
     stages: Option<Vec<usize>>,
-    /// Data-parallel ranks of the encoders, if not `--dp`: one number for all modules but the last, or one
-    /// per module. These ranks share the encoder items of a microbatch position over all pipelines.
+    /// Number of data-parallel encoder ranks, if not `--dp`: one number for all modules but the last, or one
+    /// per module. These ranks share the encoder items at a microbatch position over all pipelines.
     #[arg(long, value_name = "D", value_delimiter = ',')]
     encoder_dp: Option<Vec<usize>>,
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
@@ -47,16 +47,16 @@ pub(crate) struct BalanceArgs {
     deadline_ms: Option<u64>,
     #[command(flatten)]
     caps: CapArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Objective {
-    /// The largest sum of one module in one group.
+    /// The largest module sum in a group.
     Partition,
-    /// The 1F1B makespan of the slowest rank.
+    /// The 1F1B makespan on the slowest rank.
     Pipeline,
     /// The 1F1B makespan of the slowest rank, after the largest group sum is minimized: a baseline.
     MinMax,

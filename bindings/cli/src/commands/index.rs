@@ -1,4 +1,4 @@
-//! `dflop index`: builds the index of a dataset.
+//! `dflop index`: builds a dataset index.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -27,7 +27,7 @@ pub(crate) struct IndexArgs {
     /// Directory of the index [default: `.dflop` next to the shards, or the user's cache directory].
     #[arg(long, visible_alias = "index", value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Rebuild the index even if one fits the shards.
+    /// Rebuild the index even if the existing index fits the shards.
     #[arg(long)]
     rebuild: bool,
     /// Also decode every field, so that every bad sample is known in advance; rebuilds the index.
@@ -38,17 +38,17 @@ pub(crate) struct IndexArgs {
     foreign: Foreign,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Model whose chat format texts are counted in [default: the bare text is counted].
+    /// Model whose chat format is counted with the texts [default: the bare text is counted].
     #[arg(long, value_name = "NAME|DIR", requires = "tokenizer")]
     model: Vec<String>,
     #[command(flatten)]
     video: VideoArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Use of the index files of Energon, wids and webshart next to the shards; it never changes the index.
+/// Use of the index files from Energon, wids and webshart next to the shards; it never changes the index.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 enum Foreign {
     /// Ignore them.
@@ -56,7 +56,7 @@ enum Foreign {
     /// Compare with them; differences are warnings.
     #[default]
     Check,
-    /// Compare with them, and take the locations of headers from them.
+    /// Compare with the index files, and use their header locations.
     Follow,
 }
 
@@ -82,12 +82,12 @@ struct IndexReport<'a> {
     warnings: &'a [String],
     /// Samples in which no token is a training target.
     samples_without_target: u64,
-    /// Parts of samples that nothing uses.
+    /// Sample parts that nothing uses.
     unused: &'a [UnusedPart],
-    /// Digest of the token counter, if counts were requested.
+    /// Token counter digest, if counts were requested.
     #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
     token_counts: Option<&'a str>,
-    /// Sampling of video frames that the shapes in the index assume.
+    /// Video frame sampling that the shapes in the index assume.
     #[serde(skip_serializing_if = "Option::is_none")]
     video_sampling: Option<VideoSampling>,
 }

@@ -16,14 +16,14 @@ use crate::args::dataset::DatasetArgs;
 use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, print_skipped, runtime, write_json};
 
-/// List every sample with its fields and shape, in shard order.
+/// List every sample with fields and shape, in shard order.
 ///
-/// Prints what is readable, then fails with what is not. Needs no index.
+/// Prints the readable samples, then fails with the unreadable ones. Needs no index.
 #[derive(Debug, Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
-    /// Print one JSON object per line.
+    /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }

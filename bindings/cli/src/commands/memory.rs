@@ -1,4 +1,4 @@
-//! `dflop memory`: predicts the memory of every pipeline stage of a model.
+//! `dflop memory`: predicts the memory for every pipeline stage in a model.
 
 use std::io::Write;
 use std::num::NonZeroU32;
@@ -19,31 +19,32 @@ use dflop_loader::model::profile_of;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Predict the memory of every pipeline stage: parameters, gradients, optimizer, activations, working set.
+/// Predict the memory for every pipeline stage: parameters, gradients, optimizer, activations, working set.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct MemoryArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Tokens per module of the largest microbatch on a rank: patches of encoders, positions of the LLM.
+    /// Tokens per module in the largest microbatch on a rank: encoder patches, LLM positions.
     #[arg(long, value_name = "N,N", value_delimiter = ',', required = true)]
     tokens: Vec<u64>,
-    /// Tensor-parallel degree of every module, such as `1,4` [default: 1 each].
+    /// Tensor-parallel degree per module, such as `1,4` [default: 1 each].
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     tp: Option<Vec<NonZeroU32>>,
-    /// Pipeline stages of every module, such as `1,3`, with layers as even as possible [default: one each].
+    /// Number of pipeline stages per module, such as `1,3`, with layers as even as possible [default: 1
+    /// each].
     #[arg(long, value_name = "N,N", value_delimiter = ',', conflicts_with = "layers")]
     stages: Option<Vec<NonZeroU32>>,
-    /// Layers of every stage of a module, such as `10,9,9`; once per module.
+    /// Layers in every stage of a module, such as `10,9,9`; once per module.
     #[arg(long, value_name = "N,N")]
     layers: Vec<String>,
-    /// Microbatches of a step on one DP rank.
+    /// Number of microbatches per step on a DP rank.
     #[arg(long, value_name = "M", default_value_t = NonZeroU32::MIN)]
     microbatches: NonZeroU32,
     /// DP ranks that shard the optimizer state (ZeRO stage 1).
     #[arg(long, value_name = "R", default_value_t = NonZeroU32::MIN)]
     optimizer_ranks: NonZeroU32,
-    /// Type of weights and activations; with `bf16` the optimizer has copies of the weights in 32 bits.
+    /// Weight and activation type; with `bf16` the optimizer has 32-bit weight copies.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
     precision: PrecisionArg,
     /// Accumulate gradients in 32 bits, as `dflop train` does; with `--precision f32` they have 32 bits.
@@ -52,16 +53,16 @@ pub(crate) struct MemoryArgs {
     /// Shard norms and inputs over the TP ranks too (sequence parallelism).
     #[arg(long)]
     sequence_parallel: bool,
-    /// Assume the LLM of transformers: only its attention is fused.
+    /// Assume the LLM from transformers: only the attention is fused.
     #[arg(long)]
     unfused: bool,
-    /// Additional memory of every stage in GiB: communication buffers, workspaces, fragmentation.
+    /// Additional memory per stage in GiB: communication buffers, workspaces, fragmentation.
     #[arg(long, value_name = "GIB", default_value_t = 0.0)]
     buffers_gib: f64,
-    /// Memory of a device in GiB; reports whether every stage fits.
+    /// Device memory in GiB; reports whether every stage fits.
     #[arg(long, value_name = "GIB")]
     memory_gib: Option<f64>,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -105,7 +106,7 @@ struct StageReport {
     working_set_bytes: u64,
     buffer_bytes: u64,
     total_bytes: u64,
-    /// Free memory of the device; negative if the stage does not fit.
+    /// Free device memory; negative if the stage does not fit.
     headroom_bytes: Option<i128>,
     is_measured: bool,
 }
@@ -123,7 +124,7 @@ pub(crate) fn run(args: &MemoryArgs, out: &mut Output) -> Result<(), Failure> {
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-/// Builds the memory model of the arguments, from measurements for modules whose profile has bytes.
+/// Builds the memory model for the arguments, from measurements for modules whose profile has bytes.
 fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'a>, Failure> {
     let training = &args.model.training;
     let frozen = training.freeze.unwrap_or_default();

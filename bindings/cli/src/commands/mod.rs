@@ -1,4 +1,4 @@
-//! Commands of the program; each file or directory defines the arguments of one command and runs it.
+//! Program commands; each file or directory defines the arguments for a command and runs it.
 
 mod accuracy;
 mod balance;
@@ -26,7 +26,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::reexec::Invocation;
 
-/// A command with its arguments, in the order of `dflop --help`.
+/// A command with arguments, in the `dflop --help` order.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(demo::DemoArgs),

@@ -18,13 +18,13 @@ use crate::progress::Bars;
 
 /// Write shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
 ///
-/// The format of each source is recognized by its content. Files and rows that cannot be packed are listed;
-/// they do not fail the command.
+/// The content determines each source format. Files and rows that cannot be packed are listed; they do not
+/// fail the command.
 #[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Directories of files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files, directories of
-    /// MDS or litdata; without `--out` the last one names the output.
+    /// Directories with files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files, MDS or litdata
+    /// directories; without `--out` the last source names the output.
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
     /// Directory or URL of the shards, such as `s3://bucket/prefix/`; must not contain shards yet.
@@ -34,14 +34,14 @@ pub(crate) struct PackArgs {
     /// recognized].
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
-    /// Split to pack of tables that have several, such as train.
+    /// Split to pack from tables with several, such as train.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-    /// Make a column a field: the extension of a field (`caption=txt`, `photo=jpg`), the name of a column
-    /// that loaders know (`chat=messages`), or the key (`uid=__key__`). Repeat for more columns.
+    /// Make a column a field: a field extension (`caption=txt`, `photo=jpg`), a column name that loaders know
+    /// (`chat=messages`), or the key (`uid=__key__`). Repeat for more columns.
     #[arg(long, value_name = "COLUMN=FIELD")]
     map: Vec<String>,
-    /// Source of class labels, which become the field `cls`.
+    /// Source for class labels, which become the field `cls`.
     #[arg(long, value_name = "SOURCE")]
     label_from: Option<LabelFrom>,
     /// Size in bytes at which the next shard starts, before compression.
@@ -53,25 +53,25 @@ pub(crate) struct PackArgs {
     /// Do not write the index; commands that need it build it on first use.
     #[arg(long)]
     no_index: bool,
-    /// Compress shards with Zstandard; ranges of such shards cannot be read.
+    /// Compress shards with Zstandard; such shards do not support range reads.
     #[arg(long)]
     zstd: bool,
-    /// Directory that the paths of a manifest or table are relative to [default: its own directory].
+    /// Directory that the paths in a manifest or table are relative to [default: the manifest's directory].
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
-    /// Pack files outside of the source: paths of a manifest that lead out of its root, and links that lead
-    /// out of a directory.
+    /// Pack files outside the source: manifest paths that lead out of the root, and links that lead out of a
+    /// directory.
     #[arg(long)]
     allow_outside: bool,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Source of class labels.
+/// Source for class labels.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LabelFrom {
-    /// The directory at the top of the source that a file lies in, numbered in the order of names.
+    /// The source's top directory that contains the file, numbered in name order.
     Directory,
 }
 

@@ -23,13 +23,12 @@ use dflop_loader::model::{checkpoint_path, read_profile};
 /// Measure the modules of a model on this machine's CPU or GPU, through the executor, into a profile that
 /// `--profile` reads.
 ///
-/// Runs forward, backward and optimizer of every module at shapes that are chosen until predictions between
+/// Runs forward, backward and optimizer for every module at shapes that are chosen until predictions between
 /// them are within the error bound. With one thread CPU time is measured, with several wall time; a GPU
-/// computes in bf16 and measures its own time.
+/// computes in bf16 and measures GPU time.
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
-    /// Model preset, or the directory of a checkpoint with its `config.json`; an unknown name lists the
-    /// presets.
+    /// Model preset, or checkpoint directory with a `config.json`; an unknown name lists the presets.
     #[arg(long, value_name = "NAME|DIR")]
     model: String,
     /// Directory for the profile, one file per model; created if it does not exist.
@@ -44,10 +43,10 @@ pub(crate) struct ProfileArgs {
     /// Number of threads that compute on a CPU.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: usize,
-    /// Longest sequence, and most tokens of a microbatch inside a module.
+    /// Maximum sequence length and maximum microbatch tokens inside a module.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     tokens_max: u32,
-    /// Relative error of interpolation below which no further shapes are measured.
+    /// Relative interpolation error below which no further shapes are measured.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_bound: f64,
     /// Time to measure for, in seconds, of all modules together; no shape and no round begins that would end
@@ -58,20 +57,20 @@ pub(crate) struct ProfileArgs {
     /// [default: all].
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Seed of weights and of the check's microbatches.
+    /// Seed for weights and for the check's microbatches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Compare the profile with random microbatches of mixed samples that run; fails if errors are out of
+    /// Compare the profile with random microbatches from mixed samples that run; fails if errors are out of
     /// bounds.
     #[arg(long, conflicts_with = "layers")]
     check: bool,
-    /// Number of microbatches of the check.
+    /// Number of microbatches in the check.
     #[arg(long, value_name = "N", default_value_t = 48, requires = "check")]
     microbatches: usize,
-    /// Runs of each microbatch of the check, at least 5.
+    /// Number of runs per microbatch in the check, at least 5.
     #[arg(long, value_name = "N", default_value_t = 7, requires = "check")]
     repeats: usize,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -79,7 +78,7 @@ pub(crate) struct ProfileArgs {
 #[derive(Debug, Serialize)]
 struct ProfileJson<'a> {
     model: &'a str,
-    /// Threads of a CPU.
+    /// Number of CPU threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     threads: Option<usize>,
     device: String,
@@ -106,7 +105,7 @@ struct ModuleJson {
     shapes: usize,
     attention_lengths: usize,
     rounds: usize,
-    /// Largest known interpolation error that is left between measured shapes.
+    /// Maximum known interpolation error between measured shapes.
     error_max: Option<f64>,
     intervals_open: usize,
     tokens: u32,
@@ -218,7 +217,7 @@ fn run_check<D: Device>(
     device: &D,
     profile: &Profile,
 ) -> Result<CheckReport, Failure> {
-    // A profile that its own microbatches refute is checked like any other.
+    // A profile that its microbatches refute is checked like any other.
     let options = ProfileOptions::default().unchecked();
     let predictor = CostModel::from_profile(model.spec.clone(), profile, options)?;
     warn(predictor.profile_warnings());
@@ -231,13 +230,13 @@ fn run_check<D: Device>(
     Ok(check(model, &predictor, device, &options, say)?)
 }
 
-/// Prints a line of progress on standard error.
+/// Prints a progress line on standard error.
 #[expect(clippy::print_stderr, reason = "progress goes to standard error")]
 fn say(line: &str) {
     eprintln!("{line}");
 }
 
-/// Replaces the characters of a model's name that file names should not have.
+/// Replaces the characters in a model name that file names should not have.
 fn file_stem(name: &str) -> String {
     name.chars()
         .map(|letter| if letter.is_alphanumeric() || "-_.".contains(letter) { letter } else { '-' })

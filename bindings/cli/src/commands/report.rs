@@ -1,4 +1,4 @@
-//! `dflop report`: renders the reports of a run as one page.
+//! `dflop report`: renders run reports as a page.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::{read_run, write_page};
 
-/// Render the reports of a run as one HTML page.
+/// Render run reports as an HTML page.
 ///
-/// RUN is a document that `--report FILE.json` of another command wrote, a page, the `--trace` or `--json`
-/// output of `dflop train`, or a directory of them, whose reports follow each other by name.
+/// RUN is a document that a command with `--report FILE.json` wrote, a page, the `--trace` or `--json` output
+/// from `dflop train`, or a directory with such files, whose reports appear in name order.
 #[derive(Debug, Args)]
 pub(crate) struct ReportCommandArgs {
     /// File or directory to read.
     #[arg(value_name = "RUN")]
     run: PathBuf,
-    /// Page to write [default: `report.html` in the directory, or beside the file with its name].
+    /// Page to write [default: `report.html` in the directory, or next to the file under the same name].
     #[arg(short, long, value_name = "FILE.html")]
     out: Option<PathBuf>,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }

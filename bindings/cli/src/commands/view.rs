@@ -1,4 +1,4 @@
-//! `dflop view`: serves a page to look at the samples of a dataset.
+//! `dflop view`: serves a page to look at dataset samples.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Look at the samples of a dataset in a browser: a page on this machine, until Ctrl-C.
 ///
-/// Prints its address, which contains a random token: who has it can read the dataset. Samples are sorted and
-/// filtered by predicted cost and shape; images, audio, conversations and reasons of skipped samples are
+/// Prints the page address, which contains a random token: anyone who has it can read the dataset. Samples
+/// are sorted and filtered by predicted cost and shape; images, audio, conversations and skip reasons are
 /// shown. Starts no browser.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArgs {
@@ -31,20 +31,20 @@ pub(crate) struct ViewArgs {
     model: ModelArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    /// Port on 127.0.0.1; 0 takes any that is free.
+    /// Port on 127.0.0.1; 0 selects a free port.
     #[arg(long, value_name = "N", default_value_t = 0)]
     port: u16,
-    /// Print the address as one JSON object.
+    /// Print the address as a JSON object.
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Debug, Serialize)]
 struct Serving<'a> {
-    /// Address of the page, with its token.
+    /// Page address with the token.
     url: &'a str,
     samples: u64,
-    /// Samples and shards that are bad by their headers.
+    /// Number of samples and shards that are bad by their headers.
     skipped: usize,
 }
 

@@ -12,14 +12,14 @@ use crate::failure::{Failure, escape_controls};
 
 pub(crate) use dflop_costmodel::memory::format_bytes;
 
-/// Buffered destination of results. The caller of a command flushes it, so that output that cannot be written
+/// Buffered destination for results. The command's caller flushes it, so that output that cannot be written
 /// is a failure.
 pub(crate) type Output = BufWriter<Sink>;
 
-/// Destination of results.
+/// Destination for results.
 #[derive(Debug)]
 pub(crate) enum Sink {
-    /// Standard output, not locked, because a launcher forwards lines of its ranks meanwhile.
+    /// Standard output, not locked, because a launcher forwards rank output meanwhile.
     Stdout(Stdout),
     /// Memory, for a caller in this process.
     Memory(Vec<u8>),
@@ -46,15 +46,15 @@ pub(crate) fn stdout() -> Output {
     BufWriter::new(Sink::Stdout(std::io::stdout()))
 }
 
-/// Writes a value as one line of JSON.
+/// Writes a value as a JSON line.
 pub(crate) fn write_json(out: &mut impl Write, value: &impl Serialize) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
     writeln!(out, "{line}")?;
     Ok(())
 }
 
-/// Starts the runtime of a loader. It does I/O and hands over, so two threads suffice; decoding has its
-/// own threads.
+/// Starts the runtime for a loader. The runtime does I/O and hands over data, so two threads suffice;
+/// decoding has separate threads.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(dflop_loader::flow::start_runtime("dflop", 2)?)
 }
@@ -72,7 +72,8 @@ pub(crate) fn replace_file<T>(
     files::replace_file(path, write).map_err(|failure| failure.in_file(path))
 }
 
-/// Writes a file whose name the program chose as a whole, see [`files::place_file`]; the error names the file.
+/// Writes a file whose name the program chose as a whole, see [`files::place_file`]; the error names the
+/// file.
 pub(crate) fn place_file<T>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,

@@ -1,19 +1,19 @@
-//! Shortens documents until their page is small enough.
+//! Shortens documents until the page is small enough.
 
 use std::collections::HashMap;
 
 use super::document::{RunReport, Study};
 
-/// Samples that stay when samples are left out: the dearest.
+/// Number of samples that stay when samples are left out: the most expensive.
 const SAMPLES_KEPT: usize = 1_500;
-/// Points of a scatter plot that stay.
+/// Number of scatter plot points that stay.
 const POINTS_KEPT: usize = 1_500;
 
-/// Leaves out details of a report; returns whether there were any.
+/// Leaves out report details; returns whether there were any.
 type Cut = fn(&mut RunReport) -> bool;
 
 /// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then
-/// cheap samples, then ranks that end early, then timelines. A note names what is missing.
+/// cheap samples, then ranks that end early, then timelines. A note names the omissions.
 pub(super) fn fit(reports: &mut [RunReport], bytes_max: usize) {
     let cuts: [(Cut, &str); 6] = [
         (keep_points, "Of the predictions beside measurements, some points are not drawn."),

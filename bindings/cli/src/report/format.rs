@@ -25,7 +25,7 @@ pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-/// Formats a ratio of two times; empty if one is zero.
+/// Formats a time ratio; empty if a time is zero.
 pub(crate) fn ratio(before_seconds: f64, after_seconds: f64) -> String {
     if before_seconds > 0.0 && after_seconds > 0.0 {
         format!("{:.2}×", before_seconds / after_seconds)

@@ -1,8 +1,8 @@
-//! Collects what a command found out and renders it as one self-contained HTML page.
+//! Collects a command's results and renders them as a self-contained HTML page.
 //!
-//! A [`RunReport`] is a JSON document: `collect` fills its sections from plans, datasets and training runs,
-//! `page` embeds documents in a page with its script and style, `read` reads them back. The page has no
-//! network, and escapes everything that comes from data.
+//! A [`RunReport`] is a JSON document: `collect` fills the sections from plans, datasets and training runs,
+//! `page` embeds documents in a page with script and style, `read` reads them back. The page has no network,
+//! and escapes everything that comes from data.
 
 pub(crate) mod collect;
 mod document;

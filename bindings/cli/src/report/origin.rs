@@ -7,7 +7,7 @@ use dflop_loader::store::redact_name;
 use super::document::Origin;
 
 impl Origin {
-    /// Describes this process: its command line without credentials, and the machine.
+    /// Describes this process: the command line without credentials, and the machine.
     pub(crate) fn of_this_process() -> Self {
         let arguments: Vec<String> = std::env::args_os()
             .enumerate()
@@ -44,7 +44,7 @@ fn quote(argument: &str) -> String {
     }
 }
 
-/// Returns the value of the first line `NAME : VALUE` of a file of the system.
+/// Returns the value in the first `NAME : VALUE` line of a system file.
 fn value_of(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));

@@ -1,4 +1,4 @@
-//! Reads reports back: documents, pages, and what a training run leaves.
+//! Reads reports back: documents, pages, and training run outputs.
 
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use dflop_executor::step_record::read_line;
 use dflop_loader::store::file;
 
-/// Content of a file.
+/// File content.
 enum Content {
     Reports(Vec<RunReport>),
     Trace,
@@ -19,11 +19,11 @@ enum Content {
     Other,
 }
 
-/// Reads all reports of a file, or of the files in a directory: documents (`--report FILE.json`) and pages,
-/// and the traces (`--trace`) and step lines (`--json`) of `dflop train`.
+/// Reads all reports in a file, or in a directory's files: documents (`--report FILE.json`) and pages, and
+/// the traces (`--trace`) and step lines (`--json`) from `dflop train`.
 ///
 /// # Errors
-/// [`Failure::Failed`] if a file cannot be read, is of another version, or nothing is a report.
+/// [`Failure::Failed`] if a file cannot be read, has a different version, or nothing is a report.
 pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
     let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
     let (mut reports, mut traces, mut steps) = (Vec::new(), Vec::new(), Vec::new());
@@ -49,7 +49,7 @@ pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
     Ok(reports)
 }
 
-/// Returns the files of a directory by name; pages are left out, as one may be the page that is written.
+/// Returns the files in a directory by name; pages are left out, because a page may be the output file.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(directory);
     let mut files = Vec::new();
@@ -64,9 +64,9 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Longest document or page that is read; one with previews has a few mebibytes.
+/// Maximum length of a document or page in bytes; a page with previews has a few mebibytes.
 const DOCUMENT_BYTES_MAX: u64 = 128 << 20;
-/// Lines of a file in which an event shows that it is a trace.
+/// Number of leading lines in which an event identifies a trace.
 const SEARCHED_LINES: usize = 100;
 
 /// What tells documents from other JSON.
@@ -78,7 +78,7 @@ struct Head {
 
 fn read_file(path: &Path) -> Result<Content, Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
-    // Only lines may be so many; a pipe has no length.
+    // Only line files may be this long; a pipe has no length.
     if std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > DOCUMENT_BYTES_MAX) {
         return read_lines(path).map_err(failed);
     }
@@ -137,7 +137,7 @@ fn read_typed<T: serde::de::DeserializeOwned>(text: &str, path: &Path) -> Result
         .map_err(|error| Failure::Failed(format!("expected a report: {error}")).in_file(path))
 }
 
-/// Returns the report of a run that left traces or step lines.
+/// Returns the report for a run that left traces or step lines.
 fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunReport>, Failure> {
     if traces.is_empty() && steps.is_empty() {
         return Ok(None);

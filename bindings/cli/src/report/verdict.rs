@@ -3,7 +3,7 @@
 use super::document::{Basis, StrategyResult, Study, Verdict};
 use super::format::{percent, ratio, seconds};
 
-/// Difference of two step times below which measured steps count as equal.
+/// Difference between two step times below which measured steps count as equal.
 const EQUAL_FRACTION: f64 = 0.02;
 
 /// Returns a verdict without a figure.
@@ -11,7 +11,7 @@ pub(crate) fn verdict(basis: Basis, text: impl Into<String>) -> Verdict {
     Verdict { basis, figure: String::new(), text: text.into() }
 }
 
-/// Compares the last strategy of each basis with the first; a basis with one strategy is only named.
+/// Compares the last strategy on each basis with the first; a basis with a single strategy is only named.
 pub(crate) fn compare_steps(study: &Study) -> Vec<Verdict> {
     let of = |basis: Basis| study.strategies.iter().filter(move |result| result.basis == basis);
     let mut verdicts = Vec::new();

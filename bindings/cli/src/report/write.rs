@@ -7,7 +7,7 @@ use super::page::render;
 use crate::failure::Failure;
 use crate::output::write_file;
 
-/// Writes the report of a command.
+/// Writes a command's report.
 ///
 /// # Errors
 /// [`Failure::Failed`] if the file cannot be written.
@@ -19,7 +19,7 @@ pub(crate) fn write_report(path: &Path, report: &RunReport) -> Result<(), Failur
     write_page(path, vec![report.clone()]).map(drop)
 }
 
-/// Writes one page of several reports, and returns its length in bytes.
+/// Writes several reports as a page, and returns the page length in bytes.
 ///
 /// # Errors
 /// [`Failure::Failed`] if the file cannot be written.

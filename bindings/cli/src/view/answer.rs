@@ -25,7 +25,7 @@ use super::selection::page;
 use super::table::Column;
 use super::{View, page as assets};
 
-/// Bytes of a field that are read at once.
+/// Number of field bytes per read.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Requests that decode at the same time, each up to some hundred MB.
 static DECODING: Semaphore = Semaphore::const_new(2);
@@ -74,7 +74,7 @@ fn summary(view: &View) -> serde_json::Value {
     })
 }
 
-/// Counts the samples that meet a filter but its range of the counted column, so that a range can be widened.
+/// Counts the samples that meet a filter without the counted column's range, so that a range can be widened.
 fn distribution(view: &View, query: &Query) -> Histogram {
     let filter = query.filter.without(query.column);
     let places = view.selections.select(&view.dataset, &view.table, &filter, query.column);
@@ -114,7 +114,7 @@ async fn sample(view: &View, place: u32) -> Reply {
     }
 }
 
-/// Answers with a small image, or with a sign in its place: a table of damaged images is no failure.
+/// Answers with a small image, or with a sign in its place: a table with damaged images is no failure.
 async fn thumbnail(view: &View, place: u32, field: usize) -> Reply {
     let reply = image(view, place, field, THUMBNAIL).await;
     if reply.status() == StatusCode::UNPROCESSABLE_ENTITY {
@@ -147,7 +147,7 @@ fn located(view: &View, place: u32, field: usize) -> Option<(u64, u64, String)> 
     row.fields().nth(field).map(|field| (number, field.bytes, format!("{key}.{}", field.extension)))
 }
 
-/// Answers with the bytes of a field, read while they are sent.
+/// Answers with the field bytes, read while they are sent.
 async fn field_bytes(view: &Arc<View>, place: u32, field: usize, range: Option<&str>) -> Reply {
     let Some((number, length, name)) = located(view, place, field) else {
         return refusal(&Refusal::NotFound);

@@ -1,4 +1,4 @@
-//! Reads the content of one sample: texts, conversation, and the faults that decoding shows.
+//! Reads a sample's content: texts, conversation, and the faults that decoding shows.
 
 use bytes::Bytes;
 use dflop_loader::media::{DecodeLimits, Media, Modality, decode};
@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use super::describe::kind_of;
 use super::media::content_type;
 
-/// Longest field that is decoded to look for faults.
+/// Maximum length of a field that is decoded to find faults.
 pub(super) const FIELD_BYTES_MAX: u64 = 64 << 20;
-/// Characters of a text that are shown.
+/// Maximum number of text characters shown.
 const TEXT_CHARACTERS_MAX: usize = 100_000;
 
-/// Describes the content of a sample.
+/// Describes the sample content.
 ///
 /// Returns an object with
-/// - `fields`, in the order of the index, each with `type` (the content type that browsers show), `text` and
-///   `is_cut` of texts and documents, and `fault` (the reason for which the loader would skip the sample);
+/// - `fields`, in index order, each with `type` (the content type that browsers show), `text` and `is_cut`
+///   for texts and documents, and `fault` (the reason for which the loader would skip the sample);
 /// - `turns`, each with a `role` and `parts`, which are texts and positions of fields;
 /// - `fault`, a mismatch between document and fields.
 pub(super) fn content(raw: &RawSample) -> Value {
@@ -88,7 +88,7 @@ fn describe(field: &RawField, decoded: &DecodedField) -> Value {
     described.into()
 }
 
-/// Returns the turns of a conversation, or the content in order as one turn without a role.
+/// Returns the conversation turns, or the content in order as a single turn without a role.
 fn turns(sample: &Sample, raw: &RawSample) -> Result<Vec<Value>, String> {
     let media = SampleMedia::from_sample(sample).map_err(|fault| fault.reason)?;
     let turns = match media.turns().map_err(|fault| fault.reason)? {
@@ -111,7 +111,7 @@ fn turns(sample: &Sample, raw: &RawSample) -> Result<Vec<Value>, String> {
     Ok(turns.iter().map(turn).collect())
 }
 
-/// Returns the position of a medium among the fields of its sample.
+/// Returns the position of a medium among the sample fields.
 fn position(media: &SampleMedia<'_>, raw: &RawSample, modality: Modality, at: usize) -> Option<usize> {
     let extension = &media.by_modality(modality).get(at)?.extension;
     raw.fields.iter().position(|field| field.extension == *extension)

@@ -1,4 +1,4 @@
-//! Describes the dataset and the samples of a page, from the index alone.
+//! Describes the dataset and the samples on a page, from the index alone.
 
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::Dataset;
@@ -9,7 +9,7 @@ use dflop_loader::store::redact;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Row of the table of samples.
+/// Sample table row.
 #[derive(Debug, Serialize)]
 pub(super) struct DescribedSample {
     /// Place in the dataset, from 0; names the sample in requests.
@@ -21,15 +21,15 @@ pub(super) struct DescribedSample {
     pub(super) bytes: u64,
     pub(super) tokens: u32,
     pub(super) target_tokens: u32,
-    /// Predicted time by module, in the order of the summary; empty if the model refuses the sample.
+    /// Predicted time by module, in summary order; empty if the model does not support the sample.
     pub(super) module_ns: Vec<u64>,
-    /// Reason for which the model refuses the sample.
+    /// Reason why the model does not support the sample.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refusal: Option<String>,
     pub(super) fields: Vec<DescribedField>,
 }
 
-/// Field of a sample.
+/// Sample field.
 #[derive(Debug, Serialize)]
 pub(super) struct DescribedField {
     pub(super) name: String,
@@ -78,7 +78,7 @@ fn field(field: FieldRow<'_>) -> DescribedField {
     DescribedField { name: field.extension.to_owned(), bytes: field.bytes, kind, shape }
 }
 
-/// Names the kind of content of a field.
+/// Names the content kind for a field.
 pub(super) fn kind_of(extension: &str) -> &'static str {
     match content_of(extension) {
         Some(Content::Medium(Modality::Image)) => "image",
@@ -91,7 +91,7 @@ pub(super) fn kind_of(extension: &str) -> &'static str {
     }
 }
 
-/// Describes what is missing from the index, without credentials.
+/// Describes the entries missing from the index, without credentials.
 pub(super) fn skipped(skipped: &Skipped) -> Value {
     json!({
         "shard": redact(&skipped.shard),

@@ -1,4 +1,4 @@
-//! Counts samples by the size of a number, in bins of equal ratio.
+//! Counts samples by a number's size, in bins with equal ratio.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ const BINS: usize = 48;
 pub(super) struct Histogram {
     pub(super) edges: Vec<u64>,
     pub(super) counts: Vec<u64>,
-    /// Samples of number 0, which are in no bin.
+    /// Number of samples with number 0, which are in no bin.
     pub(super) zeros: u64,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn histogram(values: impl Iterator<Item = u64> + Clone) -> Histogram 
         _ => ((smallest as f64 * ratio.powf(bin as f64 / BINS as f64)).ceil() as u64).min(largest),
     };
     let mut edges: Vec<u64> = (0..=BINS).map(edge).collect();
-    // Whole numbers lie closer than the bins where all are small.
+    // Where all numbers are small, whole numbers are closer than the bins.
     edges.dedup();
     let mut counts = vec![0; edges.len() - 1];
     let mut bin = 0;

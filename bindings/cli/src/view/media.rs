@@ -7,14 +7,14 @@ use crate::report::collect::shrunk_jpeg;
 
 /// Bytes that a format is recognized by.
 pub(super) const PREFIX_BYTES: u64 = 4_096;
-/// Longer sides of scaled images in pixels, and the quality of their JPEGs.
+/// Longer sides in pixels for scaled images, and the JPEG qualities.
 pub(super) const THUMBNAIL: (u32, u8) = (144, 70);
 pub(super) const RENDERED: (u32, u8) = (1_600, 85);
 
 /// Returns the content type of a medium that browsers show; `None` for everything else, documents that
 /// contain scripts (HTML, SVG) above all, which is then only downloaded.
 ///
-/// - `extension`: of the field; `prefix`: its first bytes
+/// - `extension`: field extension; `prefix`: first field bytes
 pub(super) fn content_type(extension: &str, prefix: &[u8]) -> Option<&'static str> {
     match modality_of(extension)? {
         Modality::Image => match ImageFormat::from_bytes(prefix)? {

@@ -1,8 +1,9 @@
 //! Serves a page to look at the samples of a dataset: on this machine only, under a random address.
 //!
-//! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` do so;
-//! `describe`, `content` and `media` answer for single samples; `http` refuses requests before anything else.
-//! The page builds everything from JSON as text nodes; the server never puts data into a document.
+//! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` sort and
+//! filter; `describe`, `content` and `media` answer for single samples; `http` rejects requests before
+//! anything else. The page builds everything from JSON as text nodes; the server never puts data into a
+//! document.
 
 mod answer;
 mod content;
@@ -26,12 +27,12 @@ use table::SampleTable;
 
 pub(crate) use http::Server;
 
-/// Dataset with the predicted costs of its samples.
+/// Dataset with predicted sample costs.
 #[derive(Debug)]
 pub(crate) struct View {
     dataset: Dataset,
     model: CostModel,
-    /// Name of the model and source of the times, for people.
+    /// Model name and time source, for people.
     costs: String,
     table: SampleTable,
     selections: Selections,
@@ -39,9 +40,9 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Predicts the costs of all samples.
+    /// Predicts the costs for all samples.
     ///
-    /// - `costs`: name of the model and source of the times, for people
+    /// - `costs`: model name and time source, for people
     ///
     /// # Errors
     /// [`Failure::Misuse`] if the dataset has more than 2^32 samples.

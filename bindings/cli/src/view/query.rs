@@ -1,27 +1,27 @@
-//! Reads the query of a request: filter, order and page of samples.
+//! Reads the query in a request: filter, order and page.
 
 use super::table::Column;
 
-/// Most samples of one answer.
+/// Maximum number of samples in an answer.
 pub(super) const LIMIT_MAX: u64 = 200;
-/// Longest text of a filter, in bytes.
+/// Maximum length of a filter text, in bytes.
 const TEXT_BYTES_MAX: usize = 1_000;
 
 /// Condition that samples meet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Filter {
-    /// Part of the key, compared without regard to ASCII case; empty for all.
+    /// Key part, compared without regard to ASCII case; empty for all.
     pub(super) key: String,
     /// Extension of a field that the sample has; empty for all.
     pub(super) field: String,
-    /// Whether only samples that the model refuses are wanted.
+    /// Whether only samples that the model does not support are requested.
     pub(super) is_refused: bool,
     /// Smallest and largest number by column, both included.
     pub(super) ranges: [Option<(u64, u64)>; Column::ALL.len()],
 }
 
 impl Filter {
-    /// Returns the filter without its range of one column.
+    /// Returns the filter without the range for a column.
     pub(super) fn without(&self, column: Column) -> Self {
         let mut other = self.clone();
         other.ranges[column as usize] = None;
@@ -29,7 +29,7 @@ impl Filter {
     }
 }
 
-/// Page of the samples that meet a filter, in an order.
+/// Page of samples that meet a filter, in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
     pub(super) filter: Filter,
@@ -41,7 +41,7 @@ pub(super) struct Query {
 }
 
 impl Query {
-    /// Parses the query of a URL, such as `sort=cost_ns&descending=1&tokens_min=100&limit=50`.
+    /// Parses a URL query, such as `sort=cost_ns&descending=1&tokens_min=100&limit=50`.
     ///
     /// # Errors
     /// A name that is unknown, or a value that is not a number, as text.

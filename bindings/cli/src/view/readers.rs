@@ -13,7 +13,8 @@ use tokio::sync::Mutex;
 /// Number of readers, each of which keeps up to 256 MiB of decompressed shards.
 const READERS: u64 = 4;
 
-/// Readers of a dataset. Samples of one compressed shard have the same reader, which decompresses it once.
+/// Dataset readers. Samples in the same compressed shard have the same reader, which decompresses the shard
+/// once.
 #[derive(Debug)]
 pub(super) struct Readers {
     index: Arc<Index>,
@@ -34,7 +35,7 @@ impl Readers {
         Ok(samples.swap_remove(0))
     }
 
-    /// Reads a part of a field; see [`SampleReader::field`].
+    /// Reads a field part; see [`SampleReader::field`].
     pub(super) async fn field(&self, number: u64, field: usize, range: Range<u64>) -> Result<Bytes> {
         self.of(number).lock().await.field(number, field, range).await
     }

@@ -1,4 +1,4 @@
-//! Sorts and filters the samples of a dataset.
+//! Sorts and filters dataset samples.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -7,18 +7,18 @@ use dflop_loader::Dataset;
 use super::query::{Filter, Query};
 use super::table::{Column, SampleTable};
 
-/// Orders of the samples, sorted once per column, and the last filtered one.
+/// Sample orders, sorted once per column, and the last filtered order.
 #[derive(Debug, Default)]
 pub(super) struct Selections {
     orders: [OnceLock<Places>; Column::ALL.len()],
     last: Mutex<Option<(Filter, Column, Places)>>,
 }
 
-/// Places of samples, in the rising order of a column, equal ones by place.
+/// Sample places, in rising column order, equal values by place.
 pub(super) type Places = Arc<Vec<u32>>;
 
 impl Selections {
-    /// Returns the places of the samples that meet a filter, in the rising order of a column.
+    /// Returns the places of the samples that meet a filter, in rising column order.
     pub(super) fn select(
         &self,
         dataset: &Dataset,
@@ -64,7 +64,7 @@ fn sorted(table: &SampleTable, column: Column) -> Vec<u32> {
     places
 }
 
-/// Returns whether a sample meets what the table knows.
+/// Returns whether the table values for a sample meet the filter.
 fn meets_numbers(table: &SampleTable, filter: &Filter, place: u32) -> bool {
     if filter.is_refused && !table.is_refused(place) {
         return false;
@@ -74,7 +74,7 @@ fn meets_numbers(table: &SampleTable, filter: &Filter, place: u32) -> bool {
     })
 }
 
-/// Returns whether the key and the fields of a sample meet a filter.
+/// Returns whether a sample's key and fields meet a filter.
 fn meets_names(dataset: &Dataset, filter: &Filter, place: u32) -> bool {
     let row = dataset.index().sample(dataset.sample_number(place.into()));
     let has_field = filter.field.is_empty() || row.fields().any(|field| field.extension == filter.field);

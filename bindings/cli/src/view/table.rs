@@ -1,4 +1,4 @@
-//! Holds what samples are sorted and filtered by: a number per sample and column.
+//! Holds the sort and filter values: a number per sample and column.
 
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::Dataset;
@@ -11,13 +11,13 @@ use crate::failure::Failure;
 pub(super) enum Column {
     /// Place in the dataset, from 0.
     Place,
-    /// Predicted time of all modules, in ns.
+    /// Predicted time over all modules, in ns.
     CostNs,
     /// LLM positions.
     Tokens,
-    /// Payload bytes of all fields.
+    /// Payload bytes in all fields.
     Bytes,
-    /// Pixels of all images and frames.
+    /// Number of pixels in all images and frames.
     Pixels,
     /// Length of all audio clips, in ms.
     AudioMs,
@@ -40,7 +40,7 @@ impl Column {
     }
 }
 
-/// Numbers of the samples of a dataset, by place.
+/// Dataset sample numbers, by place.
 #[derive(Debug, Default)]
 pub(super) struct SampleTable {
     cost_ns: Vec<u64>,
@@ -48,12 +48,12 @@ pub(super) struct SampleTable {
     bytes: Vec<u64>,
     pixels: Vec<u64>,
     audio_ms: Vec<u32>,
-    /// Whether the model refuses the sample, which then has no cost and no tokens.
+    /// Whether the model does not support the sample, which then has no cost and no tokens.
     is_refused: Vec<bool>,
 }
 
 impl SampleTable {
-    /// Reads the shapes of all samples from the index and predicts their costs, on all cores.
+    /// Reads all sample shapes from the index and predicts the costs, on all cores.
     ///
     /// # Errors
     /// [`Failure::Misuse`] if the dataset has more than 2^32 samples.
@@ -119,12 +119,12 @@ impl SampleTable {
         }
     }
 
-    /// Returns whether the model refuses a sample.
+    /// Returns whether the model does not support a sample.
     pub(super) fn is_refused(&self, place: u32) -> bool {
         self.is_refused[place as usize]
     }
 
-    /// Number of samples that the model refuses.
+    /// Number of samples that the model does not support.
     pub(super) fn refused(&self) -> usize {
         self.is_refused.iter().filter(|is_refused| **is_refused).count()
     }
@@ -150,7 +150,7 @@ pub(super) mod tests {
     use super::*;
     use dflop_costmodel::{AudioLength, ImageSize, VideoShape};
 
-    /// A table with these costs; tokens are their tenth, and samples without cost are refused.
+    /// A table with these costs; tokens are a tenth of the cost, and samples without cost are rejected.
     pub(in super::super) fn with_costs(costs: &[u64]) -> SampleTable {
         SampleTable {
             cost_ns: costs.to_vec(),

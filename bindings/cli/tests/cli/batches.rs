@@ -1,4 +1,4 @@
-//! Tests the output of `batches`: tensors of microbatches, files, accounts.
+//! Tests the `batches` output: microbatch tensors, files, accounts.
 
 use std::path::Path;
 

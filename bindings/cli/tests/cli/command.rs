@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// Exit status and output of a run.
+/// Exit status and output from a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     /// Exit status; `None` if a signal ended it.
@@ -22,7 +22,7 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command
 }
 
-/// Runs the command to its end.
+/// Runs the command until it ends.
 pub(crate) fn dflop(args: &[&str]) -> Run {
     command(args).output().expect("the command starts").into()
 }
@@ -52,7 +52,7 @@ pub(crate) fn dflop_fed(args: &[&str], input: &[u8]) -> Run {
     })
 }
 
-/// Runs a command that must succeed and prints one JSON object.
+/// Runs a command that must succeed and prints a JSON object.
 pub(crate) fn object(args: &[&str]) -> Value {
     let mut lines = objects(args);
     assert_eq!(lines.len(), 1, "{args:?} prints one object");

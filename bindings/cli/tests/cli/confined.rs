@@ -1,4 +1,4 @@
-//! Tests that a shard list stays in its directory, whatever names the list, and whatever reads it.
+//! Tests that a shard list stays in its directory, for every way to name the list and every reader.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use serde_json::json;
 
 use crate::command::{Run, command, text};
 
-/// A directory `d` with a shard in `sub`, beside `up.tar`, with links that stay inside and that do not; and a
-/// dataset elsewhere.
+/// A directory `d` with a shard in `sub`, next to `up.tar`, with links that stay inside and links that do
+/// not; and a dataset elsewhere.
 struct Place {
     elsewhere: TempDataset,
     place: tempfile::TempDir,
@@ -40,7 +40,7 @@ impl Place {
         self.place.path().join("d")
     }
 
-    /// Names of the list, each in a directory that is current.
+    /// List names, each in a directory that is current.
     fn names(&self) -> [(PathBuf, String); 6] {
         let absolute = text(&self.directory().join("list.json")).to_owned();
         [
@@ -53,7 +53,7 @@ impl Place {
         ]
     }
 
-    /// Writes a list of one shard; a base that starts with `datasets:` is that of a part.
+    /// Writes a list with a single shard; a base that starts with `datasets:` belongs to a part.
     fn write(&self, base: &str, url: &str) {
         let shards = [json!({"url": url})];
         let list = match (base, base.strip_prefix("datasets:")) {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::command::{dflop, object, objects, text, without_measurements};
 
-/// Two text samples and one image that ends in its header, in one shard.
+/// Two text samples and an image that ends in the header, in the same shard.
 fn shard_with_a_bad_image(directory: &tempfile::TempDir) -> std::path::PathBuf {
     let cut = &jpeg(64, 48, 0)[..10];
     let tar = TarBytes::new().file("a.txt", b"one").file("b.jpg", cut).file("c.txt", b"two").finish();

@@ -1,4 +1,5 @@
-//! Tests what builds without CUDA devices refuse; `tests/cuda-stand-in/programs` tests those with them.
+//! Tests rejections in builds without CUDA devices; `tests/cuda-stand-in/programs` tests builds with CUDA
+//! devices.
 
 #[cfg(not(feature = "cuda"))]
 mod without {

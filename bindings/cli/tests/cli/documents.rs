@@ -1,7 +1,7 @@
-//! Runs the shell snippets of the documents, and keeps the tables of options as the commands print them.
+//! Runs the shell snippets in the documents, and keeps the option tables as the commands print them.
 //!
-//! Each document has its own directory with small shards, a tokenizer and the other files that snippets name;
-//! its snippets run in order. `dflop_tests::markdown` explains the marks.
+//! Each document has a separate directory with small shards, a tokenizer and the other files that snippets
+//! name; snippets run in order. `dflop_tests::markdown` explains the marks.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use dflop_tests::media::jpeg;
 
 use crate::command::dflop;
 
-/// Directories of shards that snippets name, each with its number of shards.
+/// Shard directories that snippets name, each with the number of shards.
 const SHARDS: [(&str, usize); 4] = [("shards", 2), ("dflop-demo/shards", 2), ("photos", 1), ("clips", 1)];
 const SAMPLES_PER_SHARD: usize = 64;
-/// Shows the last lines of a failed snippet's output.
+/// Shows the last lines from a failed snippet's output.
 const SHOWN_BYTES: usize = 2_000;
 
 fn copy_files(from: &Path, to: &Path) {
@@ -28,7 +28,7 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Makes the directory in which the snippets of a document run.
+/// Creates the directory in which a document's snippets run.
 fn directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path();
@@ -52,7 +52,7 @@ fn directory() -> tempfile::TempDir {
     directory
 }
 
-/// The command, found first by its name.
+/// Search path on which the name finds this command first.
 fn path_with_dflop() -> std::ffi::OsString {
     let binary = Path::new(env!("CARGO_BIN_EXE_dflop"));
     let own = binary.parent().expect("the command is in a directory").to_owned();
@@ -61,7 +61,7 @@ fn path_with_dflop() -> std::ffi::OsString {
         .expect("paths can be joined")
 }
 
-/// Runs the snippets of a document in order; returns the faults.
+/// Runs the snippets in a document in order; returns the faults.
 fn run(document: &Path) -> Vec<String> {
     let snippets = snippets(&read(document));
     let is_run =
@@ -169,7 +169,7 @@ fn the_document_of_the_models_is_current() {
     expect_current(document, &text);
 }
 
-/// Names of all commands, as the program lists them.
+/// All command names, as the program lists them.
 fn commands() -> Vec<String> {
     let help = dflop(&["-h"]).stdout;
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
@@ -177,7 +177,7 @@ fn commands() -> Vec<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// The arguments and options of a short help as a table.
+/// The arguments and options in a short help as a table.
 fn options(help: &str) -> String {
     let mut table = "| argument or option | meaning |\n| --- | --- |\n".to_owned();
     for line in help.lines().skip_while(|line| !line.ends_with(':')) {

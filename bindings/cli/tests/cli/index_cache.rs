@@ -188,7 +188,7 @@ fn links_that_were_planted_beside_the_shards_are_not_written_through() {
     let index = index_path(&data.pattern());
     let directory = data.directory().join(".dflop");
     let stem = index.file_stem().expect("a name").to_str().expect("ASCII").to_owned();
-    // The index itself, its lock, and the temporary names of the next processes, as they once were.
+    // The index itself, the lock, and the temporary names for the next processes, as they once were.
     let mut names: Vec<String> = vec![format!("{stem}.arrow"), format!("{stem}.lock")];
     names.extend((0..4_194).map(|pid| format!("{stem}.{}.tmp", pid + std::process::id())));
     std::fs::remove_dir_all(&directory).expect("the directory can be removed");

@@ -1,4 +1,4 @@
-//! Tests the promises of the `dflop` command: fields, exit statuses, and reproducible answers.
+//! Tests the promises that the `dflop` command makes: fields, exit statuses, and reproducible answers.
 
 mod batches;
 mod command;

@@ -1,4 +1,4 @@
-//! Tests the memory of pipeline stages and the flags of the training setup.
+//! Tests pipeline stage memory and the training setup flags.
 
 use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::Value;
@@ -51,7 +51,7 @@ fn what_is_frozen_recomputed_or_shared_takes_less() {
     }
 }
 
-/// In 32 bits, activations take twice the bytes but for the sums of attention, and Adam needs no copy.
+/// In 32 bits, activations need twice the bytes except for the attention sums, and Adam needs no copy.
 #[test]
 fn training_in_32_bits_is_counted() {
     let (half, full) = (memory(&[]), memory(&["--precision", "f32"]));

@@ -1,11 +1,11 @@
-//! Tests `dflop simulate --shapes`, which compares whole methods on a table of shapes.
+//! Tests `dflop simulate --shapes`, which compares whole methods with a shape table.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use crate::command::{dflop, object, text};
 
-/// Samples of 0 to 10 tiles and up to 8,000 tokens.
+/// Samples with 0 to 10 tiles and up to 8,000 tokens.
 fn shapes(directory: &Path) -> std::path::PathBuf {
     let mut table = "tiles,seq_len\n".to_owned();
     for at in 0..200_u32 {
@@ -52,7 +52,7 @@ fn methods_are_compared_from_data_blind_to_ours() {
     assert_eq!(names, all);
     let seconds = |method: &serde_json::Value| method["step_seconds"].as_f64().expect("seconds");
     let ours = &methods[8];
-    // Plans of another placement are not searched, so that they may be faster.
+    // Plans with a different placement are not searched, so that they may be faster.
     let is_searched = |method: &&serde_json::Value| method["plan"]["placement"] == "disaggregated";
     for other in methods.iter().filter(is_searched).filter(|method| method["fits"] == true) {
         assert!(seconds(ours) <= 1.005 * seconds(other), "{report}");
@@ -77,7 +77,7 @@ fn methods_are_compared_from_data_blind_to_ours() {
 
 #[test]
 fn the_help_says_what_the_command_does() {
-    // Not what a group of its arguments is.
+    // Without the description of the argument group.
     let help = dflop(&["simulate", "-h"]).stdout;
     assert!(help.starts_with("Simulate the pipeline on the first steps of the dataset"), "{help}");
 }
@@ -100,7 +100,7 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
     );
 }
 
-/// Flags of a dataset's simulation, each with a value where it takes one.
+/// Flags for simulating a dataset, each with a value where required.
 const OF_A_DATASET: [&[&str]; 25] = [
     &["--recompute", "layers"],
     &["--tokens-max", "9000"],

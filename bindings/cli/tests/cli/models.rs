@@ -1,11 +1,11 @@
-//! Tests that the levels of `dflop models` are what the other commands do.
+//! Tests that the `dflop models` levels match the other commands.
 
 use serde_json::Value;
 
 use crate::command::{dflop, object};
 
-/// Shapes of two samples, in the columns that the planner wants of models with tiles, with patches, and with
-/// several encoders of each.
+/// Shapes for two samples, in the columns that the planner requires for models with tiles, with patches, and
+/// with several encoders of each kind.
 const SHAPES: [&str; 4] = [
     "tiles,seq_len\n1,400\n5,1100\n",
     "patches,seq_len\n1200,400\n4000,1100\n",
@@ -22,7 +22,7 @@ fn texts(value: &Value) -> Vec<&str> {
     value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text")).collect()
 }
 
-/// Plans a model on four devices without bound of memory; returns what the command says about each table.
+/// Plans a model on four devices without a memory bound; returns the command's answer for each table.
 fn planned(model: &str) -> Vec<(Option<i32>, String)> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().join("shapes.csv");

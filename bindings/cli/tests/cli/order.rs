@@ -19,7 +19,7 @@ fn keys_of_line(line: &str) -> Vec<Vec<Vec<String>>> {
     serde_json::from_value(line["keys"].clone()).expect("keys by rank and microbatch")
 }
 
-/// Returns the keys of each step, sorted.
+/// Returns the keys in each step, sorted.
 fn unions(lines: &str) -> Vec<Vec<String>> {
     let union = |line: &str| {
         let mut keys: Vec<String> = keys_of_line(line).into_iter().flatten().flatten().collect();

@@ -12,7 +12,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("temporary directories are UTF-8")
 }
 
-/// Writes a directory with this many samples of one text each.
+/// Writes a directory with this many samples, a text each.
 fn source(samples: usize) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for sample in 0..samples {
@@ -111,7 +111,7 @@ fn a_killed_pack_leaves_whole_shards_that_are_indexed_on_first_use() {
     assert_eq!(again, left.len() + 1, "an appending writer continues after them");
 }
 
-/// Appends one sample with the library; returns the number of shards after it.
+/// Appends a sample with the library; returns the number of shards afterwards.
 fn shards_after_append(directory: &Path) -> usize {
     let builder = dflop_loader::write::ShardWriter::builder(directory).append(true);
     let mut writer = builder.build().unwrap();

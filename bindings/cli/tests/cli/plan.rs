@@ -1,4 +1,4 @@
-//! Tests `dflop plan` from its files to its fields.
+//! Tests `dflop plan` from input files to output fields.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::command::{dflop, object};
 
-/// Directory with a profile of the reference's files, shapes and links.
+/// Directory with a profile in the reference's files, shapes and links.
 struct Inputs {
     _directory: tempfile::TempDir,
     profile: String,
@@ -180,14 +180,14 @@ fn what_cannot_be_planned_says_why() {
     let mut unnamed = inputs.args(&[]);
     unnamed[2] = &own;
     fails(&unnamed, 2, &["--model"]);
-    // A profile that was measured twice is refused, not averaged.
+    // A profile that was measured twice is rejected, not averaged.
     let doubled = Path::new(&inputs.profile).join("mem_llavaov_siglip_400m.csv");
     let text = std::fs::read_to_string(&doubled).unwrap();
     std::fs::write(&doubled, format!("{text}{}", text.split_once('\n').unwrap().1)).unwrap();
     fails(&inputs.args(&[]), 1, &["mem_llavaov_siglip_400m.csv", "appended"]);
 }
 
-/// 30 billion parameters, most of them of experts, on 32 GPUs.
+/// 30 billion parameters, mostly in experts, on 32 GPUs.
 #[test]
 fn a_mixture_of_experts_is_planned_with_expert_parallelism() {
     let inputs = inputs();

@@ -1,4 +1,4 @@
-//! Tests `plan` and `simulate --shapes` on a few problems of the grid that `make planner-grid` goes over.
+//! Tests `plan` and `simulate --shapes` on a few problems from the grid that `make planner-grid` covers.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::command::{Run, dflop, text};
 /// Batches that plans are judged on: more than the first rounds of the search look at.
 const BATCHES: &str = "16";
 
-/// Model, exponent of the tail of tiles, GPUs, samples of a global batch, kinds of plans and costs.
+/// Model, tile tail exponent, GPUs, global batch samples, plan kinds and costs.
 type Cell = (&'static str, f64, &'static str, &'static str, &'static [&'static str]);
 
 const BASIC: &[&str] = &["--space", "basic"];

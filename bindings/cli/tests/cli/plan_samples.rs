@@ -1,4 +1,4 @@
-//! Tests the samples that `dflop plan` takes: shapes from an index, and tables with columns per module.
+//! Tests the samples for `dflop plan`: shapes from an index, and tables with columns per module.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn plan(model: &str, samples: &[&str]) -> Value {
     plan
 }
 
-/// Writes the shapes of a dataset as a table, by the token rules of a model.
+/// Writes dataset shapes as a table, by a model's token rules.
 fn table(data: &TempDataset, model: &str) -> String {
     let spec = ModelSpec::preset(model).expect("a preset");
     let encoders: Vec<_> = spec.encoders().collect();
@@ -112,7 +112,7 @@ fn encoders_side_by_side_share_the_gpus() {
     );
 }
 
-/// 16 images of 1024 patches attend to fewer pairs than one of as many patches.
+/// 16 images with 1024 patches attend to fewer pairs than a single image with as many patches.
 #[test]
 fn attention_is_per_medium() {
     let directory = tempfile::tempdir().expect("a temporary directory");

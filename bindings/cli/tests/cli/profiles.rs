@@ -1,4 +1,4 @@
-//! Tests measured profiles: in place of a device, compared with measurements, refused with their line.
+//! Tests measured profiles: instead of a device, compared with measurements, rejected with the line.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::command::{dflop, object, text};
 
-/// A profile of the crate that reads them: the preset `tiny` on one CPU core.
+/// A profile from the crate that reads profiles: the preset `tiny` on one CPU core.
 fn committed(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../costmodel/profiles").join(name)
 }

@@ -6,7 +6,7 @@ use dflop_tests::shared_data;
 
 use crate::command::{dflop, object, objects, text};
 
-/// Real WebDataset shards and their number of samples, counted with webdataset 1.0.2.
+/// Real WebDataset shards and the number of samples, counted with webdataset 1.0.2.
 const SHARDS: [(&str, usize); 6] = [
     ("webdataset/testdata__compressed.tar", 3),
     ("webdataset/testdata__mpdata.tar", 100),

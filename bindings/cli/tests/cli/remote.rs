@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::command::{command, dflop, object, objects, text};
 
-/// Returns the output of `list` without URLs.
+/// Returns the `list` output without URLs.
 fn listed(args: &[&str]) -> Vec<Value> {
     let mut lines = objects(args);
     for line in &mut lines {

@@ -1,4 +1,4 @@
-//! Tests mixtures, splits, shuffles and resumed runs of the command line.
+//! Tests mixtures, splits, shuffles and resumed runs on the command line.
 
 use dflop_tests::dataset::{Compression, TempDataset};
 use serde_json::{Value, json};
@@ -7,12 +7,12 @@ use crate::command::{dflop, object, objects, text};
 
 const SIZE: [&str; 7] = ["--global-batch", "6", "--dp-size", "2", "--work", "50", "--json"];
 
-/// Lines of `order` with these arguments.
+/// `order` lines with these arguments.
 fn order(args: &[&str]) -> Vec<Value> {
     objects(&[&["order"], args, &SIZE].concat())
 }
 
-/// Keys and, in a mixture, datasets of each step, sorted.
+/// Sorted keys per step and, in a mixture, datasets.
 fn unions(lines: &[Value]) -> Vec<Vec<(String, u64)>> {
     fn flat(value: &Value) -> Vec<&Value> {
         value.as_array().map_or_else(|| vec![value], |list| list.iter().flat_map(flat).collect())

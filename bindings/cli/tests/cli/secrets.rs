@@ -1,4 +1,4 @@
-//! Tests that no command shows or writes the credentials of a URL, whatever is wrong with the URL.
+//! Tests that no command shows or writes the credentials in a URL, regardless of the URL's faults.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use crate::view::View;
 
 const SECRET: &str = "CANARY";
 
-/// URLs that are refused, or whose server cannot be reached, with a secret each.
+/// URLs that are rejected, or whose server cannot be reached, with a secret each.
 const URLS: [&str; 44] = [
     "http://u:CANARY@127.0.0.1:9/n.tar",
     "http://CANARY@127.0.0.1:9/n.tar",
@@ -61,7 +61,7 @@ const URLS: [&str; 44] = [
     "pipe:curl http://u:CANARY@h/n.tar?sig=CANARY",
 ];
 
-/// Arguments of each command that takes a name: `URL` is replaced, `IN` is the directory of inputs. Files are
+/// Arguments for each command that accepts a name: `URL` is replaced, `IN` is the input directory. Files are
 /// written below the current directory.
 const COMMANDS: [&[&str]; 38] = [
     &["list", "URL", "--retry-seconds", "0"],
@@ -115,7 +115,7 @@ const COMMANDS: [&[&str]; 38] = [
     &["URL"],
 ];
 
-/// Directory of inputs and directory of outputs of a run.
+/// Input directory and output directory for a run.
 struct Place {
     inputs: TempDir,
     outputs: TempDir,
@@ -150,7 +150,7 @@ impl Place {
         run.output().expect("the command starts").into()
     }
 
-    /// Fails if what a run printed or wrote has the secret.
+    /// Fails if the printed or written output of a run has the secret.
     fn check(&self, run: &Run, args: &[&str], url: &str) {
         assert!(run.status.is_some(), "{args:?} {url}: {run:?}");
         let shown = [&run.stdout, &run.stderr].into_iter().flat_map(|text| text.lines());
@@ -177,7 +177,7 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Runs every job on a few threads, because most of the time of a process is its start.
+/// Runs every job on a few threads, because a process spends most time on its start.
 fn on_threads<T: Send>(jobs: Vec<T>, run: impl Fn(T) + Sync) {
     let jobs = Mutex::new(jobs);
     let next = || jobs.lock().expect("no holder panics").pop();
@@ -205,7 +205,7 @@ fn every_command_is_looked_at() {
 
 #[test]
 fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
-    // All URLs with one command, and all commands with some of the URLs.
+    // All URLs with a single command, and all commands with some URLs.
     let is_taken = |command: usize, url: usize| command == 0 || (command * 7 + url).is_multiple_of(6);
     let pairs = (0..COMMANDS.len()).flat_map(|command| (0..URLS.len()).map(move |url| (command, url)));
     let jobs: Vec<_> = pairs.filter(|&(command, url)| is_taken(command, url)).collect();
@@ -213,7 +213,7 @@ fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
         let (args, url) = (COMMANDS[command], URLS[url]);
         // They have no option for how long a server is asked again.
         let is_retried = url.starts_with("http://") && ["train", "pack"].contains(&args[0]);
-        // Names of files in the data, which nothing tells from others.
+        // File names in the data, which nothing tells from other names.
         let is_bare =
             url.starts_with("//") || url.starts_with("u:") || url.starts_with("h/") || url.contains("%3A");
         let is_data = args.contains(&"IN/manifest.jsonl") && is_bare;
@@ -227,7 +227,7 @@ fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
 #[test]
 fn no_command_shows_or_writes_the_secret_of_a_url_that_it_reads() {
     let data = TempDataset::new(2, 6, Compression::Plain);
-    // A shard that is cut off leaves a record of what was skipped, with its name.
+    // A truncated shard leaves a record with the names of skipped samples.
     let bytes = std::fs::read(data.shard(1)).expect("the shard is there");
     std::fs::write(data.shard(1), &bytes[..bytes.len() * 2 / 3]).expect("the shard is cut");
     let server = FaultServer::serve_directory(data.directory(), Behavior::default());
@@ -241,7 +241,7 @@ fn no_command_shows_or_writes_the_secret_of_a_url_that_it_reads() {
         let run = place.run(args, &both);
         place.check(&run, args, &both);
         if ["list", "stream", "index", "stats"].contains(&args[0]) && args[1] == "URL" {
-            // The bad sample of the shard that is cut off is a failure of some of them.
+            // The bad sample in the truncated shard is a failure in some commands.
             let is_read = run.status == Some(0) || run.stderr.contains("truncated");
             assert!(is_read, "{args:?}: {run:?}");
         }

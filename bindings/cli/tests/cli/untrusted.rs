@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::command::{Run, command, dflop, text};
 
-/// Writes a shard list and returns its path.
+/// Writes a shard list and returns the list path.
 fn shard_list(directory: &Path, urls: &[&str]) -> String {
     let path = directory.join("list.json");
     let shards: Vec<_> = urls.iter().map(|url| json!({"url": url})).collect();
@@ -82,7 +82,7 @@ fn commands_run_only_when_allowed_and_files_come_first() {
 #[test]
 fn no_output_holds_the_credentials_of_a_url() {
     let data = TempDataset::new(2, 6, Compression::Plain);
-    // A shard that is cut off leaves a record of what was skipped, with its name.
+    // A truncated shard leaves a record with the names of skipped samples.
     let bytes = std::fs::read(data.shard(1)).expect("the shard is there");
     std::fs::write(data.shard(1), &bytes[..bytes.len() * 2 / 3]).expect("the shard is cut");
     let server = FaultServer::serve_directory(data.directory(), Behavior::default());

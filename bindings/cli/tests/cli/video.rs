@@ -1,10 +1,10 @@
-//! Tests the sampling of video frames by the commands.
+//! Tests video frame sampling by the commands.
 
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, text};
 
-/// The arguments of every command that reads samples.
+/// The arguments for every command that reads samples.
 const READERS: [(&str, &[&str]); 6] = [
     ("index", &[]),
     ("stream", &[]),

@@ -1,4 +1,4 @@
-//! Tests `dflop view` over HTTP: what it answers, what it refuses, and how it ends.
+//! Tests `dflop view` over HTTP: answers, rejections, and shutdown.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,11 +15,11 @@ use crate::command::{command, dflop, text};
 
 const EVIL: &str = "<script>alert(1)<_script>";
 
-/// A server of the command, ended when this value is dropped.
+/// A server started by the command, ended when this value is dropped.
 pub(crate) struct View {
     child: Child,
     port: u16,
-    /// Path of the page, with the token.
+    /// Page path with the token.
     path: String,
     samples: u64,
     skipped: u64,
@@ -82,7 +82,7 @@ impl View {
         samples.map(|sample| sample["key"].as_str().expect("a key").to_owned()).collect()
     }
 
-    /// Ends the server as Ctrl-C does; returns its exit status.
+    /// Ends the server as Ctrl-C does; returns the exit status.
     fn interrupt(mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::INT).expect("it runs");
         self.child.wait().expect("it ends").code()
@@ -252,7 +252,7 @@ fn only_this_machine_with_the_token_is_answered() {
     let head = view.send(&format!("HEAD {root} HTTP/1.1\r\nHost: {own}"));
     assert_eq!((head.status, head.body.len()), (200, 0));
     assert!(head.head.contains(&format!("content-length: {}", page.body.len())), "{}", head.head);
-    // The thumbnails of a compressed shard come from its decompressed copy.
+    // The thumbnails for a compressed shard come from the decompressed copy.
     assert_eq!(view.json("sample/0")["sample"]["key"], data.keys[0]);
     assert_eq!(view.interrupt(), Some(0));
 }

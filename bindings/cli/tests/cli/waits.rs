@@ -1,5 +1,5 @@
-//! Tests that no command waits for a pipe, a socket or a device that lies where a file should, and that pipes
-//! which the command line names as texts are read.
+//! Tests that no command waits for a pipe, a socket or a device in the place of a file, and that pipes which
+//! the command line names as texts are read.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::command::{Run, command, dflop, text};
 
-/// Longest time of a command, on a machine with other load.
+/// Maximum command time, on a machine with other load.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 fn pipe(path: &Path) {
@@ -100,7 +100,7 @@ fn what_is_no_file_is_refused_in_every_directory_that_is_read() {
     {
         refuse(&["pack", &at(source), "--out", &at("packed")], source, found);
     }
-    // What may lie beside shards, such as the indexes of other tools, is not waited for either.
+    // Files next to shards, such as the indexes that other tools write, are not waited for either.
     for name in ["beside.json", "shard-000.tar.idx", "shard-000.tar.index", "shard-000.json"] {
         pipe(&data.directory().join(name));
     }

@@ -50,8 +50,8 @@ pub(crate) enum Fused {
     None,
     /// Adds a bias.
     Bias,
-    /// Adds a bias if there is one, stores the sums, and applies the hyperbolic tangent approximation of GELU
-    /// to them; columns of sums start `stride` elements apart.
+    /// Adds an optional bias, stores the sums, and applies the hyperbolic tangent approximation of GELU to
+    /// them; column starts in `sums` are `stride` elements apart.
     Gelu {
         has_bias: bool,
         stride: usize,
@@ -99,7 +99,7 @@ pub(crate) struct Addresses {
     pub(crate) d: u64,
     /// Bias, if added.
     pub(crate) bias: u64,
-    /// Sums before the activation, if there is one.
+    /// Sums before the activation, if there is an activation.
     pub(crate) sums: u64,
 }
 

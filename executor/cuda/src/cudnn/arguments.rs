@@ -19,7 +19,7 @@ pub struct Arguments {
     pub qkv: u64,
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
     pub output: u64,
-    /// Natural logarithm of the sum of exponentials of the scaled scores, f32 `[tokens, heads]`; written by
+    /// Natural logarithm of the exponential sum over scaled scores, f32 `[tokens, heads]`; written by
     /// forward plans, read by backward plans.
     pub log_sums: u64,
     /// Gradients, for backward plans.
@@ -54,7 +54,7 @@ impl HostValues {
     }
 }
 
-/// Column block that is copied from one matrix to another.
+/// Column block that is copied between matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnCopy {
     /// Addresses of the first element, and number of bytes from a row to the next.

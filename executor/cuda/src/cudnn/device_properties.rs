@@ -24,7 +24,7 @@ pub struct DeviceProperties {
 }
 
 impl DeviceProperties {
-    /// Returns the properties of an H200.
+    /// Returns the H200 properties.
     #[must_use]
     pub fn h200() -> Self {
         Self::of_model(json!({
@@ -38,7 +38,7 @@ impl DeviceProperties {
         }))
     }
 
-    /// Returns the properties of an A100 with 80 GB.
+    /// Returns the properties for an A100 with 80 GB.
     #[must_use]
     pub fn a100() -> Self {
         Self::of_model(json!({
@@ -52,7 +52,7 @@ impl DeviceProperties {
         }))
     }
 
-    /// Returns the properties of a B200.
+    /// Returns the B200 properties.
     #[must_use]
     pub fn b200() -> Self {
         Self::of_model(json!({

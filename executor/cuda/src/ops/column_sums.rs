@@ -55,8 +55,8 @@ impl Cuda {
         self.finish_columns(parts, (sums, 0, columns), into, None)
     }
 
-    /// Adds the sums of the first columns in all parts to a tensor, and the sums of the remaining columns to
-    /// a second tensor.
+    /// Adds the column sums for the first columns in all parts to a tensor, and the sums for the remaining
+    /// columns to a second tensor.
     ///
     /// - `sums`: `[parts, columns]`, with as many columns as both tensors have elements
     pub(super) fn finish_two_sums(
@@ -73,7 +73,7 @@ impl Cuda {
         self.finish_columns(parts, (sums, columns, stride), others, None)
     }
 
-    /// Adds the sums of columns from `first` on, in parts with `stride` columns.
+    /// Adds the column sums from `first` on, in parts with `stride` columns.
     fn finish_columns(
         &self,
         parts: usize,

@@ -55,7 +55,7 @@ fn can_store_sums(c: &Tensor<Cuda>, layout: MatrixLayout, shape: GemmShape) -> b
 }
 
 impl Cuda {
-    /// Computes a product, with a bias in every row if there is one.
+    /// Computes a product, with an optional bias in every row.
     fn product(
         &self,
         shape: GemmShape,

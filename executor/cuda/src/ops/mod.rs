@@ -75,7 +75,7 @@ impl Arguments {
         self.address(tensor.address())
     }
 
-    /// Adds a tensor that is read if there is one.
+    /// Adds an optional input tensor.
     fn read_if(self, tensor: Option<&Tensor<Cuda>>) -> Self {
         self.address(tensor.map_or(0, Address::address))
     }
@@ -85,7 +85,7 @@ impl Arguments {
         self.address(tensor.address())
     }
 
-    /// Adds a tensor that is written if there is one.
+    /// Adds an optional output tensor.
     fn write_if(self, tensor: Option<&mut Tensor<Cuda>>) -> Self {
         self.address(tensor.map_or(0, |tensor| tensor.address()))
     }

@@ -1,4 +1,4 @@
-//! Checks the directory of checkpoints: that it can be written, has room, and what a run would resume from.
+//! Checks the checkpoint directory: write access, free space, and the state that a run would resume from.
 
 use std::path::Path;
 
@@ -58,7 +58,7 @@ pub(super) fn check_directory(report: &mut Findings, config: &RunConfig, setup: 
     }
 }
 
-/// Returns the bytes of a saved state: weights, two moments, and the exact weights of a bf16 run.
+/// Returns the bytes in a saved state: weights, two moments, and the exact weights in a bf16 run.
 fn state_bytes(config: &RunConfig, setup: &Setup) -> u64 {
     let each = match config.optimizer.precision {
         PrecisionName::F32 => 4 + 8,
@@ -67,7 +67,7 @@ fn state_bytes(config: &RunConfig, setup: &Setup) -> u64 {
     setup.spec.parameters().saturating_mul(each)
 }
 
-/// Checks the state that a run would resume from, or what happens to states that are there.
+/// Checks the state that a run would resume from, or describes the effect on existing states.
 ///
 /// - `has_index`: whether the index is there, so that the state of the loader can be compared
 pub(super) fn check_resume(report: &mut Findings, setup: &Setup, has_index: bool) {

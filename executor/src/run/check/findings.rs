@@ -1,16 +1,16 @@
-//! Findings of a check.
+//! Check findings.
 
 use serde::Serialize;
 
 use crate::Error;
 
-/// Outcome of one check.
+/// Check outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     /// As the run needs it.
     Ok,
-    /// The run would fail, or not do what its configuration asks for.
+    /// The run would fail, or not do what the configuration requests.
     Wrong,
     /// Worth knowing, and no fault.
     Note,
@@ -31,12 +31,12 @@ impl Status {
     }
 }
 
-/// One check and its finding.
+/// A check and its finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Outcome.
     pub status: Status,
-    /// Subject of the check, such as `shards`.
+    /// Checked subject, such as `shards`.
     pub subject: &'static str,
     /// What was found; several lines for a place in a file.
     pub finding: String,
@@ -45,7 +45,7 @@ pub struct Finding {
     pub advice: Option<String>,
 }
 
-/// Findings of a rank, in the order of its checks.
+/// Findings on a rank, in check order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Rank of this process, 0 without a launcher.
@@ -73,7 +73,7 @@ impl Findings {
         self.add(Status::Skipped, subject, finding.into(), None);
     }
 
-    /// Adds a fault and what to do about it.
+    /// Adds a fault and the remedy.
     pub(super) fn wrong(
         &mut self,
         subject: &'static str,
@@ -83,7 +83,7 @@ impl Findings {
         self.add(Status::Wrong, subject, finding.into(), Some(advice.into()));
     }
 
-    /// Adds a fault whose message names what to do.
+    /// Adds a fault whose message names the remedy.
     pub(super) fn failed(&mut self, subject: &'static str, error: impl Into<Error>) {
         self.add(Status::Wrong, subject, error.into().in_one_line(), None);
     }

@@ -1,4 +1,4 @@
-//! Checks the GPUs of this machine and the libraries of CUDA, in builds that use them.
+//! Checks the GPUs on this machine and the CUDA libraries, in builds that use them.
 
 use super::findings::Findings;
 use super::launcher::Launch;
@@ -7,7 +7,7 @@ use crate::run::setup::Setup;
 
 const SUBJECT: &str = "GPUs";
 
-/// Checks the devices that the ranks of this machine compute on; returns the memory of one, in bytes.
+/// Checks the devices that the ranks on this machine compute on; returns the memory per device, in bytes.
 pub(super) fn check(report: &mut Findings, launch: &Launch, setup: &Setup) -> Option<u64> {
     let ComputeDevice::Cuda(ordinal) = setup.config.parallel.compute_device else {
         report.skipped(SUBJECT, "ranks compute on CPUs");
@@ -25,7 +25,7 @@ fn check_devices(report: &mut Findings, _ordinal: Option<u32>, _ranks: usize) ->
 
 /// Opens the libraries and a device.
 ///
-/// - `ordinal`: number of the device of all ranks; `None` if each has its own
+/// - `ordinal`: device number for all ranks; `None` if each rank has a separate device
 /// - `ranks`: number of ranks on this machine
 #[cfg(feature = "cuda")]
 fn check_devices(report: &mut Findings, ordinal: Option<u32>, ranks: usize) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! Compares the ranks that the job needs with those that the launcher started.
+//! Compares the ranks that the job needs with the ranks that the launcher started.
 
 use super::findings::Findings;
 use crate::Result;
@@ -7,7 +7,7 @@ use crate::comm::{RankIdentity, tcp};
 use crate::run::compute_device::TransportName;
 use crate::run::setup::Setup;
 
-/// Largest number of ranks on several machines that the data connections over TCP are made for.
+/// Maximum number of ranks on several machines for data connections over TCP.
 const TCP_RANKS: usize = 64;
 
 /// How this process was started.
@@ -17,7 +17,7 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// Reads the environment of the launcher.
+    /// Reads the launcher environment.
     pub(super) fn from_environment() -> Result<Self> {
         let identity = identity_from_environment()?;
         Ok(Self { identity, launcher: launcher_from_environment() })
@@ -28,7 +28,7 @@ impl Launch {
         Self { identity: RankIdentity::single(), launcher: None }
     }
 
-    /// Returns whether this rank is the first one of its machine, which checks it for all.
+    /// Returns whether this rank is the first on its machine; the first rank checks the machine for all.
     pub(super) fn is_first_of_machine(&self) -> bool {
         self.identity.local_rank == 0
     }
@@ -38,7 +38,7 @@ impl Launch {
         self.identity.rendezvous.is_none()
     }
 
-    /// Returns the ranks of this machine, of a job of this size.
+    /// Returns the ranks on this machine, in a job with this size.
     pub(super) fn ranks_of_machine(&self, world_size: usize) -> std::ops::Range<usize> {
         if self.starts_ranks() {
             return 0..world_size;

@@ -1,4 +1,4 @@
-//! Checks limits and the clock of this machine.
+//! Checks limits and the clock on this machine.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -8,14 +8,14 @@ use rustix::process::{Resource, getrlimit};
 use super::findings::Findings;
 use super::launcher::Launch;
 
-/// Descriptors that a rank opens at most, besides its connections.
+/// Maximum number of descriptors that a rank opens, without connections.
 const DESCRIPTORS: u64 = 256;
-/// Descriptors of the connections with another rank.
+/// Number of descriptors for the connections with another rank.
 const DESCRIPTORS_PER_RANK: u64 = 5;
-/// Difference of clocks that is worth a note.
+/// Maximum clock difference without a note.
 const CLOCK_MAX: Duration = Duration::from_mins(1);
 
-/// - `config`: file of the configuration, if it has one
+/// - `config`: configuration file, if there is one
 pub(super) fn check(report: &mut Findings, config: Option<&Path>, launch: &Launch) {
     let needed = DESCRIPTORS + DESCRIPTORS_PER_RANK * launch.identity.size as u64;
     match getrlimit(Resource::Nofile).current {

@@ -1,4 +1,4 @@
-//! Compares the memory that ranks need, as the memory model predicts it, with what there is.
+//! Compares the predicted memory of ranks with the available memory.
 
 use std::num::NonZeroU32;
 
@@ -19,14 +19,14 @@ use crate::run::setup::{Setup, machine_memory_bytes};
 const SUBJECT: &str = "memory";
 const ADVICE: &str = "use more stages, more microbatches or `model.recompute_layers`";
 
-/// Tokens of the largest microbatch: positions inside the encoders, and of the LLM.
+/// Largest microbatch in tokens: positions inside the encoders, and in the LLM.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MicrobatchTokens {
     encoder: u64,
     llm: u64,
 }
 
-/// Returns the tokens of the largest microbatch of the first step.
+/// Returns the tokens in the largest microbatch of the first step.
 pub(super) fn largest_microbatch(report: &mut Findings, planner: &StepPlanner) -> Option<MicrobatchTokens> {
     let plan = match planner.plan(planner.first_step()) {
         Ok(plan) => plan,
@@ -44,8 +44,8 @@ pub(super) fn largest_microbatch(report: &mut Findings, planner: &StepPlanner) -
     Some(largest)
 }
 
-/// - `tokens`: of the largest microbatch, if the index is there; without, the state of the ranks alone counts
-/// - `device_bytes`: memory of a GPU, if ranks compute on them
+/// - `tokens`: tokens in the largest microbatch, if the index exists; otherwise only the rank states count
+/// - `device_bytes`: GPU memory, if ranks compute on GPUs
 pub(super) fn check(
     report: &mut Findings,
     setup: &Setup,
@@ -92,7 +92,7 @@ pub(super) fn check(
     }
 }
 
-/// Predicts the memory of all stages, in the order of the job.
+/// Predicts the memory for all stages, in job order.
 fn stages(setup: &Setup, tokens: Option<MicrobatchTokens>) -> Result<Vec<StageMemory>> {
     let config = &setup.config;
     let tokens = tokens.unwrap_or_default();
@@ -107,7 +107,7 @@ fn stages(setup: &Setup, tokens: Option<MicrobatchTokens>) -> Result<Vec<StageMe
         execution: Execution { tp: non_zero(module.tp_size), precision, ..Execution::default() },
         microbatch_tokens: match module.module {
             ModuleKind::Llm => tokens.llm,
-            // The replicas of an encoder share the media of the LLM's replicas.
+            // The encoder replicas share the media of the LLM replicas.
             _ => (tokens.encoder * llm_dp).div_ceil(module.dp_size.max(1) as u64),
         },
     });
@@ -122,7 +122,7 @@ fn stages(setup: &Setup, tokens: Option<MicrobatchTokens>) -> Result<Vec<StageMe
     Ok(memory.stages(&layouts)?)
 }
 
-/// Bytes of state per parameter: gradients are added in 32 bits, bf16 weights have a copy of 32 bits.
+/// State bytes per parameter: gradients are added in 32 bits, bf16 weights have a 32-bit copy.
 fn state_bytes(setup: &Setup) -> StateBytes {
     let config = &setup.config;
     let each = match config.optimizer.precision {
@@ -134,7 +134,7 @@ fn state_bytes(setup: &Setup) -> StateBytes {
     StateBytes { optimizer_ranks: non_zero(sharing), ..each }
 }
 
-/// Adds up the stages of a rank.
+/// Sums the stage memory on a rank.
 fn bytes_of_rank(setup: &Setup, stages: &[StageMemory], rank: usize) -> Option<u64> {
     let roles = setup.job.roles(rank).ok()?;
     let own = roles.iter().flat_map(|role| &role.stages).filter_map(|&stage| stages.get(usize::from(stage)));

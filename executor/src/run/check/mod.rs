@@ -1,7 +1,7 @@
 //! Checks configuration, files, machine and network before a run, and trains nothing.
 //!
-//! Every rank checks its own machine; of several ranks on a machine the first one does. Rank 0 also checks
-//! what concerns the whole job.
+//! Every rank checks its own machine; among several ranks on a machine, the first rank does. Rank 0 also
+//! checks what concerns the whole job.
 
 mod checkpoints;
 mod findings;
@@ -83,7 +83,7 @@ fn check_settings(config: &RunConfig, options: &RunOptions, report: &mut Finding
     is_sound
 }
 
-/// Checks the shards of a configuration that is wrong elsewhere.
+/// Checks the shards for a configuration that is wrong elsewhere.
 fn shards_alone(report: &mut Findings, config: &RunConfig) {
     if config.data.shards.is_empty() {
         return;

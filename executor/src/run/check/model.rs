@@ -1,4 +1,4 @@
-//! Checks the files of the model: configuration, weights, tokenizer, and what predicts its times.
+//! Checks the model files: configuration, weights, tokenizer, and the source for predicted times.
 
 use super::findings::Findings;
 use crate::checkpoint::open_weights;
@@ -9,7 +9,7 @@ use crate::run::options::RunOptions;
 use crate::run::run_files::RunFiles;
 use crate::run::setup::Setup;
 
-/// Checks the files and returns what was read; `None` if the model cannot be read, or not cut as configured.
+/// Checks the files and returns the model; `None` if the model cannot be read, or not cut as configured.
 pub(super) fn check(report: &mut Findings, config: &RunConfig, options: &RunOptions) -> Option<Setup> {
     let setup = RunFiles::without_dataset(config).and_then(|files| Setup::from_files(config, options, files));
     let setup = setup.map_err(|failure| report.failed("model", failure)).ok()?;

@@ -6,7 +6,7 @@ use crate::run::config::RunConfig;
 
 const SUBJECT: &str = "NCCL";
 
-/// Checks NCCL, and that each rank of this machine has a device of its own.
+/// Checks NCCL, and that each rank on this machine has a separate device.
 ///
 /// - `ranks`: number of ranks on this machine
 pub(super) fn check(report: &mut Findings, config: &RunConfig, ranks: usize) {

@@ -1,4 +1,4 @@
-//! Checks the address, the port and the token by which the ranks of a job find each other.
+//! Checks the address, the port and the token by which the job's ranks find each other.
 
 use std::io::{Error, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -9,7 +9,7 @@ use super::launcher::Launch;
 use crate::comm::RendezvousConfig;
 
 const SUBJECT: &str = "rendezvous";
-/// Longest wait for an answer of the machine of rank 0.
+/// Maximum wait for an answer from rank 0's machine.
 const DIAL: Duration = Duration::from_secs(3);
 
 pub(super) fn check(report: &mut Findings, launch: &Launch) {
@@ -34,7 +34,7 @@ pub(super) fn check(report: &mut Findings, launch: &Launch) {
     }
 }
 
-/// Resolves the machine of rank 0; `None` if that is wrong already.
+/// Resolves the address of rank 0; `None` if the address is invalid.
 fn resolve(report: &mut Findings, rendezvous: &RendezvousConfig) -> Option<Vec<SocketAddr>> {
     const ADVICE: &str = "set `MASTER_ADDR` to the name or address of the machine of rank 0";
     let RendezvousConfig { host, port, .. } = rendezvous;
@@ -53,7 +53,7 @@ fn resolve(report: &mut Findings, rendezvous: &RendezvousConfig) -> Option<Vec<S
     }
 }
 
-/// Checks on rank 0 that its port is free.
+/// Checks on rank 0 that the rendezvous port is free.
 fn check_port(report: &mut Findings, rendezvous: &RendezvousConfig, addresses: &[SocketAddr]) {
     let port = rendezvous.port;
     let given = rendezvous.listen.map(|ip| vec![SocketAddr::new(ip, port)]);
@@ -77,8 +77,8 @@ fn check_port(report: &mut Findings, rendezvous: &RendezvousConfig, addresses: &
     report.wrong(SUBJECT, format!("rank 0 cannot listen on {}: {reason}", shown(addresses)), advice);
 }
 
-/// Checks that the machine of rank 0 answers. It may refuse the connection, as its rank 0 does not wait for
-/// others during a check.
+/// Checks that rank 0's machine answers. The machine may refuse the connection, because rank 0 does not wait
+/// for other ranks during a check.
 fn check_reachable(report: &mut Findings, rendezvous: &RendezvousConfig, addresses: &[SocketAddr]) {
     let mut reason = Error::from(ErrorKind::TimedOut);
     for address in addresses {

@@ -15,7 +15,7 @@ const SHARDS: &str = "shards";
 const INDEX: &str = "index";
 /// Stores that are asked at the same time.
 const REQUESTS: usize = 16;
-/// Faults that are listed one by one.
+/// Maximum number of faults that are listed separately.
 const FAULTS_SHOWN: usize = 8;
 
 /// Checks shards and index; returns the planner of the run if the index is there and up to date.
@@ -55,7 +55,7 @@ pub(super) fn check(report: &mut Findings, setup: &Setup) -> Option<StepPlanner>
     None
 }
 
-/// Builds the planner of the run, whose index is there.
+/// Builds the run planner when the index exists.
 fn planner(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
     let planner = setup.planner(None).map_err(|failure| report.failed("plan", failure)).ok()?;
     let samples = planner.index().len();
@@ -65,8 +65,8 @@ fn planner(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
 
 /// Checks that every shard can be read; returns whether all can.
 ///
-/// Length and version of every shard are asked for. The first sample of local shards is read and decoded,
-/// and that of the first remote one.
+/// Requests the length and version of every shard. The first sample in local shards is read and decoded, and
+/// the first sample in the first remote shard.
 pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
     let runtime = match start_runtime("dflop", 2) {
         Ok(runtime) => runtime,
@@ -102,7 +102,7 @@ pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
     false
 }
 
-/// Returns the lengths of all shards, or why one has none; asks stores for several at a time.
+/// Returns the lengths of all shards, or why a shard has none; asks stores for several at a time.
 fn lengths(shards: &[Shard]) -> Vec<Result<u64, String>> {
     in_parallel(REQUESTS, shards, length_of)
 }
@@ -118,7 +118,7 @@ fn length_of(shard: &Shard) -> Result<u64, String> {
     }
 }
 
-/// Reads and decodes the first sample of a shard.
+/// Reads and decodes the first sample in a shard.
 async fn decode_first(shard: &Shard) -> Result<(), String> {
     let name = &shard.url;
     let sample = match scan_shards(vec![shard.clone()]).next().await {

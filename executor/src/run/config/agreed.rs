@@ -1,12 +1,12 @@
-//! Settings of a run that all of its ranks must share.
+//! Run settings that all ranks must share.
 
 use serde_json::Value;
 
 use super::RunConfig;
 use crate::inputs::Settings;
 
-/// Settings that may differ between machines: resources of one machine, and paths, whose contents are
-/// compared instead.
+/// Settings that may differ between machines: machine resources, and paths, whose contents are compared
+/// instead.
 const OF_ONE_MACHINE: [&str; 9] = [
     "checkpoint.directory",
     "correction.record",
@@ -33,10 +33,10 @@ impl RunConfig {
     }
 }
 
-/// Adds the values of tables under their dotted names.
+/// Adds table values under dotted names.
 fn add(settings: &mut Settings, name: &str, value: &Value) {
     match value {
-        // The contents of a model's files are one setting each.
+        // Each model file's contents are a single setting.
         Value::Object(table) if !["model.config", "model.preprocessor"].contains(&name) => {
             for (key, value) in table {
                 let dotted = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };

@@ -1,35 +1,35 @@
-//! Model and data of a run.
+//! Run model and run data.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Model: a directory as downloaded from Hugging Face, or the contents of its files.
+/// Model: a directory as downloaded from Hugging Face, or the file contents.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelTable {
     /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
     pub directory: Option<PathBuf>,
-    /// Contents of `config.json`, in place of a directory.
+    /// `config.json` contents, as an alternative to a directory.
     pub config: Option<Value>,
-    /// Contents of `preprocessor_config.json`.
+    /// `preprocessor_config.json` contents.
     pub preprocessor: Option<Value>,
-    /// Start with the weights of the directory instead of random ones.
+    /// Start with the weights in the directory instead of random weights.
     #[serde(default)]
     pub pretrained: bool,
     /// Modules that are not trained, such as `"vision,projector"`.
     pub freeze: Option<String>,
-    /// Recompute activations of layers in the backward pass (activation checkpointing).
+    /// Recompute layer activations in the backward pass (activation checkpointing).
     #[serde(default)]
     pub recompute_layers: bool,
 }
 
-/// Dataset of a run.
+/// Run dataset.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataTable {
-    /// Shards of the dataset; see `dflop stream`.
+    /// Dataset shards; see `dflop stream`.
     pub shards: Vec<String>,
     /// Generate a dataset instead.
     pub generate: Option<GenerateTable>,
@@ -39,7 +39,7 @@ pub struct DataTable {
     pub global_batch: u64,
     /// Decoder threads per rank.
     pub workers: usize,
-    /// Maximum length of a sample, in tokens.
+    /// Maximum sample length, in tokens.
     pub tokens_max: Option<u64>,
 }
 
@@ -56,23 +56,23 @@ impl Default for DataTable {
     }
 }
 
-/// Synthetic mix of texts and tiled images.
+/// Synthetic mix: texts and tiled images.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateTable {
     /// Number of samples.
     pub samples: usize,
-    /// Seed of the generated data only.
+    /// Seed for the generated data only.
     pub seed: u64,
-    /// Share of samples with an image, 0 to 1.
+    /// Fraction of samples with an image, 0 to 1.
     pub image_fraction: f64,
-    /// Minimum and maximum tiles of an image, including the thumbnail of the whole image.
+    /// Minimum and maximum tiles per image, including the thumbnail for the whole image.
     pub tiles: [u32; 2],
-    /// Side of a tile, in pixels.
+    /// Tile side, in pixels.
     pub tile_pixels: u32,
-    /// Median of the lognormal number of tokens of a text.
+    /// Median of the lognormal text length, in tokens.
     pub text_tokens_median: f64,
-    /// Standard deviation of the logarithm of that number.
+    /// Standard deviation of the text length's logarithm.
     pub text_tokens_sigma: f64,
     /// Upper bound on that number.
     pub text_tokens_max: u32,

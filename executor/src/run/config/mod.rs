@@ -1,4 +1,4 @@
-//! Configuration of a training run: tables, defaults and checks.
+//! Training run configuration: tables, defaults and checks.
 //!
 //! [`RunConfig`] is read from TOML or JSON, or built in code. Only the model has no default. An unknown
 //! field is an error, reported with its line.
@@ -25,9 +25,9 @@ pub use saved::{CheckpointTable, CorrectionTable};
 
 use crate::{Error, Result};
 
-/// Configuration of a training run.
+/// Training run configuration.
 ///
-/// Every rank must use the same one, except for paths and the resources of a machine, see
+/// Every rank must use the same configuration, except for paths and machine resources, see
 /// [`inputs::check_agreement`](crate::inputs::check_agreement).
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -44,7 +44,7 @@ pub struct RunConfig {
     /// Dataset and global batch.
     #[serde(default)]
     pub data: DataTable,
-    /// Distribution over ranks, and their devices.
+    /// Distribution over ranks and devices.
     #[serde(default)]
     pub parallel: ParallelTable,
     /// Optimizer and learning rate.
@@ -86,7 +86,7 @@ impl RunConfig {
     /// directory.
     ///
     /// # Errors
-    /// [`Error::Named`] with the file and the place of the fault.
+    /// [`Error::Named`] with the file and the fault position.
     pub fn read(path: &Path) -> Result<Self> {
         let text = file::read_named_text(path).map_err(|error| Error::from(error).in_file(path))?;
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -100,7 +100,7 @@ impl RunConfig {
     /// Parses TOML; relative paths stay relative.
     ///
     /// # Errors
-    /// [`Error::Config`] with the line of the fault.
+    /// [`Error::Config`] with the faulty line.
     pub fn from_toml(text: &str) -> Result<Self> {
         toml::from_str(text).map_err(|error| invalid(error.to_string().trim_end()))
     }
@@ -108,12 +108,12 @@ impl RunConfig {
     /// Parses JSON; relative paths stay relative.
     ///
     /// # Errors
-    /// [`Error::Config`] with the line of the fault.
+    /// [`Error::Config`] with the faulty line.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))
     }
 
-    /// Makes relative paths relative to a directory.
+    /// Resolves relative paths against a directory.
     fn resolve(&mut self, directory: &Path) {
         let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
         let own = [&mut self.model.directory, &mut self.data.tokenizer, &mut self.parallel.profile];
@@ -138,11 +138,11 @@ impl RunConfig {
     }
 }
 
-/// Names of fields before they were renamed, and their names now.
+/// Old and new names for renamed fields.
 const RENAMED: [(&str, &str); 3] =
     [("folder", "directory"), ("picture_fraction", "image_fraction"), ("work", "search_effort")];
 
-/// Returns the error of a configuration that cannot be parsed; names the new name of a renamed field.
+/// Returns the error for a configuration that cannot be parsed; includes the new name for a renamed field.
 fn invalid(message: &str) -> Error {
     let is_used = |(old, _): &&(&str, &str)| message.contains(&format!("unknown field `{old}`"));
     let hint = RENAMED.iter().find(is_used).map(|(old, new)| format!("; `{old}` is now `{new}`"));

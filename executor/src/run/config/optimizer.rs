@@ -1,8 +1,8 @@
-//! Optimizer settings of a run.
+//! Optimizer settings for a run.
 
 use serde::{Deserialize, Serialize};
 
-/// `AdamW` and its learning rate.
+/// `AdamW` settings and the learning rate.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerTable {
@@ -14,17 +14,17 @@ pub struct OptimizerTable {
     pub learning_rate_min: Option<f64>,
     /// Decoupled weight decay, per unit of learning rate.
     pub weight_decay: f64,
-    /// Decay rates of the first and the second moment.
+    /// Decay rates for the first and the second moment.
     pub betas: [f64; 2],
     /// Term added to the root of the second moment.
     pub epsilon: f64,
-    /// Upper bound on the norm of all gradients; 0 disables clipping.
+    /// Maximum norm over all gradients; 0 disables clipping.
     pub gradient_norm_max: f64,
     /// Maximum number of consecutive steps that are skipped because a loss or a gradient is not finite.
     pub skip_nonfinite: u64,
-    /// Format of weights and activations.
+    /// Weight and activation format.
     pub precision: PrecisionName,
-    /// Stage of `ZeRO`: 1 divides the optimizer state over the DP ranks of a stage, 0 does not.
+    /// `ZeRO` stage: 1 divides the optimizer state over a stage's DP ranks, 0 does not.
     pub zero_stage: u8,
 }
 
@@ -45,12 +45,12 @@ impl Default for OptimizerTable {
     }
 }
 
-/// Format of weights and activations.
+/// Weight and activation format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PrecisionName {
-    /// Weights and activations of 32 bits.
+    /// 32-bit weights and activations.
     F32,
-    /// Weights and activations of 16 bits, with a 32-bit copy of the weights for the optimizer.
+    /// 16-bit weights and activations, with a 32-bit weight copy for the optimizer.
     Bf16,
 }

@@ -1,4 +1,4 @@
-//! Distribution over ranks, and their devices.
+//! Distribution over ranks and devices.
 
 use std::path::PathBuf;
 
@@ -11,39 +11,39 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
 
-/// Distribution of a run over ranks, and their devices.
+/// Distribution of a run over ranks and devices.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelTable {
-    /// Placement of the encoders: ranks of their own, or those of the LLM.
+    /// Encoder placement: separate ranks or the LLM's ranks.
     pub placement: PlacementName,
     /// `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` or `interleaved:N`.
     pub schedule: String,
     /// Microbatches per DP rank.
     pub microbatches: usize,
-    /// Name of a partition strategy, such as `balanced` or `data-blind`.
+    /// Partition strategy name, such as `balanced` or `data-blind`.
     #[serde(deserialize_with = "strategy", serialize_with = "write_strategy")]
     pub strategy: Strategy,
     /// Search effort per step, in work units.
     pub search_effort: u64,
     /// Compute threads per rank.
     pub threads: usize,
-    /// Layout of the vision encoder.
+    /// Vision encoder layout.
     pub vision: ModuleTable,
-    /// Layout of the audio encoder.
+    /// Audio encoder layout.
     pub audio: ModuleTable,
-    /// Layout of the LLM.
+    /// LLM layout.
     pub llm: ModuleTable,
     /// Device that stages compute on.
     pub compute_device: ComputeDevice,
-    /// Engines of attention on a CUDA device.
+    /// Attention engine on a CUDA device.
     pub attention: AttentionName,
-    /// Means by which tensors go from one rank to another.
+    /// Transport for tensors between ranks.
     pub transport: TransportName,
     /// Device preset that predicts times before anything is measured [default: `cpu`; `h100` on CUDA
     /// devices].
     pub device: Option<String>,
-    /// Measured profile in place of the device preset.
+    /// Measured profile that replaces the device preset.
     pub profile: Option<PathBuf>,
     /// Maximum wait for another rank that is not busy, in seconds.
     pub timeout_seconds: f64,
@@ -79,7 +79,7 @@ impl Default for ParallelTable {
 }
 
 impl ParallelTable {
-    /// Returns the device preset: the one of the configuration, or that of the kind of device that computes.
+    /// Returns the device preset: from the configuration, or the default for the device kind that computes.
     #[must_use]
     pub fn device_preset(&self) -> &str {
         let of_kind = match self.compute_device {
@@ -90,16 +90,16 @@ impl ParallelTable {
     }
 }
 
-/// Placement of the encoders.
+/// Encoder placement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementName {
-    /// Every module has ranks of its own.
+    /// Every module has separate ranks.
     #[default]
     Disaggregated,
     /// Encoders run on the LLM's ranks, before and after it.
     Colocated,
-    /// Ranks hold layers of all modules, cut from one chain.
+    /// Ranks hold layers from all modules, cut from a common chain.
     Joint,
 }
 
@@ -113,14 +113,15 @@ impl From<PlacementName> for Placement {
     }
 }
 
-/// Distribution of one module over ranks.
+/// Module distribution over ranks.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModuleTable {
     /// Number of pipeline stages.
     pub stages: usize,
-    /// Layers of every stage [default: as even as possible]. With joint placement one entry for each stage of
-    /// the chain, 0 where it has no layer of the module [default of an encoder: all in the first stage].
+    /// Number of layers in every stage [default: as even as possible]. With joint placement an entry per
+    /// chain stage, 0 where the stage has no layer from the module [default for an encoder: all in the first
+    /// stage].
     pub layers: Option<Vec<usize>>,
     /// DP degree.
     pub dp: usize,
@@ -134,7 +135,7 @@ impl Default for ModuleTable {
     }
 }
 
-/// Reads a strategy by its name or an alias.
+/// Reads a strategy name or alias.
 fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
     let name = String::deserialize(deserializer)?;
     Strategy::from_str(&name).map_err(D::Error::custom)
@@ -144,7 +145,7 @@ fn write_strategy<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S
     serializer.collect_str(strategy)
 }
 
-/// Returns the name of a strategy as a configuration spells it.
+/// Returns a strategy's name in configuration spelling.
 #[must_use]
 pub fn strategy_name(strategy: Strategy) -> &'static str {
     if strategy == Strategy::ROUND_ROBIN {

@@ -1,4 +1,4 @@
-//! Ranks of the modules of a run.
+//! Ranks for the modules in a run.
 
 use dflop_costmodel::ModelSpec;
 
@@ -6,7 +6,7 @@ use super::{ModuleTable, ParallelTable, PlacementName, RunConfig};
 use crate::{Error, Result};
 
 impl RunConfig {
-    /// Returns the number of ranks of the modules that a model has, saturating.
+    /// Returns the number of ranks for the modules in a model, saturating.
     pub(in crate::run) fn ranks(&self, spec: &ModelSpec) -> u64 {
         let ranks = |table: &ModuleTable| {
             let stages = table.layers.as_ref().map_or(table.stages, Vec::len);
@@ -21,7 +21,7 @@ impl RunConfig {
         encoders.into_iter().flatten().fold(ranks(llm), u64::saturating_add)
     }
 
-    /// Gives every module one stage.
+    /// Assigns a single stage to every module.
     pub fn one_stage_each(&mut self) {
         let ParallelTable { vision, audio, llm, .. } = &mut self.parallel;
         for table in [vision, audio, llm] {
@@ -29,13 +29,14 @@ impl RunConfig {
         }
     }
 
-    /// Sets the number of pipeline stages of all modules together; encoders of the configuration keep theirs.
+    /// Sets the number of pipeline stages for all modules together; encoders in the configuration keep their
+    /// stages.
     ///
     /// # Errors
     /// [`Error::Config`] if the LLM would have no stage.
     pub fn pipeline_stages(&mut self, stages: usize) -> Result<()> {
         if self.parallel.placement != PlacementName::Disaggregated {
-            // Encoders are on the LLM's ranks; those of a joint chain move to its first stage.
+            // Encoders are on the LLM's ranks; encoder layers in a joint chain move to the first stage.
             let ParallelTable { vision, audio, llm, placement, .. } = &mut self.parallel;
             (llm.stages, llm.layers) = (stages, None);
             if *placement == PlacementName::Joint {

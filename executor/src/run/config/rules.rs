@@ -18,7 +18,7 @@ impl RunConfig {
             .map_or(Ok(()), |problem| Err(Error::Config(problem)))
     }
 
-    /// Returns all faults of settings that no other part of a run checks.
+    /// Returns all setting faults that no other part of a run checks.
     pub(in crate::run) fn problems(&self, options: &RunOptions) -> Vec<String> {
         let Self { model, data, parallel, .. } = self;
         let rules = [
@@ -74,7 +74,7 @@ impl RunConfig {
     }
 }
 
-/// Returns the faults of the rules that do not hold.
+/// Returns the fault texts for rules that do not hold.
 fn faults(rules: &[(bool, &str)]) -> Vec<String> {
     rules.iter().filter(|(holds, _)| !holds).map(|(_, fault)| (*fault).to_owned()).collect()
 }

@@ -9,7 +9,7 @@ use dflop_cuda_stand_in::StandIn;
 use dflop_device::{DeviceComm, Dtype, Result, Runtime, Staged};
 use dflop_testing::TestBackend;
 
-/// Backend of suites: one device for all ranks, which communicate through the host.
+/// Suite backend: a device that all ranks share, with communication through the host.
 #[derive(Debug)]
 pub struct OnCuda;
 
@@ -33,7 +33,7 @@ impl TestBackend for OnCuda {
     }
 }
 
-/// Returns the stand-in; ends the test process where there is no C++ compiler to build it.
+/// Returns the stand-in; ends the test process if there is no C++ compiler to build it.
 #[must_use]
 pub fn stand_in() -> &'static StandIn {
     StandIn::load().unwrap_or_else(|| std::process::exit(0))
@@ -47,14 +47,14 @@ pub fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Searches for libraries among the stand-ins alone.
+/// Searches for libraries only among the stand-ins.
 #[must_use]
 pub fn search_path() -> SearchPath {
     let _ = stand_in();
     SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect())
 }
 
-/// Directory of compiled kernels, for all tests.
+/// Directory for compiled kernels, for all tests.
 fn kernels() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     test.parent().map_or_else(PathBuf::new, |directory| directory.join("cuda-kernels"))
@@ -73,7 +73,7 @@ pub fn of_type(dtype: Dtype) -> Cuda {
     numbered(0, dtype)
 }
 
-/// Opens the device of this number, which stores numbers of this type.
+/// Opens the device with this number and this number type.
 ///
 /// # Panics
 /// If there is no such device.
@@ -102,7 +102,7 @@ pub fn with_source(dtype: Dtype, file: &str, text: String) -> Cuda {
     builder.build().expect("the stand-in has a device")
 }
 
-/// Opens a device that stores numbers of this type, and compiles its kernels anew.
+/// Opens a device with this number type, and recompiles the kernels.
 ///
 /// # Panics
 /// If there is no device.

@@ -1,4 +1,4 @@
-//! CUDA devices that are connected by NCCL, on the stand-ins.
+//! CUDA devices connected by NCCL, on the stand-ins.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use dflop_testing::TestBackend;
 
 use crate::cuda::{numbered, search_path, stand_in, with_late_loads};
 
-/// Backend of suites: a device for each rank, connected by NCCL.
+/// Suite backend: a device for each rank, connected by NCCL.
 #[derive(Debug)]
 pub struct OnNccl;
 

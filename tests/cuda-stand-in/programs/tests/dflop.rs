@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::command::{Run, command, text};
 use crate::config::{Job, loss_bits, losses};
 
-/// Runs a command whose libraries of CUDA are in a directory.
+/// Runs a command with the CUDA libraries in a directory.
 fn on(libraries: &Path, command: &mut Command) -> Run {
     command.env("DFLOP_CUDA_LIBRARY_PATH", libraries).env("LD_LIBRARY_PATH", libraries);
     command.output().expect("the command starts").into()
@@ -47,8 +47,8 @@ fn operations(log: &str) -> Vec<(&str, &str)> {
     lines.filter_map(|(_, text)| text.split_once(" runs ")).collect()
 }
 
-/// The order of work on a device whose streams run beside each other. Kernels are slow here, so that the host
-/// takes little time beside them, as with a large model: what is shown is what waits for what.
+/// Checks the work order on a device with concurrent streams. Kernels are slow here, so that the host time is
+/// small, as with a large model: the log shows what waits for what.
 #[test]
 fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_kernel() {
     const STEPS: usize = 6;
@@ -113,7 +113,7 @@ fn a_state_that_is_saved_ahead_of_the_next_step_goes_on_with_the_same_bits() {
     }
 }
 
-/// Lets ranks in processes of their own share the device of the stand-in.
+/// Lets ranks in separate processes share the stand-in's device.
 fn connected(command: &mut Command) -> &mut Command {
     command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_NCCL_SHARES_DEVICES", "1");
     command.env("CUDA_STAND_IN_NCCL_VERSION", "23007")
@@ -143,7 +143,7 @@ fn a_rank_that_fails_over_nccl_ends_the_command_with_the_cause() {
     let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
     let job = Job::with(&[("[parallel]\n", OVER_NCCL)]);
     let mut command = job.command(&[]);
-    // the second operation of the receiver of a lane fails in the system
+    // the second receive operation on a lane fails in the system
     let run = on(&libraries, connected(&mut command).env("CUDA_STAND_IN_NCCL_FAULTS", "error:1:2:2"));
     assert_eq!(run.status, Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("NCCL failed") || run.stderr.contains("nccl"), "{}", run.stderr);

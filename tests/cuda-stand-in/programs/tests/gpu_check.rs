@@ -1,9 +1,9 @@
-//! The script `run.sh` from start to end on the stand-ins of the CUDA libraries.
+//! Runs the script `run.sh` from start to end on the CUDA stand-ins.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Rows of the table.
+/// Table rows.
 const PARTS: [&str; 24] = [
     "device",
     "operations",
@@ -31,10 +31,10 @@ const PARTS: [&str; 24] = [
     "dflop.torch",
 ];
 
-/// What a run of the script left.
+/// Result of a script run.
 struct Run {
     status: i32,
-    /// Name and status of every row of the table.
+    /// Name and status in every table row.
     rows: Vec<(String, String)>,
     /// Everything that was printed.
     output: String,
@@ -47,7 +47,7 @@ impl Run {
     }
 }
 
-/// Runs the script; `None` where there is no compiler for the stand-ins.
+/// Runs the script; `None` if there is no compiler for the stand-ins.
 fn run(variables: &[(&str, &str)]) -> Option<Run> {
     let libraries = dflop_cuda_stand_in::library_dir()?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../benches/gpu/run.sh");
@@ -105,7 +105,7 @@ fn a_run_without_time_left_fails_with_the_whole_table() {
 
 #[test]
 fn a_part_that_fails_fails_the_run_and_the_others_still_run() {
-    // `add` is a kernel of operations and of models
+    // `add` is a kernel in operations and in models
     let Some(run) = run(&[("CUDA_STAND_IN_FAIL_LAUNCH", "add:1")]) else { return };
     assert_eq!(run.status, 1, "{}", run.output);
     assert_eq!(run.rows.len(), PARTS.len(), "{}", run.output);

@@ -1,4 +1,4 @@
-//! Programs that use CUDA devices, on the stand-ins: the command, and the checks of `benches/gpu`.
+//! Programs that use CUDA devices, on the stand-ins: the command, and the checks in `benches/gpu`.
 
 #[allow(dead_code, reason = "tests of the command without CUDA devices use all of it")]
 #[path = "../../../../bindings/cli/tests/cli/command.rs"]

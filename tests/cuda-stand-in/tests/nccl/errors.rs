@@ -188,7 +188,7 @@ fn an_error_of_the_device_ends_its_operations_and_is_one_of_the_communicator() {
             both.wait();
             return assert_eq!(rank.comm.abort(), SUCCESS);
         }
-        // behind the receive, a load would wait for it
+        // after the receive, a load would wait for it
         let nothing = kernel_of(&rank.context, NOTHING, "nothing");
         rank.issue(Operation::Recv(at(&x), 1, FLOAT32, 1));
         let second = rank.context.new_stream().unwrap();

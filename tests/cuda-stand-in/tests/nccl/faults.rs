@@ -8,7 +8,7 @@ use crate::support::cuda;
 use dflop_cuda_stand_in::NcclFault;
 use std::{thread, time::Duration};
 
-/// Sums twice on each of two ranks, of which rank 1 has a fault at the second sum; returns the asynchronous
+/// Sums twice on each of two ranks, where rank 1 has a fault in the second sum; returns the asynchronous
 /// errors.
 fn errors_of_second_sum(fault: NcclFault) -> Option<Vec<i32>> {
     let cuda = threaded(2)?;

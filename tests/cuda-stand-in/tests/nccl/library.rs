@@ -1,4 +1,4 @@
-//! The functions of the communication library.
+//! Communication library functions.
 #![expect(unsafe_code, reason = "calls of a shared library")]
 
 use dflop_cuda_stand_in::{StandIn, library_dir};
@@ -20,7 +20,7 @@ pub(crate) const REMOTE_ERROR: c_int = 6;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UniqueId([u8; 128]);
 
-/// A handle of a communicator.
+/// A communicator handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(usize);
 
@@ -63,7 +63,7 @@ fn functions() -> &'static Functions {
     LOADED.get_or_init(|| {
         StandIn::load().expect("the test has a stand-in");
         let path = library_dir().expect("the test has a stand-in").join("libnccl.so.2");
-        // SAFETY: the library is loaded already, and the types are those of NCCL's documentation.
+        // SAFETY: the library is loaded already, and the types match the NCCL documentation.
         unsafe {
             let file = File::new(path).expect("the library is loaded");
             let functions = Functions {
@@ -95,7 +95,7 @@ fn functions() -> &'static Functions {
     })
 }
 
-/// One operation, as a call gives it. Addresses need not be valid: that is what some tests are about.
+/// An operation, as a call describes it. Addresses need not be valid: some tests are about invalid addresses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Operation {
     AllReduce(u64, u64, usize, c_int, c_int),
@@ -134,9 +134,9 @@ pub(crate) fn issue(operation: Operation, Handle(handle): Handle, stream: usize)
     }
 }
 
-/// Runs calls in a group; returns the result of its end.
+/// Runs calls in a group; returns the result at the group end.
 pub(crate) fn group(calls: impl FnOnce()) -> c_int {
-    // SAFETY: the functions take nothing.
+    // SAFETY: the functions have no parameters.
     unsafe {
         assert_eq!((functions().group_start)(), SUCCESS);
         calls();
@@ -168,16 +168,16 @@ impl UniqueId {
     }
 }
 
-/// Makes the communicator of one rank.
+/// Creates the communicator for a rank.
 pub(crate) fn init(ranks: c_int, id: UniqueId, rank: c_int) -> Result<Handle, c_int> {
     let mut handle = 0;
-    // SAFETY: the function writes the handle, and takes no configuration.
+    // SAFETY: the function writes the handle, and requires no configuration.
     let result = unsafe { (functions().init)(&raw mut handle, ranks, id, rank, ptr::null()) };
     if result == SUCCESS { Ok(Handle(handle)) } else { Err(result) }
 }
 
-/// Makes the communicators of all ranks on this host thread, in one group. `bind` makes the context of a rank
-/// current.
+/// Creates the communicators for all ranks on this host thread, in a single group. `bind` makes a rank's
+/// context current.
 pub(crate) fn init_all(ranks: usize, bind: impl Fn(usize)) -> Vec<Handle> {
     let id = unique_id();
     let mut handles = vec![0; ranks];
@@ -197,10 +197,10 @@ pub(crate) fn init_all(ranks: usize, bind: impl Fn(usize)) -> Vec<Handle> {
 impl Handle {
     pub(crate) const NULL: Self = Self(0);
 
-    /// The new communicator, or the null one for a color of -1.
+    /// The new communicator, or the null communicator for a color of -1.
     pub(crate) fn split(self, color: c_int, key: c_int) -> Result<Self, c_int> {
         let mut handle = 0;
-        // SAFETY: the function writes the handle, and takes no configuration.
+        // SAFETY: the function writes the handle, and requires no configuration.
         let result = unsafe { (functions().split)(self.0, color, key, &raw mut handle, ptr::null()) };
         if result == SUCCESS { Ok(Self(handle)) } else { Err(result) }
     }

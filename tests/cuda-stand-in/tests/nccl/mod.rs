@@ -1,4 +1,4 @@
-//! Ranks that communicate through the stand-in of NCCL.
+//! Ranks that communicate through the NCCL stand-in.
 
 mod errors;
 mod faults;

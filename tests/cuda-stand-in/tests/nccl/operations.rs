@@ -98,7 +98,7 @@ fn collectives_work_in_place() {
     });
 }
 
-/// Sums two values of each rank on all ranks; the results are those of all ranks.
+/// Sums two values per rank over all ranks; returns the results on all ranks.
 fn sums<T>(values: [[T; 2]; RANKS], data_type: i32, reduction: i32) -> Vec<T>
 where
     T: DeviceRepr + Default + Copy + PartialEq + Debug + Send + Sync,
@@ -148,7 +148,7 @@ fn one_rank_works_by_itself_on_lazy_streams() {
     });
     assert_eq!(result, SUCCESS);
     assert_eq!((rank.download(&y), rank.download(&z)), (vec![1.0, 2.0], vec![1.0, 2.0]));
-    // A later operation on another stream comes after the earlier one.
+    // A later operation on a different stream comes after the earlier operation.
     let other = rank.context.new_stream().unwrap();
     rank.issue(Operation::AllReduce(at(&x), at(&y), 2, FLOAT32, SUM));
     rank.issue_on(&other, Operation::AllReduce(at(&y), at(&z), 2, FLOAT32, SUM));
@@ -176,7 +176,7 @@ fn a_split_makes_communicators_by_color_and_key() {
         let sum = Operation::AllReduce(at(&x), at(&x), 1, FLOAT32, SUM);
         assert_eq!(issue(sum, part, stream_of(&rank.stream)), SUCCESS);
         assert_eq!(rank.download(&x), [if color == 0 { 4.0 } else { 2.0 }]);
-        // In any order: here before its parent, on one rank.
+        // In any order: here before the parent, on one rank.
         assert_eq!(part.destroy(), SUCCESS);
     });
     let launches = cuda.nccl().launches();

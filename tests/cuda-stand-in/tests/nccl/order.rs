@@ -1,4 +1,4 @@
-//! The order of operations: groups, streams, and what waits for what.
+//! Operation order: groups, streams, and what waits for what.
 
 use super::{
     library::{Operation, SUCCESS, group, init_all, issue},
@@ -13,7 +13,7 @@ fn is_done(stream: &CudaStream) -> bool {
     stream.record_event(None).unwrap().is_complete()
 }
 
-/// Whether a stream becomes idle in a time in which it should, if it can.
+/// Returns whether a stream becomes idle in due time, if it can.
 fn ends(stream: &CudaStream) -> bool {
     let event = stream.record_event(None).unwrap();
     becomes(|| event.is_complete())
@@ -26,7 +26,7 @@ fn receive_ahead(rank: &Rank, comms: [super::library::Handle; 2]) -> [std::sync:
     let y = rank.buffer::<f32>(1);
     rank.stream.synchronize().unwrap();
     let streams = [rank.context.new_stream().unwrap(), rank.context.new_stream().unwrap()];
-    // The communicator of a direction: of this rank's sends is the one of its number.
+    // The communicator for a direction: this rank's sends use the communicator with the rank's number.
     let (sends, receives) = (comms[rank.rank], comms[1 - rank.rank]);
     let recv = Operation::Recv(at(&y), 1, FLOAT32, peer);
     assert_eq!(issue(recv, receives, stream_of(&streams[0])), SUCCESS);
@@ -77,7 +77,7 @@ fn streams_of_one_hardware_queue_hold_each_other_up() {
         let streams = [rank.context.new_stream().unwrap(), rank.context.new_stream().unwrap()];
         let recv = Operation::Recv(at(&y), 1, FLOAT32, peer);
         assert_eq!(issue(recv, receives, stream_of(&streams[0])), SUCCESS);
-        // The wait for the receive is before the send in the queue, although it is of another stream.
+        // The wait for the receive is before the send in the queue, although it is on a different stream.
         let received = streams[0].record_event(None).unwrap();
         let send = Operation::Send(at(&x), 1, FLOAT32, peer);
         assert_eq!(issue(send, sends, stream_of(&streams[1])), SUCCESS);

@@ -27,7 +27,7 @@ fn sum_and_exchange(rank: &Rank) {
     assert_eq!(rank.download(&x), vec![3.0; LENGTH]);
 }
 
-/// Runs in a process of its own, with the variables that the tests below set.
+/// Runs in a separate process, with the variables that the tests below set.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {

@@ -1,4 +1,4 @@
-//! Mistakes in the use of the library.
+//! Mistakes in library use.
 
 use super::{
     library::{
@@ -11,7 +11,7 @@ use crate::support::{ILLEGAL_ADDRESS, code, cuda, raw};
 use cudarc::driver::CudaContext;
 use std::thread;
 
-/// The result of an operation of a rank, with the text of its failure.
+/// Operation result on a rank, with the failure text.
 fn failure(rank: &Rank, operation: Operation) -> (i32, String) {
     (issue(operation, rank.comm, stream_of(&rank.stream)), rank.comm.last_error())
 }

@@ -1,4 +1,4 @@
-//! Ranks that are threads of this process, each with a device of its own.
+//! Ranks that are threads in this process, each with a separate device.
 
 use super::library::{Handle, Operation, SUCCESS, UniqueId, init, issue, unique_id};
 use crate::support::{Cuda, cuda, raw};
@@ -36,7 +36,7 @@ impl Gate {
     }
 }
 
-/// One rank, on the thread that made it.
+/// A rank, on the thread that created it.
 #[expect(clippy::struct_field_names, reason = "NCCL's word")]
 pub(crate) struct Rank {
     pub(crate) rank: usize,
@@ -53,7 +53,7 @@ pub(crate) fn threaded(ranks: usize) -> Option<Cuda> {
     Some(cuda)
 }
 
-/// Runs a function on each rank of a communicator, and destroys what it leaves.
+/// Runs a function on each rank in a communicator, and destroys the leftovers.
 pub(crate) fn run_ranks<T: Send>(ranks: usize, run: impl Fn(&Rank) -> T + Sync) -> Vec<T> {
     let id = unique_id();
     let run = &run;

@@ -20,7 +20,7 @@ use std::{
 pub(crate) struct Cuda {
     pub(crate) control: &'static StandIn,
     pub(crate) context: Arc<CudaContext>,
-    /// Settings hold for the process, so tests of one process take turns.
+    /// Settings are process-wide, so tests in the same process take turns.
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn cuda() -> Option<Cuda> {
 
 pub(crate) const OPTIONS: [&str; 2] = ["--gpu-architecture=sm_90a", "--std=c++17"];
 
-/// Compiles and loads one kernel.
+/// Compiles and loads a kernel.
 pub(crate) fn kernel(cuda: &Cuda, source: &str, name: &str) -> CudaFunction {
     kernel_of(&cuda.context, source, name)
 }
@@ -61,7 +61,7 @@ pub(crate) fn grid(blocks: u32, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// The code of a driver error.
+/// Driver error code.
 pub(crate) fn code<T>(result: Result<T, DriverError>) -> u32 {
     result.map_or_else(|error| error.0 as u32, |_| 0)
 }

@@ -1,4 +1,4 @@
-//! Vectors of numbers of either type.
+//! Vectors with numbers in either type.
 
 use cudarc::driver::{CudaSlice, CudaStream};
 use std::sync::Arc;

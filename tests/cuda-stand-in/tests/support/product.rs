@@ -138,7 +138,7 @@ impl Product {
         set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (&raw const aux_leading).cast(), 8);
         let preference = result::create_matmul_pref().unwrap();
         let bytes = workspace.num_bytes();
-        // SAFETY: all objects live until they are destroyed below, and the pointers are those of the test.
+        // SAFETY: all objects live until they are destroyed below, and the pointers belong to the test.
         unsafe {
             result::set_matmul_pref_attribute(
                 preference,

@@ -1,4 +1,4 @@
-//! Calls of CUDA that are not safe: their arguments must be valid, or be the subject of a test.
+//! Unsafe CUDA calls: arguments must be valid, or be the subject of a test.
 #![expect(unsafe_code, reason = "calls of CUDA")]
 
 use cudarc::{
@@ -65,28 +65,29 @@ unsafe fn cubin(program: sys::nvrtcProgram) -> Vec<u8> {
     }
 }
 
-/// Turns off the events by which cudarc orders streams: the tests order them, or leave that out on purpose.
+/// Turns off the events by which cudarc orders streams: the tests order streams themselves, or deliberately
+/// do not.
 pub(crate) fn without_event_tracking(context: &CudaContext) {
     // SAFETY: no buffer exists yet.
     unsafe { context.disable_event_tracking() };
 }
 
-/// A buffer that holds what new memory holds.
+/// A buffer with the contents of new memory.
 pub(crate) fn alloc<T: DeviceRepr>(
     stream: &Arc<CudaStream>,
     length: usize,
 ) -> Result<CudaSlice<T>, DriverError> {
-    // SAFETY: tests read only types of which every pattern of bits is a value.
+    // SAFETY: tests read only types for which every bit pattern is a value.
     unsafe { stream.alloc(length) }
 }
 
 pub(crate) fn release(address: u64, stream: &CudaStream) {
-    // SAFETY: the address is that of a buffer that its owner has leaked.
+    // SAFETY: the address belongs to a buffer that its owner has leaked.
     unsafe { driver::free_async(address, stream.cu_stream()) }.expect("the buffer was in use");
 }
 
 pub(crate) fn copy_up(address: u64, host: &[u8], stream: &CudaStream) -> Result<(), DriverError> {
-    // SAFETY: the address is what the test is about.
+    // SAFETY: the test is about this address.
     unsafe { driver::memcpy_htod_async(address, host, stream.cu_stream()) }
 }
 
@@ -95,9 +96,9 @@ pub(crate) fn page_locked(context: &Arc<CudaContext>, length: usize) -> PinnedHo
     unsafe { context.alloc_pinned(length) }.expect("there is memory")
 }
 
-/// Writes to page-locked memory whatever is under way.
+/// Writes to page-locked memory regardless of work under way.
 pub(crate) fn overwrite(host: *mut f32, value: f32) {
-    // SAFETY: the memory is allocated; that a copy is under way is what the test is about.
+    // SAFETY: the memory is allocated; the test is about the copy under way.
     unsafe { *host = value };
 }
 
@@ -145,7 +146,7 @@ pub(crate) fn host_function(stream: &CudaStream, run: impl FnOnce() + Send + 'st
         .expect("the stream works");
 }
 
-/// The threads of streams of this process.
+/// Number of stream threads in this process.
 pub(crate) fn stream_threads() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").expect("the system lists threads");
     let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
@@ -154,7 +155,7 @@ pub(crate) fn stream_threads() -> usize {
 
 /// Runs a launch with the arguments that the test has given.
 pub(crate) fn run_launch(launch: &mut LaunchArgs<'_>, config: LaunchConfig) -> Result<(), DriverError> {
-    // SAFETY: the test's kernel takes these arguments, or is about what happens if not.
+    // SAFETY: the test's kernel has these parameters, or the test is about a mismatch.
     unsafe { launch.launch(config) }.map(|_| ())
 }
 

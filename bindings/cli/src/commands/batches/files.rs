@@ -14,7 +14,7 @@ use crate::output::place_file;
 /// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in an existing directory. Writes
 /// nothing if there are no tensors, because no sample is left and there is no length to pad to.
 ///
-/// The rest is metadata of the file, numbers as decimal text: `step, microbatch, sample_keys` (a JSON list),
+/// The rest is file metadata, numbers as decimal text: `step, microbatch, sample_keys` (a JSON list),
 /// `tokens, target_tokens, padding_tokens, loss_scale, cu_seqlens` (a JSON list), `max_seqlen`. Equal
 /// microbatches give equal bytes.
 pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch) -> Result<(), Failure> {
@@ -40,8 +40,8 @@ pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch)
 /// random.
 ///
 /// # Source
-/// The format: safetensors, "Format" in its README: the length of the header as 8 bytes, the header as JSON
-/// padded with spaces, and the tensors without gaps.
+/// The format: safetensors, "Format" in its README: the header length as 8 bytes, the header as JSON padded
+/// with spaces, and the tensors without gaps.
 fn write_tensors(
     file: &mut impl Write,
     metadata: &BTreeMap<&str, String>,
@@ -64,7 +64,7 @@ fn write_tensors(
     ordered.iter().try_for_each(|(tensor, ..)| write_values(file, &tensor.values))
 }
 
-/// Returns a tensor with the name and the size of its elements.
+/// Returns a tensor with the element type name and size.
 fn described(tensor: &NamedTensor) -> (&NamedTensor, &'static str, usize) {
     match tensor.values {
         TensorValues::I64(_) => (tensor, "I64", 8),

@@ -26,7 +26,7 @@ use crate::output::{Output, runtime, write_json};
 /// Number of token ids that a line shows.
 const FIRST_IDS: usize = 16;
 
-/// Prepare samples for a model and print the tensors of every microbatch of a rank.
+/// Prepare samples for a model and print the tensors in every microbatch on a rank.
 ///
 /// Images and audio become the tensors of the model's processor. The last line accounts for the samples that
 /// were skipped, truncated or dropped.
@@ -36,7 +36,7 @@ pub(crate) struct BatchesArgs {
     data: MixtureArgs,
     #[command(flatten)]
     plan: StepPlanArgs,
-    /// Tokenizer of the model: `tokenizer.json`, or the directory that holds it.
+    /// Model tokenizer: `tokenizer.json`, or the directory that holds it.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
     #[command(flatten)]
@@ -46,41 +46,41 @@ pub(crate) struct BatchesArgs {
     rank: usize,
     #[command(flatten)]
     resume: ResumeArgs,
-    /// First step [default: 0, or the step of the resumed state].
+    /// First step [default: 0, or the step in the resumed state].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
     /// Number of steps.
     #[arg(long, value_name = "K", default_value_t = 1)]
     steps: u64,
-    /// Arrangement of the samples of a microbatch in tensors.
+    /// Arrangement of a microbatch's samples in tensors.
     #[arg(long, value_enum, default_value_t = LayoutArg::Packed)]
     layout: LayoutArg,
-    /// Treatment of a sample of more tokens than `--tokens-max`.
+    /// Treatment of a sample with more tokens than `--tokens-max`.
     #[arg(long, value_enum, default_value_t = LongArg::Error)]
     long_sample: LongArg,
     #[command(flatten)]
     strict: StrictArgs,
-    /// Count the tokens of images and audio by the model's token rule, and make no tensors of them.
+    /// Count image and audio tokens by the model's token rule, and prepare no image or audio tensors.
     #[arg(long)]
     counted_media: bool,
-    /// Also write the tensors of every microbatch to this directory, as `step-TTTTTTTT-MMM.safetensors`.
+    /// Also write the tensors for every microbatch to this directory, as `step-TTTTTTTT-MMM.safetensors`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Print one JSON object per line.
+    /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
-    /// Print all values of integer tensors, with `--json`.
+    /// Print all values in integer tensors, with `--json`.
     #[arg(long, requires = "json")]
     values: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LayoutArg {
-    /// One row of all samples, one after another, with `cu_seqlens`.
+    /// All samples in a single row, without gaps, with `cu_seqlens`.
     Packed,
-    /// One row per sample, padding after it.
+    /// A row per sample, with padding at the end.
     Padded,
-    /// One row per sample, padding before it.
+    /// A row per sample, with padding at the start.
     PaddedLeft,
 }
 
@@ -88,7 +88,7 @@ enum LayoutArg {
 enum LongArg {
     /// Skip the sample as bad.
     Error,
-    /// Truncate its text from the end, never its media.
+    /// Truncate the text from the end, never the media.
     Truncate,
     /// Leave the sample out and list it.
     Drop,

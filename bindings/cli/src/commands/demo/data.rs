@@ -1,6 +1,6 @@
-//! Writes a small multimodal dataset of synthetic samples, in the WebDataset layout.
+//! Writes a small multimodal dataset with synthetic samples, in the WebDataset layout.
 //!
-//! The same seed gives the same bytes for any number of threads.
+//! A seed gives the same bytes for any number of threads.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -14,17 +14,17 @@ use dflop_synthetic::{Field, Rng, make_sample};
 use crate::failure::Failure;
 use crate::output::place_file;
 
-/// Maximum number of shards of a dataset.
+/// Maximum number of shards in a dataset.
 const SHARDS_MAX: usize = 8;
 
-/// Shards that were written, and their size.
+/// Written shards with paths and size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DemoData {
-    /// Paths of the shards, in order.
+    /// Shard paths, in order.
     pub(super) shards: Vec<PathBuf>,
     /// Number of samples in all shards.
     pub(super) samples: u64,
-    /// Size of all shards.
+    /// Size of all shards in bytes.
     pub(super) bytes: u64,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn write_demo_data(
     Ok(DemoData { shards, samples: samples as u64, bytes: bytes.iter().sum() })
 }
 
-/// Returns the samples of each shard, as even as possible.
+/// Returns the sample range for each shard, as even as possible.
 fn cut(samples: usize) -> Vec<Range<usize>> {
     let shards = samples.min(SHARDS_MAX);
     (0..shards).map(|shard| samples * shard / shards..samples * (shard + 1) / shards).collect()
@@ -62,7 +62,7 @@ fn write_shards(
     seed: u64,
     progress: &dyn Progress,
 ) -> Result<Vec<(PathBuf, u64)>, Failure> {
-    // Threads take shards from a counter, because shards differ in cost.
+    // Threads pick shards by a counter, because shards differ in cost.
     let next = AtomicUsize::new(0);
     let work = || {
         let mut written = Vec::new();
@@ -85,13 +85,13 @@ fn write_shards(
     Ok(written)
 }
 
-/// Writes the samples of a range to a tar file and returns its size.
+/// Writes a sample range to a tar file and returns the file size.
 ///
-/// The file appears under its name only once it is complete. Times and owners are zero, so that equal samples
-/// make equal files.
+/// The file appears under its name only when complete. Times and owners are zero, so that equal samples give
+/// equal files.
 ///
 /// # Errors
-/// If the file cannot be written, or an encoder refuses its input.
+/// If the file cannot be written, or an encoder rejects an input.
 fn write_shard(
     path: &Path,
     samples: Range<usize>,

@@ -27,16 +27,16 @@ use crate::output::{Output, format_bytes, runtime, write_json};
 use crate::progress::{Bars, bar};
 use crate::report::write_report;
 
-/// Samples of the dataset, a multiple of the global batch.
+/// Number of samples in the dataset, a multiple of the global batch.
 const SAMPLES: usize = 512;
 const GLOBAL_BATCH: u64 = 128;
 const DP_SIZE: usize = 4;
 const MICROBATCHES: usize = 8;
-/// Pipeline stages of vision encoder, audio encoder and LLM.
+/// Number of pipeline stages for the vision encoder, the audio encoder and the LLM.
 const STAGES: [usize; 3] = [1, 1, 4];
 const MODEL: &str = "omni-7b";
 const DEVICE: &str = "h100";
-/// Search effort per step in work units: tens of milliseconds, overlapped with a step of seconds.
+/// Search effort per step in work units: tens of milliseconds, overlapped with a step that takes seconds.
 const WORK: u64 = 200_000;
 
 /// Create a small multimodal dataset, index, plan, stream and balance it, train on it, and write a report.
@@ -45,12 +45,12 @@ pub(crate) struct DemoArgs {
     /// Directory for the dataset and the report.
     #[arg(long, value_name = "DIR", default_value = "dflop-demo")]
     out: PathBuf,
-    /// Seed of the dataset and of its order.
+    /// Seed for the dataset and the sample order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     report: SampleReportArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -59,32 +59,32 @@ pub(crate) struct DemoArgs {
 struct DemoReport {
     steps: u64,
     samples: u64,
-    /// Mean measured step of the small model that is trained.
+    /// Mean measured step time for the small model that is trained.
     data_blind_seconds: f64,
     /// Mean measured step.
     balanced_seconds: f64,
-    /// Ratio of the measured steps.
+    /// Measured step time ratio.
     speedup: f64,
     is_simulated: bool,
-    /// Mean step by the CPU time of its passes, as if every rank had a core to itself.
+    /// Mean step by CPU pass time, as if every rank had a core to itself.
     cpu_data_blind_seconds: f64,
-    /// The same of balanced steps.
+    /// Mean balanced step by CPU pass time.
     cpu_balanced_seconds: f64,
-    /// Median ratio over pairs of steps on the same batch.
+    /// Median ratio over step pairs on the same batch.
     cpu_speedup: f64,
     /// Tenth and ninetieth percentile of these ratios.
     cpu_speedup_range: [f64; 2],
-    /// Wall time of the passes over their time by CPU.
+    /// Pass wall time over pass CPU time.
     busy_factor: f64,
     /// Whether other work on the machine leaves the measured steps without meaning.
     is_machine_busy: bool,
-    /// Timed steps of each strategy.
+    /// Number of timed steps per strategy.
     trained_steps: u64,
     first_loss: f64,
     last_loss: f64,
-    /// Largest relative difference of the losses of both strategies at the same step.
+    /// Largest relative difference between the losses with both strategies at the same step.
     loss_difference: f64,
-    /// Mean simulated step of a large model on the demo's data.
+    /// Mean simulated step for a large model on the demo data.
     simulated_data_blind_seconds: f64,
     /// Mean simulated step.
     simulated_balanced_seconds: f64,
@@ -205,7 +205,7 @@ fn planner(data: &DemoData, seed: u64) -> Result<StepPlanner, Failure> {
     Ok(builder.build()?)
 }
 
-/// Runs the loader of every rank, one after another; returns samples and seconds.
+/// Runs the loaders for all ranks in turn; returns samples and seconds.
 fn stream_all_ranks(planner: &StepPlanner, steps: u64) -> Result<(u64, f64), Failure> {
     let started = Instant::now();
     let bar = bar("streaming", Some(planner.index().len()));

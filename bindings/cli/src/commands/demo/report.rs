@@ -1,4 +1,4 @@
-//! Fills the report of `dflop demo`: simulated steps of a large model, measured steps of a small one.
+//! Fills the `dflop demo` report: simulated steps for a large model, measured steps for a small model.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
@@ -62,7 +62,7 @@ pub(super) fn report(
     Ok(report)
 }
 
-/// Returns what was measured of the small model, by CPU time, which other work on the machine changes little.
+/// Returns the measurement of the small model, by CPU time, which other work on the machine changes little.
 fn measured(trained: &Trained) -> Verdict {
     let CpuTimes { data_blind_seconds, balanced_seconds, speedup, speedup_range: [low, high], .. } =
         trained.by_cpu;

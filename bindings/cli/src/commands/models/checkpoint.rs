@@ -1,4 +1,4 @@
-//! Explains one model: what is read of it, its parameters, the tokens of example media, and its level.
+//! Explains a model: the files read, the parameters, the tokens for example media, and the support level.
 
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, VideoShape};
 use dflop_loader::model::directory_of;
@@ -8,12 +8,12 @@ use super::level::{Support, support_of};
 use super::versions::transformers_of;
 use crate::failure::Failure;
 
-/// Explanation of a model.
+/// Model explanation.
 #[derive(Debug, Serialize)]
 pub(super) struct CheckpointReport {
     pub(super) model: String,
     pub(super) family: String,
-    /// Files that were read; the word `preset` in place of files.
+    /// Files that were read; the word `preset` for a preset.
     pub(super) files: Vec<String>,
     pub(super) parameters: u64,
     /// Parameters that a token goes through: without the experts that it is not routed to.
@@ -25,14 +25,14 @@ pub(super) struct CheckpointReport {
     pub(super) transformers: Option<&'static str>,
 }
 
-/// Parameters of a module, its projector included.
+/// Number of parameters in a module, projector included.
 #[derive(Debug, Serialize)]
 pub(super) struct ModuleParameters {
     pub(super) module: Module,
     pub(super) parameters: u64,
 }
 
-/// Tokens of an example medium.
+/// Token count for an example medium.
 #[derive(Debug, Serialize)]
 pub(super) struct Example {
     pub(super) medium: &'static str,
@@ -41,7 +41,7 @@ pub(super) struct Example {
     pub(super) refused: Option<String>,
 }
 
-/// - `names`: of the model, by which its files are found
+/// - `names`: model names, by which the files are found
 pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<CheckpointReport, Failure> {
     let mut files = Vec::new();
     let mut config = None;
@@ -72,7 +72,7 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
     })
 }
 
-/// Counts the tokens of example media, of the kinds that the model has encoders for.
+/// Counts the tokens for example media, for each kind that the model has an encoder for.
 fn examples(spec: &ModelSpec) -> Vec<Example> {
     let mut examples = Vec::new();
     let mut add = |medium, shape: SampleShape| {

@@ -1,4 +1,4 @@
-//! Lists the built-in families with their levels.
+//! Lists the built-in families with support levels.
 
 use dflop_costmodel::config::{DESCRIBED, Documents, PartialModelSpec};
 use dflop_costmodel::{ModelFamilies, ModelFamily, ModelSpec};
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use super::level::{Level, Support, support_of};
 use super::versions::transformers_of;
 
-/// What is known of a family.
+/// Support facts for a family.
 #[derive(Debug, Serialize)]
 pub(super) struct FamilyRow {
-    /// Id of the family.
+    /// Family id.
     pub(super) family: String,
-    /// Values of `model_type` of its checkpoints.
+    /// `model_type` values in the family's checkpoints.
     pub(super) model_types: Vec<String>,
     pub(super) presets: Vec<&'static str>,
     #[serde(flatten)]
@@ -22,7 +22,7 @@ pub(super) struct FamilyRow {
     pub(super) transformers: Option<&'static str>,
 }
 
-/// Returns all families, in the order of their ids.
+/// Returns all families, ordered by id.
 pub(super) fn family_rows() -> Vec<FamilyRow> {
     let families = ModelFamilies::default();
     let mut rows: Vec<FamilyRow> =
@@ -41,7 +41,8 @@ fn row(family: &dyn ModelFamily) -> FamilyRow {
     }
 }
 
-/// Returns the support of the family's best supported model, of its presets and of checkpoints with defaults.
+/// Returns the support for the best supported model in the family, among presets and checkpoints with
+/// defaults.
 fn best_support(family: &dyn ModelFamily) -> Support {
     let of_presets = family.presets().iter().filter_map(|preset| ModelSpec::preset(preset.name).ok());
     let of_defaults = family.model_types().iter().filter_map(|model_type| with_defaults(model_type));
@@ -52,8 +53,8 @@ fn best_support(family: &dyn ModelFamily) -> Support {
     found.min_by_key(|support| support.lacks.len()).unwrap_or_else(|| Support::new(unknown()))
 }
 
-/// Fields that a `config.json` needs in addition to its type, as a published one has them: there is no
-/// default, or the defaults do not fit each other.
+/// Fields that a `config.json` needs in addition to the type, with published values: there is no default, or
+/// the defaults do not fit each other.
 const PUBLISHED: [(&str, &str); 5] = [
     ("deepseek_v2", r#"{"num_experts_per_tok": 6}"#),
     ("glm4_moe", r#"{"head_dim": 128}"#),
@@ -62,8 +63,8 @@ const PUBLISHED: [(&str, &str); 5] = [
     ("qwen3_omni_moe_text", r#"{"num_attention_heads": 32, "head_dim": 128}"#),
 ];
 
-/// Returns the model of a checkpoint whose `config.json` has a type and nothing else but what it must have;
-/// an encoder is joined with a language model, as which it cannot be read back from one file.
+/// Returns the model for a checkpoint whose `config.json` has a type and only the required fields; an encoder
+/// is joined with a language model, and a joined model cannot be read back from one file.
 fn with_defaults(model_type: &str) -> Option<(ModelSpec, Option<Value>)> {
     let mut config = json!({ "model_type": model_type });
     if let Some((_, fields)) = PUBLISHED.iter().find(|(name, _)| *name == model_type) {
@@ -97,7 +98,7 @@ mod tests {
         {
             assert_eq!(levels(family), "cost, plan, inputs, train", "{family}");
         }
-        // The planner wants an encoder.
+        // The planner requires an encoder.
         for family in ["llama", "qwen3_moe", "mixtral"] {
             assert_eq!(levels(family), "cost, inputs, train", "{family}");
         }
@@ -109,7 +110,7 @@ mod tests {
         }
         assert_eq!(levels("qwen3_omni_moe"), "cost, plan, inputs");
         assert_eq!(levels("llava_onevision_1_5"), "cost, plan");
-        // Its text is prepared by the tokenizer alone, but no blocks have its names.
+        // The tokenizer is enough to prepare text, but no blocks have these names.
         assert_eq!(levels("internlm2"), "cost, inputs");
         assert_eq!(levels("described"), "");
     }

@@ -1,4 +1,4 @@
-//! Finds how far a model is supported, from what the crates have for its family.
+//! Finds the support level of a model, from what the crates have for the model family.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use dflop_loader::processors::ProcessorFamilies;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Level of the support of a model.
+/// Support level for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     /// Tokens are counted and costs predicted: batches are balanced. Every known model has it.
@@ -22,10 +22,10 @@ pub(super) enum Level {
     Train,
 }
 
-/// Levels that a model has, and why it lacks the others.
+/// Levels that a model has, and why it lacks the rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Support {
-    /// Last of the levels.
+    /// Last level.
     pub(super) level: Level,
     /// In ascending order.
     pub(super) levels: Vec<Level>,
@@ -66,7 +66,7 @@ impl Serialize for Level {
 }
 
 impl Support {
-    /// Collects levels: `Err` is the reason for which one is lacking.
+    /// Collects levels: `Err` is the reason why a level is missing.
     pub(super) fn new(found: impl IntoIterator<Item = (Level, Result<(), String>)>) -> Self {
         let (mut levels, mut lacks) = (vec![Level::Cost], Vec::new());
         for (level, result) in found {
@@ -84,7 +84,7 @@ impl Support {
     }
 }
 
-/// Returns the levels of a model.
+/// Returns the support levels for a model.
 ///
 /// - `config`: the `config.json`, from which blocks are made; without one, from the sizes
 pub(super) fn support_of(spec: &ModelSpec, config: Option<&Value>) -> Support {
@@ -96,7 +96,7 @@ pub(super) fn support_of(spec: &ModelSpec, config: Option<&Value>) -> Support {
     Support::new([(Level::Plan, is_planned(spec)), (Level::Inputs, inputs), (Level::Train, train)])
 }
 
-/// Asks the planner, with the times of a stated rate.
+/// Runs the planner with times from a stated rate.
 fn is_planned(spec: &ModelSpec) -> Result<(), String> {
     let device = DevicePreset::named("a100").map_err(|error| error.to_string())?;
     match ModelCostsBuilder::new(spec).device(device).build() {
@@ -122,7 +122,7 @@ fn has_inputs(spec: &ModelSpec) -> Result<(), String> {
 
 fn has_blocks(spec: &ModelSpec, config: Option<&Value>) -> Result<(), String> {
     let families = BlockFamilies::default();
-    // The decoder of a family without blocks would be a Llama, which another architecture is not.
+    // The decoder for a family without blocks would be a Llama, and a different architecture is no Llama.
     if spec.family != FamilyId::COMPOSED && families.get(spec.family).is_none() {
         return Err(format!("the executor has no blocks of `{}`", spec.family));
     }

@@ -1,4 +1,4 @@
-//! `dflop models`: lists the model families that are known, or explains one model.
+//! `dflop models`: lists the known model families, or explains a model.
 
 mod checkpoint;
 mod families;
@@ -24,7 +24,7 @@ pub(crate) struct ModelsArgs {
     /// Explain this model: a preset, the directory of a checkpoint, or a description; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -95,7 +95,7 @@ fn print_checkpoint(out: &mut Output, report: &CheckpointReport) -> Result<(), F
     Ok(())
 }
 
-/// Formats a count in groups of three digits.
+/// Formats a count in three-digit groups.
 fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let first = digits.len() % 3;

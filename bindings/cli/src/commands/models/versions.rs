@@ -1,9 +1,9 @@
 //! Versions of transformers that the families were compared with, as the recordings note them.
 //!
-//! The table is generated from `tests/golden/versions/`, which `common.run` of `tests/record/` writes
-//! (`make docs-update`).
+//! The table is generated from `tests/golden/versions/`, which `common.run` in `tests/record/` writes (`make
+//! docs-update`).
 
-/// Lines of `family,version`, in the order of families.
+/// `family,version` lines, ordered by family.
 const VERSIONS: &str = include_str!("versions.csv");
 
 /// Returns the version of transformers that a family was compared with; `None` without a recording.

@@ -22,7 +22,7 @@ use shuffle_quality::print_shuffle_quality;
 
 /// Print which samples every rank and microbatch gets, a line per step.
 ///
-/// The samples of a step do not depend on the number of ranks.
+/// The samples in a step do not depend on the number of ranks.
 #[derive(Debug, Args)]
 pub(crate) struct OrderArgs {
     #[command(flatten)]
@@ -37,10 +37,10 @@ pub(crate) struct OrderArgs {
     /// Epoch whose first sample starts step 0.
     #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
     epoch: u64,
-    /// First step [default: 0, or the step of the resumed state].
+    /// First step [default: 0, or the step in the resumed state].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
-    /// Number of steps [default: to the end of the epoch of the first step, or of a run that ends].
+    /// Number of steps [default: to the end of the first step's epoch, or to the end of a finite run].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub(crate) struct OrderArgs {
     shuffle_quality: bool,
     #[command(flatten)]
     report: SampleReportArgs,
-    /// Print one JSON object per line.
+    /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -65,7 +65,7 @@ struct OrderLine<'a> {
     keys: Vec<Vec<Vec<&'a str>>>,
     /// Sample numbers in the index, which tell equal keys apart.
     samples: Vec<Vec<Vec<u64>>>,
-    /// Number of the dataset of each sample, if there is more than one.
+    /// Dataset number for each sample, if there is more than one dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "data_sets")]
     datasets: Option<Vec<Vec<Vec<usize>>>>,
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the steps to print; without `--steps`, to the end of the run, or of the epoch if the run has no
+/// Returns the steps to print; without `--steps`, to the run's end, or to the epoch's end if the run has no
 /// end.
 fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
     let from = args.from_step.unwrap_or(planner.first_step());
@@ -109,14 +109,14 @@ fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure>
     let until = match (args.steps, planner.steps().len()) {
         (Some(steps), run_end) => {
             let until = from.checked_add(steps).ok_or_else(overflow)?;
-            // A run that ends within the range is printed to its end; a range after the end is refused when
-            // it is planned.
+            // A run that ends within the range is printed to the run's end; the planner rejects a range after
+            // the end.
             run_end.filter(|&end| from < end).map_or(until, |end| until.min(end))
         }
         (None, Some(run_end)) if from <= run_end => run_end,
         (None, _) => {
             let per_epoch = planner.steps().per_epoch();
-            // No check of the range here: planning refuses a step that the run does not have, or that is too
+            // No check of the range here: planning rejects a step that the run does not have, or that is too
             // large.
             let next = from.checked_add(1).ok_or_else(overflow)?;
             (from / per_epoch.max(1) + 1).saturating_mul(per_epoch).max(next)
@@ -142,7 +142,7 @@ fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
     }
 }
 
-/// Maps the samples of a plan, given by their places, by rank and microbatch.
+/// Maps the samples in a plan, given by plan index, by rank and microbatch.
 fn by_rank<T>(plan: &StepPlan, of: impl Fn(&u32) -> T) -> Vec<Vec<Vec<T>>> {
     let microbatch = |places: &Vec<u32>| places.iter().map(&of).collect();
     let rank = |microbatches: &Vec<Vec<u32>>| microbatches.iter().map(microbatch).collect();

@@ -1,4 +1,4 @@
-//! Fills the report of `dflop order`.
+//! Fills the `dflop order` report.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, compare_steps, verdict};
 
-/// Most steps whose mean is simulated.
+/// Maximum number of steps in the simulated mean.
 const STEPS_MAX: u64 = 50;
 
-/// Returns the report of planned steps: those of the chosen strategy beside data-blind ones.
+/// Returns the report on planned steps: the chosen strategy compared with data-blind.
 pub(super) fn report(
     args: &OrderArgs,
     planner: &StepPlanner,

@@ -12,12 +12,12 @@ use crate::output::{Output, write_json};
 #[derive(Debug, Serialize)]
 struct QualityReport {
     epoch: u64,
-    /// Quality of each dataset's own order, by the number of the dataset.
+    /// Order quality for each dataset, by dataset number.
     #[serde(rename = "data_sets")]
     datasets: Vec<ShuffleQuality>,
 }
 
-/// Measures the order of an epoch in every dataset and prints the results.
+/// Measures an epoch's order in every dataset and prints the results.
 pub(crate) fn print_shuffle_quality(
     planner: &StepPlanner,
     plan: &StepPlanArgs,

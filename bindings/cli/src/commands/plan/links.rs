@@ -1,4 +1,4 @@
-//! Reads bandwidths and latencies of links from a JSON or CSV file.
+//! Reads link bandwidths and latencies from a JSON or CSV file.
 //!
 //! JSON: `{"nvlink": {"gigabytes_per_second": 300, "latency_microseconds": 3}, "infiniband": {...}}`; or CSV
 //! with the columns `link,gigabytes_per_second,latency_microseconds`. A gigabyte is 10⁹ bytes; bandwidth is
@@ -27,7 +27,7 @@ struct LinkFields {
     latency_microseconds: f64,
 }
 
-/// A line of the CSV form.
+/// A line in the CSV form.
 #[derive(Debug, Deserialize)]
 struct Row {
     link: String,

@@ -35,21 +35,21 @@ pub(crate) use space::SpaceArgs;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
-/// Find the fastest parallelism: degrees of encoders and LLM, split of the GPUs, number of microbatches.
+/// Find the fastest parallelism: encoder and LLM degrees, GPU split, number of microbatches.
 ///
-/// Plans are judged by simulating balanced global batches that are drawn from the samples of a dataset, or
-/// from a table of shapes. Models have an LLM and one encoder or several side by side. The lower bound is one
-/// of the plans searched, which are printed with it.
+/// Each plan is simulated with balanced global batches that are drawn from the samples in a dataset, or from
+/// a shape table. Models have an LLM and one or several parallel encoders. The lower bound covers the
+/// searched plans, which are printed with it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Measured profile: a directory of CSV files, or one file. The reference's files name their model;
-    /// others need `--model`.
+    /// Measured profile: a directory with CSV files, or a single file. The reference's files name their
+    /// model; other files need `--model`.
     #[arg(long, value_name = "DIR", required_unless_present = "model")]
     profile: Option<PathBuf>,
     /// Take a profile that does not predict the microbatches held out when it was measured.
     #[arg(long, requires = "profile")]
     no_profile_check: bool,
-    /// Model preset, or the directory of a checkpoint; several are joined.
+    /// Model preset or checkpoint directory; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
     /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
@@ -67,18 +67,17 @@ pub(crate) struct PlanArgs {
     /// Factor from counted to allocated memory, for fragmentation and communication buffers.
     #[arg(long, value_name = "FACTOR", default_value_t = 1.1)]
     memory_margin: f64,
-    /// Samples of a global batch, over all DP ranks.
+    /// Number of samples in a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     global_batch: u32,
     /// Number of global batches that the finalists are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
-    /// Seed of the drawn batches.
+    /// Seed for the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Unit in which encoder ranks share the media of microbatches that run at the same time [default: tile;
-    /// sample for images in their own resolution]; a colocated encoder takes the media of the whole batch at
-    /// once.
+    /// Unit in which encoder ranks share the media in concurrent microbatches [default: tile; sample for
+    /// images in native resolution]; a colocated encoder processes the media in the whole batch at once.
     #[arg(long, value_enum)]
     encoder_share: Option<ShareArg>,
     /// Allow more activation checkpointing than was profiled; allowed in the full space.
@@ -87,25 +86,25 @@ pub(crate) struct PlanArgs {
     /// Schedule that runs the plan: `gpipe`, `1f1b` or `1f1b-ahead:R`.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
-    /// Frozen parts of the model: any of `vision,audio,projector,llm` [default: all are trained].
+    /// Frozen model parts: any from `vision,audio,projector,llm` [default: all are trained].
     #[arg(long, value_name = "PARTS")]
     freeze: Option<FrozenParts>,
-    /// Degree of expert parallelism: DP ranks of the LLM that divide its experts among themselves
-    /// [default: the fastest]. The executor does not run degrees above 1 yet.
+    /// Expert parallelism degree: the number of LLM DP ranks that divide the experts [default: the fastest].
+    /// The executor does not run degrees above 1 yet.
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
-    /// Largest load of a rank over the mean, where ranks share experts: a number, or `uniform` routing.
+    /// Maximum rank load over the mean, where ranks share experts: a number, or `uniform` routing.
     #[arg(long, value_name = "FACTOR", default_value = "uniform")]
     expert_imbalance: ExpertImbalance,
     #[command(flatten)]
     space: SpaceArgs,
-    /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: those of the device
+    /// Bandwidth and latency for links inside and between nodes, JSON or CSV [default: from the device
     /// preset; free with a profile or `--space basic`].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     #[command(flatten)]
     report: ReportArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -167,8 +166,8 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
-    /// Reads the profile, if one is given, and the model: that of the arguments, or the one that the
-    /// profile's files name.
+    /// Reads the profile, if present, and the model: from the arguments, or by the name in the profile's
+    /// files.
     fn profile_and_spec(&self) -> Result<(Option<Profile>, ModelSpec), Failure> {
         if !self.model.is_empty() {
             let spec = spec_of(&self.model)?;
@@ -199,7 +198,7 @@ impl PlanArgs {
     /// Returns the unit in which encoder ranks share media.
     ///
     /// # Errors
-    /// [`Failure::Misuse`] if tiles are wanted of a model that has none.
+    /// [`Failure::Misuse`] if tiles are requested for a model without tiles.
     fn encoder_split(&self, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
         let default = encoder_split_of(spec);
         match self.encoder_share {
@@ -214,7 +213,7 @@ impl PlanArgs {
         }
     }
 
-    /// Describes the source of the times, for people.
+    /// Describes the time source, for people.
     fn times_from(&self) -> String {
         match &self.profile {
             Some(path) => path.display().to_string(),
@@ -223,14 +222,14 @@ impl PlanArgs {
     }
 }
 
-/// Returns the unit in which encoder ranks share media by default: media without tiles are not split.
+/// Returns the default unit in which encoder ranks share media: media without tiles are not split.
 pub(super) fn encoder_split_of(spec: &ModelSpec) -> EncoderSplit {
     let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
     if is_native { EncoderSplit::Sample } else { EncoderSplit::Tile }
 }
 
-/// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links or
-/// the links of a device.
+/// Builds a cluster from the total GPU count, the GPUs per node, the memory per GPU, and a link file or the
+/// device's links.
 pub(super) fn cluster(
     [gpus, gpus_per_node]: [u32; 2],
     memory_gib: f64,
@@ -259,7 +258,7 @@ pub(super) fn costs(
     device: Option<DevicePreset>,
     is_full: bool,
 ) -> Result<PlannedModel, Failure> {
-    // A profile has the collectives of tensor parallelism in its times; a stated rate does not.
+    // A profile's times include the tensor-parallel collectives; a stated rate's times do not.
     let builder = builder.tensor_parallel_link(cluster.links.map(|links| links.nvlink));
     let builder = match (profile, device) {
         (Some(profile), _) => builder.profile(profile),

@@ -19,11 +19,11 @@ use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunR
 pub(super) struct PlanJson {
     #[serde(flatten)]
     plan: DegreesJson,
-    /// Schedule that runs the microbatches, as `parallel.schedule` of a training run names it.
+    /// Schedule that runs the microbatches, as `parallel.schedule` in a training run names it.
     schedule: String,
     step_seconds: f64,
     step_seconds_p95: f64,
-    /// Lower bound on the step time of all plans of [`PlanJson::searched`] that fit, on the same batches.
+    /// Lower bound on the step time for all plans in [`PlanJson::searched`] that fit, on the same batches.
     lower_bound_seconds: f64,
     /// Plans that were searched, for people.
     searched: String,
@@ -32,7 +32,7 @@ pub(super) struct PlanJson {
     /// Unit in which encoder ranks share the media of microbatches at the same position: `tile` or `sample`.
     encoder_share: &'static str,
     bottleneck: BottleneckJson,
-    /// Sizes of microbatches below which launches limit a module.
+    /// Microbatch sizes below which launches limit a module.
     pub(super) launch_limits: Vec<LaunchLimit>,
     memory: MemoryJson,
     runner_up: Option<RunnerUpJson>,
@@ -48,7 +48,7 @@ pub(super) struct PlanJson {
     times_from: String,
 }
 
-/// Largest load of a rank over the mean.
+/// Maximum rank load over the mean.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct ExpertImbalanceJson {
     planned: f64,
@@ -58,14 +58,14 @@ struct ExpertImbalanceJson {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DegreesJson {
-    /// Degrees of the encoder, the first of several.
+    /// Encoder degrees, for the first of several encoders.
     encoder: ModuleJson,
     llm: ModuleJson,
     /// Every module by name, the LLM last.
     modules: Vec<NamedModuleJson>,
     microbatches: u32,
     placement: &'static str,
-    /// Rounds that the encoder runs ahead of the schedule.
+    /// Number of rounds that the encoder runs ahead of the schedule.
     rounds_ahead: u16,
     /// Whether the executor runs the plan.
     is_run: bool,
@@ -78,21 +78,21 @@ struct ModuleJson {
     tp: u32,
     pp: u32,
     dp: u32,
-    /// DP ranks that divide the experts among themselves; of an LLM where there is more than one.
+    /// Number of DP ranks that divide the experts; for an LLM with more than one such rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     ep: Option<u32>,
 }
 
-/// Plan of a module with its name.
+/// Named module plan.
 #[derive(Debug, Serialize)]
 struct NamedModuleJson {
     name: &'static str,
     #[serde(flatten)]
     degrees: ModuleJson,
-    /// Layers of each stage.
+    /// Number of layers in each stage.
     layers: Vec<u32>,
     recompute: bool,
-    /// Layers of each stage that are recomputed in the backward pass.
+    /// Number of layers in each stage that are recomputed in the backward pass.
     recomputed_layers: Vec<u32>,
 }
 
@@ -123,7 +123,7 @@ struct MemoryJson {
     margin: f64,
     encoder: ModuleMemoryJson,
     llm: ModuleMemoryJson,
-    /// Every module, in the order of the plan's modules.
+    /// Every module, in plan order.
     modules: Vec<ModuleMemoryJson>,
 }
 
@@ -199,7 +199,7 @@ impl PlanJson {
         }
     }
 
-    /// Returns the plan and its runner-up as a report for a browser.
+    /// Returns the plan and the runner-up as a report for a browser.
     pub(super) fn to_report(&self) -> RunReport {
         let title = format!("Parallelism plan for {}", self.model);
         let mut report = RunReport::new("plan", title, Origin::of_this_process());
@@ -325,7 +325,7 @@ impl PlanJson {
     }
 }
 
-/// Returns the schedule of a plan that is searched for with a schedule.
+/// Returns the schedule for a plan from a search with a schedule.
 fn schedule_of(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
     match plan.rounds_ahead {
         0 => searched,
@@ -333,7 +333,7 @@ fn schedule_of(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
     }
 }
 
-/// Formats layers by runs of equal stages: `4x7` is four stages of seven layers.
+/// Formats layers by equal stages: `4x7` is four stages with seven layers.
 fn format_layers(layers: &[u32]) -> String {
     let runs = layers.chunk_by(|a, b| a == b);
     runs.map(|run| format!("{}x{}", run.len(), run[0])).collect::<Vec<_>>().join(" ")
@@ -362,7 +362,7 @@ impl std::fmt::Display for DegreesJson {
 }
 
 impl DegreesJson {
-    /// Takes a plan and the names of its encoders.
+    /// Converts a plan with the encoder names.
     pub(crate) fn new(plan: &ParallelismPlan, names: &[&'static str]) -> Self {
         let degrees = |module: &ModulePlan| {
             let Degrees { tp, pp, dp } = module.degrees;
@@ -404,9 +404,9 @@ impl DegreesJson {
 }
 
 impl DegreesJson {
-    /// Converts to a plan of the report.
+    /// Converts to a report plan.
     ///
-    /// - `memory_gib`: peak of each module, where it is known
+    /// - `memory_gib`: peak memory per module, where it is known
     fn to_planned(&self, step_seconds: f64, memory_gib: &[f64]) -> PlannedParallelism {
         let module = |(place, module): (usize, &NamedModuleJson)| PlannedModule {
             name: module.name.to_owned(),

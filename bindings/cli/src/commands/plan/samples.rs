@@ -1,4 +1,4 @@
-//! Arguments for the samples that plans are judged on: a dataset with its index, or a table of shapes.
+//! Arguments for the samples that plans are simulated with: a dataset with an index, or a shape table.
 
 use std::path::PathBuf;
 
@@ -13,22 +13,22 @@ use crate::args::dataset::IndexLocationArgs;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 
-/// Most samples of a dataset that are read; of a larger one, this many at even distances.
+/// Maximum number of samples to read from a dataset; a larger dataset is sampled at even distances.
 const SAMPLES_MAX: u64 = 1_000_000;
 
-/// A dataset, or a table of shapes.
+/// A dataset or a shape table.
 #[derive(Debug)]
 pub(super) struct SampleArgs(SampleFields);
 
 #[derive(Debug, Args)]
 struct SampleFields {
-    /// Dataset whose samples plans are judged on: a directory of shards, files, patterns such as
-    /// `shards/{000..019}.tar`, or URLs; shapes come from its index, through the model's token rules.
+    /// Dataset for the simulated batches: a shard directory, files, patterns such as `shards/{000..019}.tar`,
+    /// or URLs; shapes come from the index, through the model's token rules.
     #[arg(value_name = "DATASET", required_unless_present = "shapes", conflicts_with = "shapes")]
     shards: Vec<String>,
-    /// Shapes in place of a dataset: CSV with columns `tiles,seq_len`, one sample per line; for models that
-    /// see images in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`;
-    /// for models with several encoders such as `vision_tiles,audio_tiles,seq_len`.
+    /// Shapes that replace a dataset: CSV with columns `tiles,seq_len`, one sample per line; for models that
+    /// see images in native resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for
+    /// models with several encoders such as `vision_tiles,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     #[command(flatten)]
@@ -37,27 +37,27 @@ struct SampleFields {
     place: IndexLocationArgs,
 }
 
-/// Sizes of samples, and an account of those that are left out.
+/// Sample sizes, and an account of the samples left out.
 #[derive(Debug)]
 pub(super) struct Samples {
     pub(super) sizes: Vec<ItemSize>,
     pub(super) account: SamplesJson,
 }
 
-/// Account of the samples that plans are judged on.
+/// Account of the samples that plans are simulated with.
 #[derive(Debug, Serialize)]
 pub(super) struct SamplesJson {
-    /// Samples of the dataset, or lines of the table.
+    /// Number of samples in the dataset, or lines in the table.
     pub(super) samples: u64,
     /// Samples that were read: all, or as many at even distances.
     pub(super) read: u64,
-    /// Samples among them that the model cannot take, which are left out.
+    /// Number of samples that the model does not support, which are left out.
     pub(super) refused: u64,
-    /// The first of these.
+    /// The first refused sample.
     pub(super) first_refused: Option<RefusedJson>,
 }
 
-/// A sample that the model cannot take.
+/// A sample that the model does not support.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct RefusedJson {
     pub(super) key: String,
@@ -65,7 +65,7 @@ pub(super) struct RefusedJson {
 }
 
 impl Args for SampleArgs {
-    /// Lets the options of a dataset conflict with a table of shapes, where they would have no effect.
+    /// Declares dataset options as conflicts of the shape table, where they would have no effect.
     fn augment_args(command: Command) -> Command {
         let options = TokenizerArgs::augment_args(IndexLocationArgs::augment_args(Command::default()));
         let ids: Vec<String> = options.get_arguments().map(|arg| arg.get_id().to_string()).collect();
@@ -90,8 +90,7 @@ impl FromArgMatches for SampleArgs {
 }
 
 impl SampleArgs {
-    /// Reads the table of shapes, or the shapes of the dataset from its index, which is built if it is
-    /// missing.
+    /// Reads the shape table, or the dataset shapes from the index, which is built if it is missing.
     pub(super) fn read(&self, spec: &ModelSpec) -> Result<Samples, Failure> {
         let SampleFields { shards, shapes, place, tokenizer } = &self.0;
         if let Some(path) = shapes {

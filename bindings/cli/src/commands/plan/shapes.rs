@@ -1,13 +1,14 @@
-//! Reads the shapes of a dataset from a CSV file, whose columns follow the modules of the model.
+//! Reads dataset shapes from a CSV file, whose columns follow the model's modules.
 //!
 //! | encoder | columns |
 //! | --- | --- |
 //! | tiles or windows of one size | `tiles` |
 //! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares` |
 //!
-//! Every sample has a column `seq_len` as well. The columns of several encoders start with the name of each,
-//! such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is the sum of
-//! squared patches over the media of a sample, and `window_squares` the same inside attention windows.
+//! Every sample has a column `seq_len` as well. With several encoders, each column name starts with the
+//! encoder name, such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is
+//! the sum of squared patch counts over a sample's media, and `window_squares` the same inside attention
+//! windows.
 
 use std::path::Path;
 
@@ -19,7 +20,7 @@ use std::str::FromStr;
 use crate::failure::Failure;
 use dflop_loader::store::file;
 
-/// Columns of a table, for a model.
+/// Table columns for a model.
 struct Columns<'a> {
     spec: &'a ModelSpec,
     header: StringRecord,
@@ -27,10 +28,10 @@ struct Columns<'a> {
     encoders: Vec<EncoderColumns>,
 }
 
-/// Columns of one encoder.
+/// Columns for an encoder.
 struct EncoderColumns {
     module: Module,
-    /// Start of the names: empty for the only encoder.
+    /// Column name prefix: empty for a single encoder.
     prefix: String,
     is_native: bool,
     units: usize,
@@ -38,7 +39,7 @@ struct EncoderColumns {
     window_squares: Option<usize>,
 }
 
-/// Reads the sizes of all samples, in the columns that the model needs.
+/// Reads all sample sizes, in the columns that the model needs.
 pub(crate) fn read(path: &Path, spec: &ModelSpec) -> Result<Vec<ItemSize>, Failure> {
     let text = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
     parse(&text, spec).map_err(|message| Failure::Failed(message).in_file(path))
@@ -90,7 +91,7 @@ impl<'a> Columns<'a> {
         Ok(Self { spec, header, tokens, encoders })
     }
 
-    /// Reads the size of a sample.
+    /// Reads the sample size.
     fn size(&self, record: &StringRecord) -> Result<ItemSize, String> {
         let mut media = Vec::with_capacity(self.encoders.len());
         for encoder in &self.encoders {
@@ -139,7 +140,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Returns the start of the names of an encoder's columns.
+/// Returns the column name prefix for an encoder.
 fn prefix(module: Module, encoders: usize) -> String {
     if encoders == 1 { String::new() } else { format!("{module}_") }
 }
@@ -194,7 +195,7 @@ mod tests {
         assert_eq!(found.iter().map(|size| size.media(0).units).collect::<Vec<_>>(), [1564, 2588, 0]);
     }
 
-    /// 28 of 32 layers attend inside windows of 64 patches.
+    /// 28 of 32 layers attend inside windows with 64 patches.
     #[test]
     fn windows_are_taken_as_full_where_no_column_has_them() {
         let native = spec("qwen2.5-vl-7b");

@@ -1,30 +1,29 @@
-//! Arguments for the kinds of plans that are searched.
+//! Arguments for the plan kinds that are searched.
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::planner::SearchSpaceOptions;
 use dflop_balancer::schedule::ScheduleKind;
 
-/// Kinds of plans to search, and what ranks share.
+/// Plan kinds to search, and what ranks share.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct SpaceArgs {
     /// Kinds of plans and costs [default: `full` with a device preset, `basic` with a profile].
     #[arg(long, value_enum)]
     space: Option<SpaceArg>,
-    /// Placement of the encoder.
+    /// Encoder placement.
     #[arg(long, value_enum, default_value_t = PlacementArg::Disaggregated)]
     pub(super) placement: PlacementArg,
     /// Allow fewer layers in the stage with the LM head.
     #[arg(long)]
     uneven_layers: bool,
-    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less for each
-    /// other.
+    /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less.
     #[arg(long)]
     encoder_ahead: bool,
-    /// Allow recomputation of every second layer of a module; the executor does not run it yet.
+    /// Allow recomputation for every second layer in a module; the executor does not run it yet.
     #[arg(long)]
     selective_recompute: bool,
-    /// Share optimizer state over the data-parallel ranks of a module (ZeRO stage 1).
+    /// Share optimizer state over a module's data-parallel ranks (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
     /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
@@ -37,8 +36,8 @@ pub(crate) struct SpaceArgs {
 enum SpaceArg {
     /// Even layers, stated rates alike for all widths, transfers free unless links are given.
     Basic,
-    /// Uneven layers, recomputation and encoders that run ahead as well; the links of the device preset, and
-    /// its rates by width of matrices.
+    /// Uneven layers, recomputation and encoders that run ahead as well; links and matrix-width rates from
+    /// the device preset.
     Full,
 }
 
@@ -48,7 +47,7 @@ pub(super) enum PlacementArg {
     Disaggregated,
     /// On the LLM's GPUs, before and after it.
     Colocated,
-    /// In the LLM's stages: every rank holds layers of both.
+    /// In the LLM's stages: every rank holds layers from both.
     Joint,
     /// Whichever is fastest.
     Any,
@@ -60,7 +59,7 @@ impl SpaceArgs {
         self.space.map_or(!has_profile, |space| space == SpaceArg::Full)
     }
 
-    /// Returns the kinds of plans that are searched.
+    /// Returns the plan kinds that are searched.
     pub(crate) fn options(
         &self,
         is_full: bool,

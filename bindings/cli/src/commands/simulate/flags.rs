@@ -1,4 +1,4 @@
-//! Refuses flags that have no effect: those of a dataset with `--shapes`, those of `--shapes` without it.
+//! Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -7,14 +7,14 @@ use clap::{Arg, ArgMatches, Args, Command};
 use super::SimulateArgs;
 use super::shapes::ShapesArgs;
 
-/// Arguments that both simulations take.
+/// Arguments that both simulations accept.
 const SHARED: [&str; 10] =
     ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule", "report"];
 
 /// Checks that every flag on the command line has an effect.
 ///
 /// # Errors
-/// [`ErrorKind::ArgumentConflict`] that names the first flag without one, and what it belongs to.
+/// [`ErrorKind::ArgumentConflict`] that names the first flag without effect, and what the flag belongs to.
 pub(super) fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
     let has_shapes = matches.contains_id("shapes");
     let of_shapes = ShapesArgs::augment_args(Command::default());

@@ -23,20 +23,20 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::{Basis, StrategyResult, write_report};
 
-/// Compared strategies and their names, the baseline first.
+/// Compared strategies and strategy names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
     [(Strategy::ROUND_ROBIN, "data-blind"), (Strategy::LPT, "lpt"), (Strategy::SEARCH, "dflop")];
 
-/// Arguments of `simulate`, checked together.
+/// `simulate` arguments, checked together.
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
 
 /// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop.
 ///
-/// Predicted times are summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus`
-/// instead of a dataset, whole methods are compared, planning and balancing: data-blind with uniform
-/// parallelism, data-blind with our plan, LPT, the paper's, and ours. Flags that have no effect on the
-/// simulation asked for are refused.
+/// A pipeline schedule sums predicted times; no device is measured. With `--shapes` and `--gpus` instead of a
+/// dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism,
+/// data-blind with our plan, LPT, the paper's, and ours. Flags that have no effect on the requested
+/// simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]
@@ -48,12 +48,12 @@ struct SimulateArgs {
     steps: Option<u64>,
     /// Schedule that runs the plans: `gpipe`, `1f1b`, `1f1b-ahead:R` with encoders R rounds ahead,
     /// `interleaved:V` with V stages per pipeline rank, or `zb-h1`. Plans are made for the schedule, for
-    /// `zb-h1` as for 1F1B; `--shapes` takes one of the first three.
+    /// `zb-h1` as for 1F1B; `--shapes` accepts the first three.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
     #[command(flatten)]
     report: SampleReportArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -66,12 +66,12 @@ struct SimulateReport {
     device: String,
     /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
-    /// Sizes of microbatches below which launches limit a module.
+    /// Microbatch sizes below which launches limit a module.
     launch_limits: Vec<LaunchLimit>,
     strategies: Vec<StrategyReport>,
 }
 
-/// Simulated results of one strategy.
+/// Simulated results for a strategy.
 #[derive(Debug, Serialize)]
 pub(crate) struct StrategyReport {
     pub(crate) name: &'static str,
@@ -81,12 +81,12 @@ pub(crate) struct StrategyReport {
     pub(crate) bubble_fraction: f64,
     /// Data-blind seconds over this strategy's seconds.
     pub(crate) speedup: f64,
-    /// Share of the time of all microbatches in which launches limit a module.
+    /// Fraction of the microbatch time in which launches limit a module.
     pub(crate) launch_limited: f64,
 }
 
 impl StrategyReport {
-    /// Converts to the strategy of a study.
+    /// Converts to a study strategy.
     pub(crate) fn to_result(&self, steps: u64) -> StrategyResult {
         StrategyResult {
             name: self.name.to_owned(),
@@ -128,7 +128,8 @@ fn no_dataset(arg: Arg) -> Arg {
     arg.required(false).required_unless_present_any(["mix", "shapes"]).conflicts_with_all(["mix", "shapes"])
 }
 
-/// Makes the number of DP ranks optional with shapes, where the parallelism plan determines it.
+/// Turns the number of DP ranks into an optional argument with shapes, where the parallelism plan determines
+/// it.
 fn no_dp_size(arg: Arg) -> Arg {
     arg.required(false).required_unless_present("shapes").default_value_if(
         "shapes",
@@ -164,7 +165,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-/// Simulates the first `steps` steps with every strategy of [`COMPARED`].
+/// Simulates the first `steps` steps with every strategy in [`COMPARED`].
 pub(crate) fn compare(
     planner: &StepPlanner,
     steps: u64,

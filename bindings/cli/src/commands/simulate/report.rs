@@ -1,4 +1,4 @@
-//! Fills the report of `dflop simulate`.
+//! Fills the `dflop simulate` report.
 
 use dflop_loader::StepPlanner;
 
@@ -8,16 +8,16 @@ use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps};
 
-/// Explanation of data-blind plans, for people.
+/// Explanation for people: data-blind plans.
 pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order round robin over ranks and microbatches; \
     LPT deals the dearest sample first; dflop is the balanced cut. All hold the same samples, and every microbatch \
     carries its number of target tokens, so the gradient is the same.";
 
-/// Explanation of times that come from a stated rate, for people.
+/// Explanation for people: times from a stated rate.
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \
     schedule. They weigh samples against each other; absolute times need a measured profile.";
 
-/// Returns the report of a simulated dataset.
+/// Returns the report on a simulated dataset.
 pub(super) fn of_dataset(
     args: &SimulateArgs,
     planner: &StepPlanner,
@@ -55,7 +55,7 @@ pub(super) fn of_dataset(
     Ok(report)
 }
 
-/// Returns the report of methods compared on a table of shapes.
+/// Returns the report on methods compared with a shape table.
 pub(super) fn of_shapes(methods: &MethodsReport) -> RunReport {
     let MethodsReport { steps, model, device, is_measured, gpus, global_batch, .. } = methods;
     let result = |method: &super::shapes::MethodReport| StrategyResult {

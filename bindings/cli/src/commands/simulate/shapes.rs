@@ -18,18 +18,19 @@ use crate::output::{Output, write_json};
 use crate::report::write_report;
 
 const BATCHES: u64 = 50;
-/// Factor from counted to allocated memory, the default of `dflop plan`.
+/// Factor from counted to allocated memory, the `dflop plan` default.
 const MEMORY_MARGIN: f64 = 1.1;
-/// Most waits of a method that are printed, and the fraction of the GPUs' time below which none is.
+/// Maximum number of printed waits per method, and the fraction of GPU time below which a wait is not
+/// printed.
 const PRINTED_WAITS: usize = 3;
 const PRINTED_FRACTION_MIN: f64 = 0.0005;
 
-/// Table of shapes and a cluster.
+/// Shape table and cluster.
 #[derive(Debug, Args)]
 pub(super) struct ShapesArgs {
-    /// Shapes of a dataset, in place of shards: CSV with columns `tiles,seq_len`; for models that see images
-    /// in their own resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for models
-    /// with several encoders such as `vision_tiles,audio_tiles,seq_len`.
+    /// Dataset shapes that replace shards: CSV with columns `tiles,seq_len`; for models that see images in
+    /// native resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for models with
+    /// several encoders such as `vision_tiles,audio_tiles,seq_len`.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
@@ -41,8 +42,8 @@ pub(super) struct ShapesArgs {
     /// Memory per GPU in GiB.
     #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
     memory_gib: f64,
-    /// Bandwidth and latency of NVLink and InfiniBand, JSON or CSV [default: those of the device preset;
-    /// free with a profile or `--space basic`].
+    /// Bandwidth and latency for NVLink and InfiniBand, JSON or CSV [default: from the device preset; free
+    /// with a profile or `--space basic`].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
     links: Option<PathBuf>,
     /// Allow activation checkpointing.
@@ -61,8 +62,8 @@ pub(super) struct MethodsReport {
     pub(super) is_measured: bool,
     pub(super) gpus: u32,
     pub(super) global_batch: u32,
-    /// Lower bound on the step time of every plan of [`MethodsReport::searched`] and every balance, mean over
-    /// the steps.
+    /// Lower bound on the step time for every plan in [`MethodsReport::searched`] and every balance, mean
+    /// over the steps.
     pub(super) ideal_seconds: f64,
     /// Plans that were searched, for people.
     pub(super) searched: String,
@@ -74,12 +75,12 @@ pub(super) struct MethodReport {
     pub(super) name: &'static str,
     pub(super) step_seconds: f64,
     pub(super) step_seconds_p95: f64,
-    /// Fraction of the GPUs' time that they wait.
+    /// Fraction of GPU time spent waiting.
     pub(super) bubble_fraction: f64,
-    /// The same by what the GPUs wait for.
+    /// Fraction of GPU time by the cause of the wait.
     pub(super) waits: StepWaits,
-    /// Mean time of a step in which GPUs wait for messages, sums of gradients and gathers of weights that no
-    /// pass hides.
+    /// Mean time per step in which GPUs wait for messages, gradient sums and weight gathers that no pass
+    /// hides.
     pub(super) exposed_communication_seconds: f64,
     /// The first method's seconds over this method's seconds.
     pub(super) speedup: f64,
@@ -179,7 +180,7 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Names the largest waits with their share of the GPUs' time.
+/// Names the largest waits with the fraction of GPU time.
 fn waits_text(waits: &StepWaits) -> String {
     let largest = waits.largest_first().into_iter().take(PRINTED_WAITS);
     let printed = largest.filter(|(_, fraction)| *fraction >= PRINTED_FRACTION_MIN);

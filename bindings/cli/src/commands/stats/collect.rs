@@ -1,4 +1,4 @@
-//! Collects the data profile of a dataset from its index, on all cores.
+//! Collects a dataset's data profile from the index, on all cores.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ const CERTAINTY_SAMPLES: u64 = 1000;
 /// `sqrt(ln(2 / 0.05) / 2)`: the DKW bound at 95 %, times the square root of the number of samples.
 const BOUND_95: f64 = 1.358_102;
 
-/// Choice of the samples that are profiled.
+/// Choice of the profiled samples.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Sampling {
     /// Number of samples that are profiled.
@@ -27,25 +27,25 @@ pub(super) struct Sampling {
     pub(super) rank_error: f64,
 }
 
-/// A sample that the model cannot take.
+/// A sample that the model does not support.
 #[derive(Debug, Serialize)]
 pub(super) struct Refused {
     pub(super) key: String,
     pub(super) reason: String,
 }
 
-/// Uncertainty of a measured profile on samples of this dataset.
+/// Measured-profile uncertainty on samples from this dataset.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct Certainty {
     /// Number of samples that were evaluated.
     pub(super) samples: u64,
     /// Mean half width of 90 % intervals over time, over all modules.
     pub(super) mean_uncertainty: f64,
-    /// Share of the samples with a prediction outside the measured shapes.
+    /// Fraction of samples with a prediction outside the measured shapes.
     pub(super) beyond_profile: f64,
 }
 
-/// Data profile, refused samples and uncertainty.
+/// Data profile, rejected samples and uncertainty.
 #[derive(Debug)]
 pub(super) struct Collected {
     pub(super) profile: DatasetStatistics,
@@ -55,7 +55,7 @@ pub(super) struct Collected {
 }
 
 impl Sampling {
-    /// Takes all samples, or a random part of them.
+    /// Selects all samples, or a random part.
     ///
     /// # Source
     /// Bound on ranks: Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990. It also
@@ -66,14 +66,14 @@ impl Sampling {
         Self { samples, of, seed, rank_error }
     }
 
-    /// Yields the places of a range of the chosen samples.
+    /// Yields the sample indices for a range of draws.
     fn places(self, draws: Range<u64>) -> impl Iterator<Item = u64> {
         let permutation = Permutation::new(self.of, self.seed);
         draws.map(move |draw| if self.samples == self.of { draw } else { permutation.at(draw) })
     }
 }
 
-/// Collects the profile of a dataset.
+/// Collects a dataset's data profile.
 pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Collected {
     let parts = sampling.samples.div_ceil(PART_SAMPLES).max(1);
     let next = AtomicU64::new(0);
@@ -90,7 +90,7 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         }
     };
     let mut done: Vec<_> = on_threads(threads, work).into_iter().flatten().collect();
-    // Merged in the order of the dataset: sums of floats depend on it.
+    // Merged in dataset order: float sums depend on it.
     done.sort_by_key(|(part, _)| *part);
     let mut profile = DatasetStatistics::new(model);
     let mut refused = Vec::new();

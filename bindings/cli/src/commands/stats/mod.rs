@@ -1,4 +1,4 @@
-//! `dflop stats`: shows the data profile of a dataset.
+//! `dflop stats`: shows a dataset's data profile.
 
 mod collect;
 mod report;
@@ -22,10 +22,10 @@ use crate::report::write_report;
 
 use collect::{Certainty, Collected, Refused, Sampling};
 
-/// Number of bins of each histogram.
+/// Number of bins per histogram.
 const CLASSES: usize = 24;
 
-/// Show the distributions of shapes, tokens and predicted costs of a dataset.
+/// Show the distribution of shapes, tokens and predicted costs in a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct StatsArgs {
     #[command(flatten)]
@@ -37,12 +37,12 @@ pub(crate) struct StatsArgs {
     /// Number of samples to profile, drawn at random without repetition [default: all].
     #[arg(long, value_name = "N")]
     sample: Option<u64>,
-    /// Seed of the random draw.
+    /// Seed for the random draw.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
     report: SampleReportArgs,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -54,21 +54,21 @@ struct StatsReport {
     device: String,
     /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
-    /// Predicted seconds of all encoders over predicted seconds of the LLM.
+    /// Predicted encoder seconds over predicted LLM seconds.
     encoder_to_llm_ratio: f64,
     modules: Vec<Module>,
-    /// Sizes of microbatches below which launches limit a module.
+    /// Microbatch sizes below which launches limit a module.
     launch_limits: Vec<LaunchLimit>,
-    /// Samples in which no token is a training target, over all samples of the index.
+    /// Number of samples in which no token is a training target, over all samples in the index.
     samples_without_target: u64,
-    /// Parts of samples that nothing uses.
+    /// Sample parts that nothing uses.
     unused: Vec<UnusedPart>,
-    /// Samples that the model cannot take, and the reasons.
+    /// Samples that the model does not support, and the reasons.
     refused: Vec<Refused>,
     sampling: Sampling,
-    /// Maximum relative error of a quantile, sampling not included.
+    /// Maximum relative quantile error, sampling not included.
     quantile_error: f64,
-    /// Names of the quantities, in the order of the table.
+    /// Quantity names, in table order.
     #[serde(skip)]
     names: Vec<String>,
     quantiles: BTreeMap<String, Quantiles>,
@@ -80,7 +80,7 @@ struct StatsReport {
     certainty: Option<Certainty>,
 }
 
-/// A sample that costs far more than others.
+/// A sample that costs far more than the rest.
 #[derive(Debug, Serialize)]
 struct NamedOutlier {
     key: String,

@@ -1,4 +1,4 @@
-//! Fills the report of `dflop stats`.
+//! Fills the `dflop stats` report.
 
 use dflop_costmodel::{CostModel, Outlier, SampleShape};
 use dflop_loader::Dataset;
@@ -8,9 +8,9 @@ use crate::failure::Failure;
 use crate::report::collect::SampleTable;
 use crate::report::{Basis, DataProfile, Origin, Quantity, RunReport, verdict};
 
-/// Returns the report of a data profile.
+/// Returns the report on a data profile.
 ///
-/// - `most_expensive`: samples by their place in the dataset, the dearest first
+/// - `most_expensive`: samples by dataset index, the most expensive first
 pub(super) fn page(
     args: &StatsArgs,
     dataset: &Dataset,
@@ -52,7 +52,7 @@ pub(super) fn page(
     Ok(report)
 }
 
-/// Describes the spread of costs in a sentence.
+/// Describes the cost spread in a sentence.
 fn describe(stats: &StatsReport, most_expensive: &[Outlier]) -> String {
     let Some(costs) = stats.quantiles.get("cost_seconds").filter(|costs| costs.n > 0) else {
         return "The dataset has no sample that the model takes.".to_owned();

@@ -9,7 +9,7 @@ use super::{NamedOutlier, StatsReport};
 use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
 
-/// Heights of a histogram bar, an eighth of a line each.
+/// Histogram bar heights, an eighth of a line each.
 const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// Number of outliers to print.
 const OUTLIERS_SHOWN: usize = 5;

@@ -1,4 +1,4 @@
-//! Arguments of `dflop stream` for the order of the input, its share per rank, and resumption.
+//! `dflop stream` arguments for input order, share per rank, and resumption.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +9,23 @@ use crate::failure::Failure;
 use crate::output::write_file;
 use dflop_loader::store::file;
 
-/// Order of the input, share of the shards, and saved state.
+/// Input order, shard share, and saved state.
 #[derive(Debug, Args)]
 pub(crate) struct InputArgs {
-    /// Shuffle samples in a buffer of this many samples.
+    /// Shuffle samples in a buffer with this many samples.
     #[arg(long, value_name = "N")]
     shuffle_buffer: Option<usize>,
     /// Payload bytes at which the shuffle buffer counts as full.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, requires = "shuffle_buffer")]
     shuffle_bytes: u64,
-    /// Samples that the shuffle buffer collects before the first sample of an epoch leaves [default: its
-    /// size].
+    /// Number of samples that the shuffle buffer collects before the first sample in an epoch leaves
+    /// [default: the buffer size].
     #[arg(long, value_name = "N", requires = "shuffle_buffer")]
     shuffle_initial: Option<usize>,
-    /// Shuffle the order of shards, differently in every epoch.
+    /// Shuffle the shard order, differently in every epoch.
     #[arg(long)]
     shuffle_shards: bool,
-    /// Seed of both shuffles and of random augmentation.
+    /// Seed for both shuffles and for random augmentation.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Read only every WORLD-th shard, starting with shard RANK.
@@ -37,7 +37,7 @@ pub(crate) struct InputArgs {
     /// Resume from a written state; shards and shuffles must be the same.
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Start of standard input or of a pipe in a resumed stream.
+    /// Start position for standard input or a pipe in a resumed stream.
     #[arg(long, value_enum, default_value_t = ResumedInput::Start, requires = "resume")]
     resumed_input: ResumedInput,
 }
@@ -61,7 +61,7 @@ impl InputArgs {
         self.resume.is_some()
     }
 
-    /// Sets order, share and state of a loader builder.
+    /// Sets order, share and state for a loader builder.
     pub(crate) fn apply(&self, builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
         let mut builder = builder.seed(self.seed);
         if let Some(samples) = self.shuffle_buffer {

@@ -33,12 +33,12 @@ use skipped_file::SkippedFile;
 /// Time for the reader to end after the stream is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Run the loader at full speed and report its throughput. Needs no index.
+/// Run the loader at full speed and report the throughput. Needs no index.
 #[derive(Debug, Args)]
 pub(crate) struct StreamArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
-    /// Decoding of samples.
+    /// Sample decoding.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
     /// Read only these fields, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all;
@@ -70,14 +70,14 @@ pub(crate) struct StreamArgs {
     /// Tolerated fraction of bad samples, 0 to 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_budget: f64,
-    /// Tolerated number of bad samples, regardless of their fraction [default: no limit].
+    /// Tolerated number of bad samples, regardless of the fraction [default: no limit].
     #[arg(long, value_name = "N")]
     error_count: Option<u64>,
     /// Write every skipped sample to this file, one JSON object per line; the report lists the first 1,000,
     /// each once.
     #[arg(long, value_name = "FILE")]
     skipped_out: Option<PathBuf>,
-    /// Longest field that is read; a sample with a longer one is bad.
+    /// Maximum field length; a sample with a longer field is bad.
     #[arg(long, value_name = "BYTES", default_value_t = FIELD_BYTES_MAX)]
     field_bytes_max: u64,
     /// Warn after this many seconds without progress.
@@ -91,10 +91,10 @@ pub(crate) struct StreamArgs {
     buffered_bytes_max: u64,
     #[command(flatten)]
     input: InputArgs,
-    /// Print the metrics of every stage; with `--json` under `metrics`.
+    /// Print the metrics for every stage; with `--json` under `metrics`.
     #[arg(long)]
     metrics: bool,
-    /// Print one JSON object.
+    /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -103,7 +103,7 @@ pub(crate) struct StreamArgs {
 enum DecodeArg {
     /// Group all fields and read every payload byte.
     Raw,
-    /// Decode only the images, to normalized f32 tensors of 224 x 224 pixels.
+    /// Decode only the images, to normalized f32 tensors with 224 x 224 pixels.
     Rgb224,
     /// Decode every field to pixels, PCM, text, JSON or arrays.
     Media,
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = loader(args, skipped_file.clone())?;
     let runtime = runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
-    // Pipe commands are killed with their reader, but a read of standard input cannot be canceled: do not
+    // Pipe commands are killed with the reader, but a read from standard input cannot be canceled: do not
     // wait for it longer than this.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     let saved = args.input.save(&loader);
@@ -226,7 +226,7 @@ fn no_samples(skipped: &[Skipped]) -> Failure {
     Failure::Failed(format!("the dataset has no samples that can be delivered: {why}"))
 }
 
-/// Returns user and system time of the whole process since its start.
+/// Returns the user and system time that the process has used since the start.
 fn process_cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -1,4 +1,4 @@
-//! Writes every skipped sample to a file of JSON lines.
+//! Writes every skipped sample to a JSON Lines file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -10,7 +10,7 @@ use dflop_loader::flow::SkipListener;
 
 use crate::failure::Failure;
 
-/// File that receives one line per skipped sample and epoch.
+/// File that receives a line per skipped sample and epoch.
 #[derive(Debug)]
 pub(crate) struct SkippedFile {
     file: Mutex<(BufWriter<File>, Option<std::io::Error>)>,
@@ -23,10 +23,10 @@ impl SkippedFile {
         Ok(Self { file: Mutex::new((BufWriter::new(file), None)) })
     }
 
-    /// Writes what is buffered.
+    /// Writes the buffered lines.
     ///
     /// # Errors
-    /// The first error of any write.
+    /// The first write error.
     pub(crate) fn finish(&self) -> Result<(), Failure> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         match file.1.take() {

@@ -1,9 +1,9 @@
-//! Graphs of one line of text.
+//! Graphs in a single text line.
 
 /// Blocks from the lowest to the highest.
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Draws values as blocks, at most `width` of them, each the mean of consecutive values; the lowest and the
+/// Draws values as blocks, at most `width` blocks, each the mean of consecutive values; the lowest and the
 /// highest mean have the lowest and the highest block.
 pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     let values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
@@ -27,7 +27,7 @@ pub(super) fn sparkline(values: &[f64], width: usize) -> String {
     means.iter().map(block).collect()
 }
 
-/// Draws a share from 0 to 1 as a bar of `width` characters.
+/// Draws a fraction from 0 to 1 as a bar with `width` characters.
 pub(super) fn bar(share: f64, width: usize) -> String {
     let full = ((share.clamp(0.0, 1.0) * width as f64).round() as usize).min(width);
     "█".repeat(full) + &"░".repeat(width - full)

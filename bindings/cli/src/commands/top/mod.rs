@@ -18,19 +18,19 @@ use dflop_executor::step_record::{FILE_NAME, Follower, unix_seconds};
 use screen::lines;
 use state::{Phase, RunLines, RunState};
 
-/// Width of the lines where there is no terminal.
+/// Line width without a terminal.
 const WIDTH: usize = 100;
 /// Time between looks for a signal.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Show how a run goes on: steps, time left, loss, speed, and what limits it.
+/// Show the progress of a run: steps, time left, loss, speed, and the bottleneck.
 ///
-/// RUN is the directory of checkpoints of `dflop train`, which keeps `steps.jsonl` there, or such a file;
-/// `dflop.monitor.Record` of the Python package writes one for any training loop. On a terminal the lines are
-/// drawn again until the run ends, or Ctrl-C; elsewhere they are printed once.
+/// RUN is the checkpoint directory from `dflop train`, which keeps `steps.jsonl` there, or such a file;
+/// `dflop.monitor.Record` in the Python package writes such a file for any training loop. On a terminal the
+/// lines are drawn again until the run ends, or Ctrl-C; elsewhere they are printed once.
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Directory of a run, or its record.
+    /// Run directory or run record.
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Print the state once, also on a terminal.
@@ -39,7 +39,7 @@ pub(crate) struct TopArgs {
     /// Seconds between two looks at the record.
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
     interval: f64,
-    /// Print the state once, as one JSON object.
+    /// Print the state once, as a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -49,7 +49,7 @@ fn parse_interval(text: &str) -> Result<f64, String> {
     if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("expected 0.1 to 3600".to_owned()) }
 }
 
-/// State of a run with its last checkpoint.
+/// Run state with the last checkpoint.
 #[derive(Serialize)]
 struct Answer<'a> {
     #[serde(flatten)]
@@ -98,7 +98,7 @@ fn watch(watched: &mut Watched, interval: Duration, out: &mut Output) -> Result<
         let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| size.ws_col);
         let width = if columns == 0 { WIDTH } else { usize::from(columns) - 1 };
         let lines = lines(&watched.run, &state, watched.saved(), width);
-        // Over the lines before, in one write: no flicker, and what is above stays.
+        // Over the previous lines, in one write: no flicker, and the text above stays.
         if drawn > 0 {
             write!(out, "\x1b[{drawn}A")?;
         }
@@ -129,7 +129,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Reads what is new, and returns the state.
+    /// Reads new lines, and returns the state.
     fn look(&mut self) -> Result<RunState, Failure> {
         let news = self.follower.read().map_err(|error| Failure::from(error).in_file(&self.record))?;
         if news.is_restarted {
@@ -139,7 +139,7 @@ impl Watched {
         Ok(self.run.state(unix_seconds()))
     }
 
-    /// Returns name and age in seconds of the last complete checkpoint beside the record.
+    /// Returns the name and the age in seconds for the last complete checkpoint next to the record.
     fn saved(&self) -> Option<(String, f64)> {
         let directory = self.record.parent().filter(|parent| !parent.as_os_str().is_empty());
         let entries = std::fs::read_dir(directory.unwrap_or(Path::new("."))).ok()?;

@@ -1,20 +1,20 @@
-//! Lines of text that show the state of a run.
+//! Text lines that show the run state.
 
 use super::graph::{bar, sparkline};
 use super::state::{Bottleneck, Phase, RunLines, RunState, Shares};
 use crate::failure::escape_controls;
 use dflop_executor::step_record::StepLine;
 
-/// Columns before the value of a line.
+/// Number of columns before a value.
 const LABEL: usize = 9;
-/// Columns of the values that a graph stands beside.
+/// Number of columns for values next to a graph.
 const BESIDE: usize = 52;
-/// Smallest share of a step that is shown, beside computing and data.
+/// Smallest step fraction that is shown, besides computing and data.
 const SHARE_SHOWN: f64 = 5e-4;
-/// Between the parts of a value.
+/// Separator between the parts in a value.
 const GAP: &str = "   ";
 
-/// Returns the lines of a state, none wider than `width` columns.
+/// Returns the lines for a state, none wider than `width` columns.
 ///
 /// - `saved`: name and age in seconds of the last checkpoint
 pub(super) fn lines(
@@ -102,7 +102,7 @@ fn parts(shares: Shares, mfu: Option<f64>) -> String {
     parts.join(GAP)
 }
 
-/// Names the bottleneck and what may help.
+/// Names the bottleneck and a remedy.
 fn advice(bottleneck: Bottleneck) -> &'static str {
     match bottleneck {
         Bottleneck::Data => "data: more workers, or a faster store",

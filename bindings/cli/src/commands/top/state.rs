@@ -1,4 +1,4 @@
-//! State of a run, from the lines of its record.
+//! Run state, computed from the record lines.
 
 use std::collections::VecDeque;
 
@@ -8,9 +8,9 @@ use dflop_executor::step_record::{EndLine, Heading, Line, Outcome, StepLine};
 
 /// Steps that are kept for graphs.
 const KEPT_STEPS: usize = 4_096;
-/// Rates, the time left and the shares of a step are means of the last so many steps.
+/// Number of last steps averaged for rates, the time left and the step fractions.
 const RECENT_STEPS: usize = 50;
-/// A run is overdue when its last line is older than so many usual steps, and at least [`QUIET_SECONDS`].
+/// A run is overdue when the last line is older than this many usual steps, and at least [`QUIET_SECONDS`].
 const OVERDUE_STEPS: f64 = 10.0;
 const QUIET_SECONDS: f64 = 30.0;
 /// Below this share of a step spent waiting for data, data is not the bottleneck.
@@ -18,7 +18,7 @@ const DATA_SHARE_NOTICED: f64 = 0.05;
 /// Below this share without a pass, computing is the bottleneck.
 const WAIT_SHARE_NOTICED: f64 = 0.25;
 
-/// Lines of a record, as far as they are needed.
+/// Record lines, as far as they are needed.
 #[derive(Debug, Default)]
 pub(super) struct RunLines {
     pub(super) heading: Option<Heading>,
@@ -35,58 +35,58 @@ pub(super) enum Phase {
     /// Before the first step.
     Starting,
     Running,
-    /// Its last line is much older than a step usually takes: it hangs, writes a large state, or was killed.
+    /// The last line is much older than a usual step: the run hangs, writes a large state, or was killed.
     Overdue,
     Completed,
     Stopped,
     Failed,
 }
 
-/// Part of a step that limits the run.
+/// Step part that limits the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Bottleneck {
     /// Ranks wait for samples.
     Data,
-    /// Ranks wait for messages, and for the passes on other ranks that make them.
+    /// Ranks wait for messages, and for the passes on other ranks that create the messages.
     Communication,
-    /// Stages of a pipeline have no pass to compute.
+    /// Pipeline stages have no pass to compute.
     Bubbles,
     /// Devices wait for inputs that are packed and copied to them.
     Inputs,
-    /// The update of the weights.
+    /// The weight update.
     Update,
-    /// Devices wait between steps for the host: its plans, its way to the results, its reports.
+    /// Devices wait between steps for the host: plans, transfer of results, reports.
     Host,
     /// Devices wait while checkpoints are copied.
     Checkpoints,
     /// Devices have gaps between passes that nothing above explains.
     Gaps,
-    /// Passes take as long as the host needs to launch their kernels.
+    /// Passes take as long as the host needs to launch the kernels.
     Launches,
     Compute,
 }
 
-/// Shares of the time of a step.
+/// Fractions of the step time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Shares {
-    /// Passes; of a loader, everything but the wait for data.
+    /// Passes; for a loader, everything but the wait for data.
     pub(super) compute: f64,
     pub(super) update: f64,
     pub(super) data: f64,
     /// Packing and copying inputs.
     pub(super) inputs: f64,
-    /// Plans of the host, results on their way to it, and its reports.
+    /// Planning on the host, results on the way to the host, and reports.
     pub(super) host: f64,
     pub(super) checkpoints: f64,
     pub(super) communication: f64,
-    /// Of the stages of a pipeline alone.
+    /// Pipeline stages only.
     pub(super) bubbles: f64,
     /// What is left.
     pub(super) other: f64,
 }
 
-/// State of a run at a time.
+/// Run state at a point in time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct RunState {
     pub(super) phase: Phase,
@@ -97,16 +97,16 @@ pub(super) struct RunState {
     pub(super) reason: String,
     /// Steps that were taken.
     pub(super) steps_taken: u64,
-    /// Steps of the run, if it has an end.
+    /// Number of steps in the run, if the run has an end.
     pub(super) steps: Option<u64>,
-    /// Time since the run, or its last resumption, began, up to its end.
+    /// Time since the run or the last resumption began, up to the run's end.
     pub(super) elapsed_seconds: Option<f64>,
     /// Predicted time to the last step.
     pub(super) left_seconds: Option<f64>,
-    /// Age of the last line.
+    /// Age of the last line in seconds.
     pub(super) quiet_seconds: Option<f64>,
     pub(super) loss: Option<f64>,
-    /// Mean of the last 50 steps, as are the following.
+    /// Mean over the last 50 steps, as for the following fields.
     pub(super) loss_mean: Option<f64>,
     pub(super) step_seconds: Option<f64>,
     pub(super) samples_per_second: Option<f64>,
@@ -114,10 +114,10 @@ pub(super) struct RunState {
     pub(super) mfu: Option<f64>,
     pub(super) shares: Option<Shares>,
     pub(super) bottleneck: Option<Bottleneck>,
-    /// Tokens of a microbatch below which launches limit a module, if they limit most of the last steps.
+    /// Microbatch tokens below which launches limit a module, if launches limit most recent steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) launch_limit_tokens: Option<u64>,
-    /// Samples of the record's steps that were skipped.
+    /// Number of skipped samples in the recorded steps.
     pub(super) skipped_samples: u64,
 }
 
@@ -204,19 +204,19 @@ impl Recent {
         self.0.iter().map(|step| step.seconds).sum()
     }
 
-    /// Mean of the steps that have the value.
+    /// Mean over the steps that have the value.
     fn mean(&self, of: impl Fn(&StepLine) -> Option<f64>) -> Option<f64> {
         let values: Vec<f64> = self.0.iter().filter_map(of).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 
-    /// Sum over the time of the steps.
+    /// Sum divided by the step time.
     fn rate(&self, of: impl Fn(&StepLine) -> Option<u64>) -> Option<f64> {
         let sum: u64 = self.0.iter().map(of).sum::<Option<u64>>()?;
         (self.seconds() > 0.0).then(|| sum as f64 / self.seconds())
     }
 
-    /// Limit by launches of the last step, if most steps have one.
+    /// Launch limit in the last step, if most steps have a limit.
     fn launch_limit_tokens(&self) -> Option<u64> {
         let limited = self.0.iter().filter(|step| step.launch_limit_tokens.is_some()).count();
         self.0.first().filter(|_| 2 * limited > self.0.len())?.launch_limit_tokens
@@ -260,7 +260,7 @@ impl Recent {
 }
 
 impl Shares {
-    /// Adds what is left of a step, or scales parts down that were measured as more than a step.
+    /// Adds the rest of a step, or scales parts down that were measured as more than a step.
     fn completed(self) -> Self {
         let Self { compute, update, data, inputs, host, checkpoints, communication, bubbles, .. } = self;
         let sum = compute + update + data + inputs + host + checkpoints + communication + bubbles;
@@ -278,8 +278,8 @@ impl Shares {
         }
     }
 
-    /// Returns what limits the run: data if ranks wait for it noticeably, else the largest part without a
-    /// pass if such parts are large.
+    /// Returns the bottleneck of the run: data if ranks wait for it noticeably, else the largest part without
+    /// a pass if such parts are large.
     ///
     /// - `is_launch_limited`: whether launches limit the passes
     fn bottleneck(self, is_launch_limited: bool) -> Bottleneck {

@@ -10,30 +10,30 @@ use super::report::{MeasuredRun, study_of_runs};
 use crate::failure::Failure;
 use crate::report::Study;
 
-/// Steps of each run; the first one warms up and is not timed.
+/// Number of steps per run; the first step warms up and is not timed.
 const STEPS: u64 = 9;
-/// Wall time of passes over their time by CPU above which a machine counts as busy.
+/// Pass wall time over pass CPU time above which a machine counts as busy.
 const BUSY_FACTOR: f64 = 1.25;
 /// Order of the runs, alternating, so that other load on the machine affects both strategies.
 const ORDER: [Strategy; 4] =
     [Strategy::SEARCH, Strategy::ROUND_ROBIN, Strategy::ROUND_ROBIN, Strategy::SEARCH];
 
-/// Measured times and losses of the runs.
+/// Measured times and losses from the runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Trained {
-    /// Number of ranks, one thread each.
+    /// Number of ranks, a thread each.
     pub(crate) ranks: usize,
-    /// Timed steps of each strategy.
+    /// Number of timed steps per strategy.
     pub(crate) steps: u64,
     /// Mean measured step.
     pub(crate) data_blind_seconds: f64,
     /// Mean measured step.
     pub(crate) balanced_seconds: f64,
-    /// The same steps by the CPU time of their passes, as if every rank had a core to itself.
+    /// The same steps by CPU pass time, as if every rank had a core to itself.
     pub(crate) by_cpu: CpuTimes,
-    /// First and last loss of a balanced run.
+    /// First and last loss in a balanced run.
     pub(crate) losses: [f64; 2],
-    /// Largest relative difference between the losses of both strategies at the same step.
+    /// Largest relative difference between the losses with both strategies at the same step.
     pub(crate) loss_difference: f64,
 }
 
@@ -51,24 +51,24 @@ impl Trained {
     }
 }
 
-/// Steps by the CPU time of their passes, which other work on the machine changes little.
+/// Steps by CPU pass time, which other work on the machine changes little.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CpuTimes {
     /// Mean step.
     pub(crate) data_blind_seconds: f64,
     /// Mean step.
     pub(crate) balanced_seconds: f64,
-    /// Median over pairs of steps on the same batch of data-blind over balanced time.
+    /// Median of data-blind over balanced time, over step pairs on the same batch.
     pub(crate) speedup: f64,
     /// Tenth and ninetieth percentile of these ratios.
     pub(crate) speedup_range: [f64; 2],
-    /// Wall time of the passes over their time by CPU, all steps together: 1 on a machine without other work.
+    /// Pass wall time over pass CPU time, all steps together: 1 on a machine without other work.
     pub(crate) busy_factor: f64,
 }
 
 impl CpuTimes {
-    /// - `runs`: strategy of every run, and the time by CPU and on the clock of the passes of its steps, in
-    ///   seconds; runs take the same batches in the same order
+    /// - `runs`: strategy of every run, and the pass time per step by CPU and by wall clock, in seconds; runs
+    ///   use the same batches in the same order
     fn of(runs: &[(Strategy, Vec<[f64; 2]>)]) -> Self {
         let of = |strategy: Strategy| {
             let own = runs.iter().filter(move |(of, _)| *of == strategy);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn pairs_of_steps_on_the_same_batch_are_compared_by_cpu_time() {
-        // wall times say the opposite, because something else ran beside the balanced steps
+        // wall times show the opposite, because other work ran during the balanced steps
         let balanced = vec![[1.0, 9.0], [2.0, 9.0]];
         let blind = vec![[1.5, 1.5], [2.4, 2.4]];
         let times = CpuTimes::of(&[(Strategy::SEARCH, balanced), (Strategy::ROUND_ROBIN, blind)]);

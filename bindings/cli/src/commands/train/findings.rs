@@ -1,4 +1,4 @@
-//! Prints the findings of a check as lines or as one JSON object.
+//! Prints check findings as lines or as a JSON object.
 
 use std::io::Write;
 
@@ -7,11 +7,11 @@ use dflop_executor::run::{Finding, Findings, Status};
 use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, write_json};
 
-/// Columns of status and subject, so that findings are below each other.
+/// Column widths for status and subject, so that findings are aligned.
 const STATUS_COLUMNS: usize = 8;
 const SUBJECT_COLUMNS: usize = 14;
 
-/// Prints findings: all of rank 0, the wrong ones of other ranks.
+/// Prints findings: all from rank 0, only the failed findings from other ranks.
 ///
 /// # Errors
 /// [`Failure::Failed`] if a finding is wrong.
@@ -37,7 +37,7 @@ fn print_line(rank: usize, check: &Finding, out: &mut Output) -> Result<(), Fail
     let Finding { status, subject, finding, advice } = check;
     let rank = if rank > 0 { format!("rank {rank}: ") } else { String::new() };
     let advice = advice.as_ref().map_or_else(String::new, |advice| format!("; {advice}"));
-    // A message of several lines, such as a place in the configuration, goes on below its start.
+    // A message with several lines, such as a place in the configuration, continues below the start.
     let indent = format!("\n{}", " ".repeat(STATUS_COLUMNS + SUBJECT_COLUMNS + 2));
     let lines: Vec<_> = finding.lines().map(escape_controls).collect();
     let (status, finding) = (status.name(), lines.join(&indent));

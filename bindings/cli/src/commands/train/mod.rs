@@ -1,8 +1,8 @@
 //! `dflop train`: trains a model through the executor, configured in TOML or JSON.
 //!
-//! Arguments become the configuration and the options of a [`Run`], which does everything else: without the
-//! environment of a launcher it starts the ranks of the job as processes of this command line; under
-//! `torchrun`, Slurm or Open MPI this process is one rank.
+//! Arguments become the configuration and the options for a [`Run`], which does everything else: without a
+//! launcher environment the run starts the job's ranks as processes with this command line; under `torchrun`,
+//! Slurm or Open MPI this process is a rank.
 
 mod demo;
 mod findings;
@@ -36,56 +36,55 @@ use crate::reexec::Invocation;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
 ///
-/// Prints a line per step. Starts the ranks of the job as processes of this machine, unless a launcher
-/// (torchrun, Slurm, Open MPI) started this process as one of them.
+/// Prints a line per step. Starts the job's ranks as processes on this machine, unless a launcher (torchrun,
+/// Slurm, Open MPI) started this process as a rank.
 ///
 /// `SIGINT` and `SIGTERM` end the run after the current step, with a checkpoint if there is a directory for
 /// them, and exit status 130 or 143; a second one ends it at once. A closed standard output ends it likewise,
 /// with status 0.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
-    /// Configuration of the run, TOML, or JSON if the name ends in `.json`.
+    /// Run configuration, TOML, or JSON if the name ends in `.json`.
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
-    /// Seed of initial weights and of the global order [default: the configuration's].
+    /// Seed for initial weights and for the global order [default: the configuration's].
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
     /// End after this step; the learning rate follows the steps of the configuration [default: these].
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Plan to run, as `dflop plan --json` printed it: its placement, stages, degrees, schedule and
-    /// microbatches replace those of the configuration.
+    /// Plan to run, as `dflop plan --json` printed it: placement, stages, degrees, schedule and microbatches
+    /// replace the configured values.
     #[arg(long, value_name = "FILE.json", conflicts_with = "pipeline_stages")]
     plan: Option<PathBuf>,
-    /// Pipeline stages of all modules together; encoders keep theirs. With 1, encoder and LLM take turns in
-    /// one process [default: the configuration's].
+    /// Number of pipeline stages for all modules together; encoders keep their own stages. With 1, encoder
+    /// and LLM take turns in one process [default: the configuration's].
     #[arg(long, value_name = "N")]
     pipeline_stages: Option<usize>,
     #[arg(long, value_name = "NAME", value_parser = parse_strategy)]
     #[arg(help = format!("Strategy of the step plans: {} [default: the configuration's]", Strategy::describe(Strategy::of_any_size())))]
     strategy: Option<Strategy>,
-    /// Number of ranks to start on this machine; must equal the ranks of the job [default: the ranks of the
-    /// job].
+    /// Number of ranks to start on this machine; must equal the job's ranks [default: the job's ranks].
     #[arg(long, value_name = "N")]
     local_ranks: Option<usize>,
-    /// Directory of saved states [default: the configuration's].
+    /// Directory for saved states [default: the configuration's].
     #[arg(long, value_name = "DIR")]
     checkpoints: Option<PathBuf>,
     /// Resume from the last complete state in the directory of saved states; start from step 0 if there is
     /// none.
     #[arg(long)]
     resume: bool,
-    /// Corrections of the cost model that plans use: `measured` learns them from the times of this run, so
-    /// that plans, and the last digits of losses, depend on the load of the machine; FILE replays those that
-    /// a run recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and
+    /// Cost model corrections that plans use: `measured` learns corrections from the times in this run, so
+    /// that plans, and the last digits in losses, depend on the machine load; FILE replays corrections that a
+    /// run recorded in its `corrections.jsonl`, bit for bit [default: none, measured times are recorded and
     /// reported].
     #[arg(long, value_name = "measured|FILE")]
     corrections: Option<CorrectionSource>,
-    /// Record every step as a line of JSON in this file, which `dflop top` shows while the run goes on
-    /// [default: `steps.jsonl` in the directory of saved states].
+    /// Record every step as a JSON line in this file, which `dflop top` shows while the run goes on [default:
+    /// `steps.jsonl` in the directory for saved states].
     #[arg(long, value_name = "FILE.jsonl")]
     record: Option<PathBuf>,
-    /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
+    /// Write the timeline with every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -94,7 +93,7 @@ pub(crate) struct TrainArgs {
     /// rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     #[arg(long)]
     check: bool,
-    /// Print one JSON object per line.
+    /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
@@ -121,7 +120,7 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
     ended.and(reported)
 }
 
-/// Runs all steps, prints those of rank 0, and keeps them for the report.
+/// Runs all steps, prints the steps on rank 0, and keeps them for the report.
 fn take_steps(run: &Run, mut printer: Printer<'_>, files: &mut ReportFiles) -> Result<(), Failure> {
     let mut failed = None;
     let mut on_step = |step: &StepReport| {
@@ -144,7 +143,7 @@ fn take_steps(run: &Run, mut printer: Printer<'_>, files: &mut ReportFiles) -> R
     stopped(&end)
 }
 
-/// Returns the failure of a run that a signal has stopped in order.
+/// Returns the failure for a run that a signal stopped in order.
 fn stopped(end: &RunEnd) -> Result<(), Failure> {
     match end.stopped.and_then(StopReason::signal) {
         Some(signal) => Err(Failure::Stopped { signal }),
@@ -177,7 +176,7 @@ impl TrainArgs {
         Ok(config)
     }
 
-    /// Returns the options of this start.
+    /// Returns the run options.
     ///
     /// - `trace`: file for the timeline
     fn options(&self, trace: Option<PathBuf>, invocation: &Invocation) -> Result<RunOptions, Failure> {

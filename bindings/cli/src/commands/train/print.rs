@@ -1,4 +1,4 @@
-//! Prints the steps of a run and its summary.
+//! Prints the run's steps and summary.
 
 use std::io::Write;
 
@@ -114,7 +114,7 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// Reports a run that a signal stopped. One whose output was closed ends without a word.
+/// Reports a run that a signal stopped. A run with a closed output ends without a message.
 #[expect(clippy::print_stderr, reason = "standard output has the results alone")]
 fn report_stop(RunEnd { stopped, steps, checkpoint, .. }: &RunEnd) {
     let Some(reason) = stopped.filter(|reason| *reason != StopReason::OutputClosed) else { return };

@@ -1,4 +1,4 @@
-//! Fills the report of `dflop train`: its steps, its passes beside simulated ones, and their predictions.
+//! Fills the `dflop train` report: steps, measured and simulated passes, and predictions.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -20,41 +20,41 @@ use crate::report::{
     compare_steps, seconds, verdict, write_report,
 };
 
-/// A measured run of a strategy.
+/// A measured run with a strategy.
 pub(super) struct MeasuredRun {
     pub(super) strategy: Strategy,
-    /// File of the timelines of its ranks, if it exists.
+    /// Timeline file for the run's ranks, if it exists.
     pub(super) trace: PathBuf,
-    /// Mean step in seconds and number of steps; `None` takes the mean of the traced passes.
+    /// Mean step in seconds and number of steps; `None` uses the mean over the traced passes.
     pub(super) mean: Option<(f64, u64)>,
 }
 
-/// Study of runs, and the passes of the last one.
+/// Study of runs, and the last run's passes.
 pub(super) struct RunStudy {
     pub(super) study: Study,
     pub(super) measured: Measured,
     pub(super) notes: Vec<String>,
 }
 
-/// Files from which the report of a run is made, beside it: steps and timelines.
+/// Source files for the run report, next to the report: steps and timelines.
 pub(super) struct ReportFiles {
-    /// The report; `None` if none is wanted.
+    /// Report file; `None` if no report is requested.
     path: Option<PathBuf>,
     previews: usize,
-    /// File of the timeline that the user asked for.
+    /// Timeline file that the user requested.
     trace: Option<PathBuf>,
     /// Whether this process writes the report.
     is_written: bool,
-    /// Whether another program started the ranks, so that nobody joins their timelines.
+    /// Whether a launcher started the ranks, so that nobody joins the rank timelines.
     is_rank: bool,
-    /// File of the steps, from the first one on.
+    /// Step file, from the first step on.
     log: Option<BufWriter<File>>,
 }
 
 impl ReportFiles {
-    /// Chooses the files and removes what a killed run left.
+    /// Chooses the files and removes the leftovers from a killed run.
     ///
-    /// - `trace`: file of the timeline that the user asked for
+    /// - `trace`: timeline file that the user requested
     pub(super) fn new(args: &SampleReportArgs, trace: Option<&Path>) -> Result<Self, Failure> {
         let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
         let is_first = identity.rank == 0;
@@ -99,8 +99,7 @@ impl ReportFiles {
         })
     }
 
-    /// Writes the report, if one is wanted and the run took a step, and removes the files that it was made
-    /// from.
+    /// Writes the report, if it is requested and the run took a step, and removes the source files.
     pub(super) fn write(&self, run: &Run) -> Result<(), Failure> {
         let (Some(path), Some(steps), true) = (&self.path, self.steps(), self.is_written) else {
             return Ok(());
@@ -122,16 +121,16 @@ impl ReportFiles {
     }
 }
 
-/// Returns a hidden file beside the report.
+/// Returns a hidden file next to the report.
 fn beside(report: &Path, kind: &str) -> PathBuf {
     let name = report.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     report.with_file_name(format!(".{name}.{kind}"))
 }
 
-/// Returns the report of a run; `None` if it took no step.
+/// Returns the run report; `None` if the run took no step.
 ///
-/// - `steps`: file of the steps
-/// - `trace`: file of the timelines; a missing one is left out
+/// - `steps`: step file
+/// - `trace`: timeline file; a missing file is left out
 fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Option<RunReport>, Failure> {
     let text = match std::fs::read_to_string(steps) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -189,9 +188,9 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
     Ok(Some(report))
 }
 
-/// Returns the study of runs on the same steps: simulated plans by every strategy, then what was measured.
+/// Returns the study of runs on the same steps: simulated plans by every strategy, then measurements.
 ///
-/// - `run`: run whose setup is that of all runs
+/// - `run`: run whose setup all runs share
 pub(super) fn study_of_runs(
     run: &Run,
     name: &str,
@@ -246,7 +245,7 @@ pub(super) fn study_of_runs(
     Ok(RunStudy { study: Study { name, about, modules, strategies, samples, steps }, measured, notes })
 }
 
-/// Adds the measured timelines of a run; its predicted ones only if nothing else is simulated.
+/// Adds a run's measured timelines, and the predicted timelines only if nothing else is simulated.
 fn add_run(
     run: &MeasuredRun,
     measured: &Measured,

@@ -1,17 +1,18 @@
-//! Collects predictions beside measurements: of a profile on held-out points, or of the passes of a run.
+//! Collects predictions and measurements for comparison: a profile on held-out points, or the passes in a
+//! run.
 
 use dflop_costmodel::{AccuracyReport, ErrorSummary, PointAccuracy};
 
 use super::trace::Measured;
 use crate::report::document::{Accuracy, AccuracyPoint, ErrorRow};
 
-/// Largest number of points that are listed.
+/// Maximum number of points that are listed.
 const POINTS_MAX: usize = 3_000;
-/// Part of the points inside an interval that is fitted to them.
+/// Fraction of points inside an interval that is fitted to them.
 const INSIDE: f64 = 0.9;
 
 impl Accuracy {
-    /// Returns the comparison of a profile with observations; intervals are those of the profile.
+    /// Returns the comparison of a profile with observations; intervals come from the profile.
     pub(crate) fn of_profile(compared: &AccuracyReport) -> Self {
         let modules: Vec<String> = compared.modules.iter().map(|module| module.module.to_string()).collect();
         let point = |point: &PointAccuracy| {
@@ -49,9 +50,9 @@ impl Accuracy {
         }
     }
 
-    /// Returns the comparison of the passes of a run with their predictions; `None` without a pass.
+    /// Returns the comparison of measured passes in a run with the predictions; `None` without a pass.
     ///
-    /// - `is_absolute`: whether times come from a measured profile; those of a stated rate are scaled to the
+    /// - `is_absolute`: whether times come from a measured profile; stated-rate times are scaled to the
     ///   measured sum first
     pub(crate) fn of_passes(measured: &Measured, is_absolute: bool) -> Option<Self> {
         let all = &measured.passes;
@@ -163,7 +164,7 @@ mod tests {
 
     #[test]
     fn nine_of_ten_passes_are_inside_the_fitted_interval() {
-        // Of each module, one pass of ten takes twice its time.
+        // In each module, one pass in ten takes twice its time.
         let points: Vec<_> = (0..40)
             .map(|pass| (pass % 2, 1_000, if pass < 4 { 2_000 } else { 1_000 + pass as u64 }))
             .collect();

@@ -1,4 +1,5 @@
-//! Describes samples of datasets: key, shard, media, tokens, predicted times, previews of the dearest.
+//! Describes dataset samples: key, shard, media, tokens, predicted times, and previews for the most expensive
+//! samples.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,7 @@ use dflop_loader::store::redact;
 use super::previews::read_previews;
 use crate::report::document::Sample;
 
-/// Samples of a study, each described once.
+/// Study samples, each described once.
 #[derive(Debug, Default)]
 pub(crate) struct SampleTable {
     samples: Vec<Sample>,
@@ -19,9 +20,9 @@ pub(crate) struct SampleTable {
 }
 
 impl SampleTable {
-    /// Returns the index of a sample, which is described at its first use.
+    /// Returns a sample index; the first use describes the sample.
     ///
-    /// - `sample`: number in the index of the dataset
+    /// - `sample`: sample number in the dataset index
     pub(crate) fn index_of(
         &mut self,
         datasets: &[Dataset],
@@ -44,8 +45,8 @@ impl SampleTable {
         self.samples.len()
     }
 
-    /// Reads previews of the dearest samples and returns all samples, with a note if the previews could not
-    /// be read.
+    /// Reads previews of the most expensive samples and returns all samples, with a note if the previews
+    /// could not be read.
     ///
     /// - `previews`: largest number of samples with a preview
     pub(crate) fn finish(mut self, datasets: &[Dataset], previews: usize) -> (Vec<Sample>, Option<String>) {

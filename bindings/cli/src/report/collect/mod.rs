@@ -1,4 +1,4 @@
-//! Collects the sections of a report from plans, datasets and traces.
+//! Collects report sections from plans, datasets and traces.
 
 mod accuracy;
 mod described;

@@ -15,7 +15,7 @@ use crate::report::document::{StrategyResult, Study};
 #[derive(Debug)]
 pub(crate) struct PlannedSteps<'a> {
     pub(crate) planner: &'a StepPlanner,
-    /// Strategies with their results over all steps, data-blind first.
+    /// Strategies with results over all steps, data-blind first.
     pub(crate) strategies: Vec<(Strategy, StrategyResult)>,
     pub(crate) schedule: ScheduleKind,
     pub(crate) steps: Range<u64>,

@@ -1,4 +1,4 @@
-//! Renders small previews of samples: an image in 112 pixels, the peaks of a sound, the beginning of a text.
+//! Renders small sample previews: an image in 112 pixels, audio peaks, the beginning of a text.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -15,22 +15,22 @@ use crate::failure::Failure;
 use crate::output::runtime;
 use crate::report::document::Preview;
 
-/// Longest field that is read for a preview.
+/// Maximum length of a field that is read for a preview.
 const FIELD_BYTES_MAX: u64 = 32 << 20;
-/// Longer side of an image, in pixels, and the quality of its JPEG; the next pair if it is larger than
+/// Longer image side in pixels, and the JPEG quality; the next pair if the JPEG is larger than
 /// [`JPEG_BYTES_MAX`].
 const SIZES: [(u32, u8); 3] = [(112, 60), (112, 30), (64, 25)];
 const JPEG_BYTES_MAX: usize = 6 << 10;
-/// Peaks of an audio clip.
+/// Number of peaks for an audio clip.
 const PEAKS: usize = 48;
-/// Characters of a text.
+/// Number of text characters.
 const TEXT_CHARACTERS: usize = 180;
-/// Images of a sample that are shown.
+/// Maximum number of images shown per sample.
 const IMAGES_MAX: usize = 2;
 
 /// Reads samples and renders the previews of each. What cannot be decoded has none.
 ///
-/// - `samples`: numbers in the index of the dataset
+/// - `samples`: sample numbers in the dataset index
 pub(super) fn read_previews(dataset: &Dataset, samples: &[u64]) -> Result<Vec<Vec<Preview>>, Failure> {
     if samples.is_empty() {
         return Ok(Vec::new());
@@ -98,10 +98,10 @@ fn audio(payload: &[u8]) -> Option<Preview> {
     Some(Preview::Audio(peaks.collect()))
 }
 
-/// Fields of a document that hold what people read.
+/// Document fields with text for people.
 const TEXT_FIELDS: [&str; 4] = ["value", "content", "text", "caption"];
 
-/// Joins the texts of a document; one without known fields is shown as it is.
+/// Joins the texts in a document; a document without known fields is shown as it is.
 fn document(payload: &[u8]) -> Option<Preview> {
     fn collect(value: &Value, is_text: bool, texts: &mut Vec<String>) {
         match value {

@@ -1,4 +1,4 @@
-//! Collects the passes of a training run, measured beside predicted, as a study.
+//! Collects the measured and predicted passes in a training run as a study.
 
 use dflop_loader::StepPlanner;
 
@@ -8,9 +8,10 @@ use crate::failure::Failure;
 use crate::report::document::{Basis, StrategyResult, Study};
 
 impl Measured {
-    /// Names the samples of every group of the steps, and describes them in `table`.
+    /// Names the samples in every step group, and describes them in `table`.
     ///
-    /// - `planner`: that of the run; its strategy does not matter, as all have the samples in the same order
+    /// - `planner`: the run's planner; its strategy does not matter, because all strategies have the samples
+    ///   in the same order
     ///
     /// # Errors
     /// [`Failure`] if a step cannot be planned again.
@@ -35,7 +36,7 @@ impl Measured {
         Ok(())
     }
 
-    /// Returns the mean makespan of the passes under a strategy, and the number of its steps.
+    /// Returns the mean pass makespan under a strategy, and the number of steps.
     pub(crate) fn mean_seconds(&self, strategy: usize) -> (f64, u64) {
         let own = self.steps.iter().flat_map(|step| &step.timelines);
         let own: Vec<u64> = own
@@ -45,7 +46,7 @@ impl Measured {
         (own.iter().sum::<u64>() as f64 / 1e9 / own.len().max(1) as f64, own.len() as u64)
     }
 
-    /// Returns the result of a strategy.
+    /// Returns a strategy's result.
     pub(crate) fn result(&self, strategy: usize, name: &str, basis: Basis) -> StrategyResult {
         let (step_seconds, steps) = self.mean_seconds(strategy);
         StrategyResult {
@@ -59,7 +60,7 @@ impl Measured {
         }
     }
 
-    /// Returns the study of a run: its measured steps beside the predicted ones.
+    /// Returns the run study: measured steps compared with predicted steps.
     pub(crate) fn study(&self, name: &str) -> Study {
         let strategies = vec![self.result(0, name, Basis::Measured), self.result(1, name, Basis::Simulated)];
         Study {
@@ -73,6 +74,6 @@ impl Measured {
     }
 }
 
-/// Explanation of measured timelines, for people.
+/// Explanation for people: measured timelines.
 pub(crate) const ABOUT_RUN: &str = "Passes of the last steps, as they were measured and as they are simulated. A \
     simulated step is the schedule alone, without messages, optimizer and other load.";

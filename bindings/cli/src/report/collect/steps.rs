@@ -10,19 +10,19 @@ use super::described::SampleTable;
 use crate::failure::Failure;
 use crate::report::document::{Bar, PassCode, Row, StudyStep, Timeline};
 
-/// Largest number of steps that a page shows.
+/// Maximum number of steps that a page shows.
 const STEPS_SHOWN: u64 = 4;
 /// Samples and passes after which no further step is shown.
 const SAMPLES_ENOUGH: usize = 3_000;
 const BARS_ENOUGH: usize = 8_000;
 
-/// Plans and simulates steps under each strategy, and describes their samples in `table`.
+/// Plans and simulates steps under each strategy, and describes the samples in `table`.
 ///
-/// - `steps`: at most 4 of them are shown, and fewer of large ones
-/// - `first`: index of the first strategy in the study
+/// - `steps`: at most 4 steps are shown, and fewer large steps
+/// - `first`: first strategy index in the study
 ///
 /// # Errors
-/// [`Failure`] if a step cannot be planned, or modules have DP sizes of their own, so that no rank can be
+/// [`Failure`] if a step cannot be planned, or modules have separate DP sizes, so that no rank can be
 /// simulated alone.
 pub(crate) fn timelines_of_plans(
     planner: &StepPlanner,
@@ -86,7 +86,7 @@ fn timeline(
     })
 }
 
-/// Returns a row for each stage of a rank, without bars.
+/// Returns a row for each stage on a rank, without bars.
 fn rows_of_rank(planner: &StepPlanner, rank: usize) -> Vec<Row> {
     let (modules, stages) = (planner.model().modules(), planner.pipeline().stages);
     let rows = stages.iter().enumerate().flat_map(|(module, &count)| {

@@ -1,5 +1,4 @@
-//! Reads the timelines of a training run: what was measured, what was predicted, and the samples of each
-//! microbatch.
+//! Reads the timelines from a training run: measurements, predictions, and the samples in each microbatch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::BufReader;
@@ -12,24 +11,24 @@ use crate::report::document::{AccuracyPoint, Bar, PassCode, Row, StudyStep, Time
 use dflop_executor::step_record::read_line;
 use dflop_loader::store::file;
 
-/// Last steps whose passes are compared with their predictions.
+/// Number of last steps whose passes are compared with predictions.
 const STEPS_COMPARED: u64 = 16;
 /// Last steps that are shown.
 const STEPS_SHOWN: u64 = 3;
-/// Threads of a rank in a trace.
+/// Rank threads in a trace.
 const MEASURED: u32 = 0;
 const PREDICTED: u32 = 1;
 
-/// Measured steps of a training run.
+/// Measured steps from a training run.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// Names of the modules, the LLM last.
+    /// Module names, the LLM last.
     pub(crate) modules: Vec<String>,
     /// The last steps, each with a measured and a predicted timeline: strategies 0 and 1.
     pub(crate) steps: Vec<StudyStep>,
-    /// Places in the plan of the step of the samples of every group, by timeline as in `steps`.
+    /// Plan index of each sample in a step group, by timeline as in `steps`.
     pub(crate) places: Vec<Vec<Vec<u32>>>,
-    /// Forward and backward passes with their predictions, without intervals.
+    /// Forward and backward passes with predictions, without intervals.
     pub(crate) passes: Vec<AccuracyPoint>,
 }
 
@@ -51,7 +50,7 @@ struct TraceEvent {
 
 #[derive(Debug, Clone, Default, Deserialize)]
 struct TraceArguments {
-    /// Name of a process.
+    /// Process name.
     #[serde(default)]
     name: String,
     step: Option<u64>,
@@ -63,10 +62,9 @@ struct TraceArguments {
     samples: Vec<u32>,
 }
 
-/// Reads the traces of ranks, or one trace of all of them. A trace whose end is missing is read up to there.
+/// Reads rank traces, or a joint trace for all ranks. A trace whose end is missing is read up to there.
 ///
-/// - `module_of_stage`: name of the module of each stage; if it is empty, modules come from the names of
-///   ranks
+/// - `module_of_stage`: module name for each stage; if it is empty, modules come from rank names
 ///
 /// # Errors
 /// [`Failure::Failed`] if a file cannot be read.
@@ -108,7 +106,7 @@ pub(crate) fn read_traces(paths: &[PathBuf], module_of_stage: &[String]) -> Resu
     Ok(measured)
 }
 
-/// Reads the events of a trace, one per line.
+/// Reads trace events, one per line.
 fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
     let mut reader = BufReader::new(file::open(path).map_err(failed)?);
@@ -117,7 +115,7 @@ fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failu
         let line = line.trim_ascii();
         let line = line.strip_suffix(b",").or_else(|| line.strip_suffix(b"]")).unwrap_or(line);
         let line = line.strip_prefix(b"[").unwrap_or(line);
-        // Other lines are brackets, events of other programs, or the cut end of a killed run.
+        // Other lines are brackets, events from other programs, or the cut end from a killed run.
         if let Ok(event) = serde_json::from_slice(line) {
             read(event);
         }
@@ -125,7 +123,7 @@ fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failu
     Ok(())
 }
 
-/// Modules of the stages of a run.
+/// Modules behind a run's stages.
 struct Modules {
     names: Vec<String>,
     of_stage: BTreeMap<u16, usize>,
@@ -159,8 +157,8 @@ impl Modules {
     }
 }
 
-/// Returns the module of a rank that has one, such as `llm` of `rank 1: Llm 0`; `stages` of a rank that has
-/// several.
+/// Returns the module for a rank with a single module, such as `llm` for `rank 1: Llm 0`; `stages` for a rank
+/// with several.
 fn module_of_rank(name: &str) -> String {
     let roles = name.split_once(": ").map_or(name, |(_, roles)| roles);
     let modules: BTreeSet<&str> = roles.split(", ").filter_map(|role| role.split(' ').next()).collect();
@@ -170,7 +168,7 @@ fn module_of_rank(name: &str) -> String {
     }
 }
 
-/// Returns the kind of the pass that an event is.
+/// Returns the pass kind for an event.
 fn pass_of(name: &str) -> Option<PassCode> {
     let kinds = [
         ("forward ", PassCode::Forward),
@@ -181,8 +179,8 @@ fn pass_of(name: &str) -> Option<PassCode> {
     kinds.into_iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, pass)| pass)
 }
 
-/// Collects the passes of one thread of all ranks in one step. Each rank starts at its first action: the
-/// clocks of ranks differ by the time between their starts.
+/// Collects the passes on the same thread of all ranks in a step. Each rank starts at the first action: rank
+/// clocks differ by the time between the starts.
 fn timeline(
     events: &[&TraceEvent],
     thread: u32,
@@ -234,7 +232,7 @@ fn timeline(
     (timeline, groups.places)
 }
 
-/// Microbatches of modules, with the places of their samples.
+/// Module microbatches, with the sample places.
 #[derive(Default)]
 struct Groups {
     by_microbatch: BTreeMap<(usize, u32), u32>,
@@ -256,7 +254,7 @@ impl Groups {
     }
 }
 
-/// Returns a measured pass beside its prediction: its CPU time, which does not depend on other load.
+/// Returns a measured pass with the prediction: CPU pass time, which does not depend on other load.
 fn pass_point(event: &TraceEvent, modules: &Modules) -> Option<AccuracyPoint> {
     pass_of(&event.name)?;
     let predicted_ns = event.args.predicted_ns.filter(|ns| *ns > 0 && event.tid == MEASURED)?;

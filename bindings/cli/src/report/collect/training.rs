@@ -1,11 +1,11 @@
-//! Collects the steps of a training run.
+//! Collects the steps from a training run.
 
 use crate::report::document::{TrainedStep, Training};
 use crate::report::format::percent;
 
 impl Training {
-    /// Means of consecutive steps, so that the page has at most [`Self::STEPS_MAX`] of them; `None` without a
-    /// step.
+    /// Means over consecutive steps, so that the page has at most [`Self::STEPS_MAX`] entries; `None` without
+    /// a step.
     pub(crate) fn new(strategy: &str, steps: &[TrainedStep]) -> Option<Self> {
         let every = steps.len().div_ceil(Self::STEPS_MAX).max(1);
         let shown: Vec<TrainedStep> = steps.chunks(every).map(TrainedStep::mean).collect();
@@ -15,15 +15,15 @@ impl Training {
 
     const STEPS_MAX: usize = 1_000;
 
-    /// Returns the change of the loss as a part of a sentence; empty if it is not recorded.
+    /// Returns the loss change as a sentence part; empty if the loss is not recorded.
     pub(crate) fn loss_change(&self) -> String {
         let losses = || self.steps.iter().filter_map(|step| step.loss);
         let ends = losses().next().zip(losses().next_back());
         ends.map_or_else(String::new, |(first, last)| format!(", loss {first:.3} to {last:.3}"))
     }
 
-    /// Returns a sentence on the time between steps in which devices have nothing to do, by what it is;
-    /// `None` if it is not recorded. Without the first step, which waits for the start of the run.
+    /// Returns a sentence on the time between steps in which devices are idle, by cause; `None` if it is not
+    /// recorded. Without the first step, which waits for the run to start.
     pub(crate) fn idle(&self) -> Option<String> {
         let steps = if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps[..] };
         let seconds: f64 = steps.iter().map(|step| step.seconds).sum();
@@ -55,7 +55,7 @@ impl Training {
 }
 
 impl TrainedStep {
-    /// Returns the means of consecutive steps, at the number of the last one.
+    /// Returns the mean over consecutive steps, under the last step number.
     fn mean(steps: &[Self]) -> Self {
         let mean = |of: fn(&Self) -> f64| steps.iter().map(of).sum::<f64>() / steps.len().max(1) as f64;
         // Of the steps that have the value.

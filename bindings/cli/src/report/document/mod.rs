@@ -1,7 +1,7 @@
-//! The contents of a report as one JSON document: everything that the page shows.
+//! Report contents as a JSON document: everything that the page shows.
 //!
-//! A reader refuses another [`VERSION`]; fields that may be missing have a default, so that a document of the
-//! same version stays readable.
+//! A reader rejects a different [`VERSION`]; fields that may be missing have a default, so that a document
+//! with the same version stays readable.
 
 mod sections;
 mod study;
@@ -16,27 +16,27 @@ pub(crate) use study::{
     Bar, Basis, PassCode, Preview, Row, Sample, StrategyResult, Study, StudyStep, Timeline,
 };
 
-/// Value of [`RunReport::format`].
+/// Value for [`RunReport::format`].
 pub(crate) const FORMAT: &str = "dflop-report";
-/// Version of the document; another one is refused.
+/// Document version; a reader rejects any other version.
 pub(crate) const VERSION: u32 = 1;
 
-/// Report of one command. A section without data is left out.
+/// Command report. A section without data is left out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunReport {
     /// [`FORMAT`].
     pub(crate) format: String,
     /// [`VERSION`].
     pub(crate) version: u32,
-    /// Name of the command, such as `simulate`.
+    /// Command name, such as `simulate`.
     pub(crate) command: String,
-    /// Heading of the report.
+    /// Report heading.
     pub(crate) title: String,
     /// The result in words, most important first.
     pub(crate) verdict: Vec<Verdict>,
     /// Labels and values with their units: the model, the cluster, the dataset and so on.
     pub(crate) facts: Vec<Fact>,
-    /// Comparisons of strategies on the same steps.
+    /// Strategy comparisons on the same steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) studies: Vec<Study>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ pub(crate) struct RunReport {
     pub(crate) origin: Origin,
 }
 
-/// A sentence of the verdict.
+/// A sentence in the verdict.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Verdict {
     pub(crate) basis: Basis,
@@ -62,17 +62,17 @@ pub(crate) struct Verdict {
     pub(crate) text: String,
 }
 
-/// A label with its value.
+/// A label with a value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub(crate) label: String,
     pub(crate) value: String,
 }
 
-/// Origin of a report: program, arguments, time, machine.
+/// Report origin: program, arguments, time, machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
-    /// Version of dflop.
+    /// dflop version.
     pub(crate) version: String,
     /// The command line, without credentials.
     pub(crate) arguments: String,
@@ -86,7 +86,7 @@ pub(crate) struct Origin {
 }
 
 impl RunReport {
-    /// Starts the report of a command, without a section.
+    /// Starts a command report without sections.
     pub(crate) fn new(command: &str, title: impl Into<String>, origin: Origin) -> Self {
         Self {
             format: FORMAT.to_owned(),

@@ -1,21 +1,21 @@
-//! Sections besides studies: training, accuracy, data profile, parallelism plan.
+//! Sections other than studies: training, accuracy, data profile, parallelism plan.
 
 use serde::{Deserialize, Serialize};
 
 use super::study::Sample;
 
-/// Steps of a training run.
+/// Steps in a training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Training {
-    /// Strategy of the plans.
+    /// Partition strategy.
     pub(crate) strategy: String,
-    /// Steps of which each entry is the last; the mean of those since the entry before is shown.
+    /// Last step in each entry; an entry shows the mean since the previous entry.
     pub(crate) steps: Vec<TrainedStep>,
     /// Number of steps that were taken.
     pub(crate) taken: u64,
 }
 
-/// Means of one step or of consecutive ones; what a run does not record is missing.
+/// Mean over consecutive steps; a value that a run does not record is missing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TrainedStep {
     pub(crate) step: u64,
@@ -23,20 +23,20 @@ pub(crate) struct TrainedStep {
     pub(crate) data_wait_seconds: f64,
     #[serde(default)]
     pub(crate) loss: Option<f64>,
-    /// Makespan of the passes as measured.
+    /// Measured pass makespan.
     #[serde(default)]
     pub(crate) pipeline_seconds: Option<f64>,
     /// The same as predicted.
     #[serde(default)]
     pub(crate) predicted_seconds: Option<f64>,
-    /// The same as simulated with the measured CPU time of each pass.
+    /// Pass makespan, simulated with the measured CPU time for each pass.
     #[serde(default)]
     pub(crate) replayed_seconds: Option<f64>,
     #[serde(default)]
     pub(crate) exposed_communication_seconds: Option<f64>,
     #[serde(default)]
     pub(crate) tokens_per_second: Option<f64>,
-    /// Share of the step in which a pipeline's stages wait.
+    /// Fraction of the step in which pipeline stages wait.
     #[serde(default)]
     pub(crate) bubble_fraction: Option<f64>,
     #[serde(default)]
@@ -55,17 +55,17 @@ pub(crate) struct TrainedStep {
     pub(crate) checkpoint_seconds: Option<f64>,
 }
 
-/// Predictions beside measurements.
+/// Predictions compared with measurements.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Accuracy {
     /// Paragraph below the heading.
     pub(crate) about: String,
-    /// Names of the modules.
+    /// Module names.
     pub(crate) modules: Vec<String>,
-    /// Factor on predictions before they are compared: 1 for a measured profile, a fitted one for a stated
-    /// rate, whose predictions weigh samples against each other only.
+    /// Factor on predictions before the comparison: 1 for a measured profile, a fitted factor for a stated
+    /// rate, whose predictions only weigh samples against each other.
     pub(crate) scale: f64,
-    /// Fraction of the points inside the intervals.
+    /// Fraction of points inside the intervals.
     pub(crate) within_interval: f64,
     pub(crate) rows: Vec<ErrorRow>,
     pub(crate) points: Vec<AccuracyPoint>,
@@ -73,7 +73,7 @@ pub(crate) struct Accuracy {
     pub(crate) count: usize,
 }
 
-/// Errors of a group of points: predicted over measured time, less one.
+/// Errors for a point group: predicted over measured time, minus one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ErrorRow {
     pub(crate) name: String,
@@ -85,7 +85,7 @@ pub(crate) struct ErrorRow {
     pub(crate) max: f64,
 }
 
-/// One measured time with its prediction.
+/// A measured time with the prediction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AccuracyPoint {
     /// Index into the modules.
@@ -96,40 +96,40 @@ pub(crate) struct AccuracyPoint {
     /// Half width of the 90 % interval around the scaled prediction.
     pub(crate) interval_ns: u64,
     pub(crate) measured_ns: u64,
-    /// Whether the prediction is outside the measured points of the profile.
+    /// Whether the prediction is outside the measured profile points.
     #[serde(default)]
     pub(crate) is_extrapolated: bool,
 }
 
-/// Distributions of a dataset.
+/// Dataset distributions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DataProfile {
-    /// Samples of the dataset, and how many were profiled.
+    /// Number of samples in the dataset, and the number of profiled samples.
     pub(crate) samples: u64,
     pub(crate) profiled: u64,
     pub(crate) modules: Vec<String>,
     pub(crate) quantities: Vec<Quantity>,
     /// The most expensive samples.
     pub(crate) dearest: Vec<Sample>,
-    /// Cost of each of them over the median cost.
+    /// Cost of each sample over the median cost.
     pub(crate) times_median: Vec<f64>,
 }
 
-/// Distribution of one quantity.
+/// Distribution of a quantity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Quantity {
-    /// Name with its unit last, such as `audio_seconds`.
+    /// Name with the unit last, such as `audio_seconds`.
     pub(crate) name: String,
     pub(crate) count: u64,
     pub(crate) mean: f64,
     /// Minimum, 5 %, quartiles, 95 %, 99 %, maximum.
     pub(crate) quantiles: [f64; 8],
-    /// Edges of the histogram.
+    /// Histogram edges.
     pub(crate) range: [f64; 2],
     pub(crate) counts: Vec<u64>,
 }
 
-/// A parallelism plan, and the one that came second.
+/// A parallelism plan and the runner-up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) winner: PlannedParallelism,
@@ -142,7 +142,7 @@ pub(crate) struct Plan {
     pub(crate) searched: String,
 }
 
-/// Degrees of all modules with the step that they give.
+/// Degrees for all modules with the resulting step time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlannedParallelism {
     pub(crate) text: String,
@@ -154,16 +154,16 @@ pub(crate) struct PlannedParallelism {
     pub(crate) modules: Vec<PlannedModule>,
 }
 
-/// Degrees of one module.
+/// Module degrees.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlannedModule {
     pub(crate) name: String,
     pub(crate) tp: u32,
     pub(crate) pp: u32,
     pub(crate) dp: u32,
-    /// Layers of each stage.
+    /// Number of layers in each stage.
     pub(crate) layers: Vec<u32>,
-    /// Peak memory of a GPU, where it is known.
+    /// Peak GPU memory, where it is known.
     #[serde(default)]
     pub(crate) gib: Option<f64>,
 }

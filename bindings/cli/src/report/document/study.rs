@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Source of times.
+/// Time source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Basis {
@@ -20,17 +20,18 @@ pub(crate) struct Study {
     pub(crate) name: String,
     /// Paragraph below the heading.
     pub(crate) about: String,
-    /// Names of the modules, in the order of all lists by module.
+    /// Module names, in the order that all lists by module use.
     pub(crate) modules: Vec<String>,
-    /// The strategies, data-blind first; the speed-up compares each with the first of its basis.
+    /// The strategies, data-blind first; the speed-up compares each strategy with the first on the same
+    /// basis.
     pub(crate) strategies: Vec<StrategyResult>,
-    /// Samples of the shown steps, to which groups refer by index.
+    /// Samples in the shown steps, to which groups refer by index.
     pub(crate) samples: Vec<Sample>,
     /// The shown steps.
     pub(crate) steps: Vec<StudyStep>,
 }
 
-/// Results of one strategy over all steps.
+/// Strategy results over all steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StrategyResult {
     pub(crate) name: String,
@@ -39,10 +40,10 @@ pub(crate) struct StrategyResult {
     pub(crate) step_seconds: f64,
     #[serde(default)]
     pub(crate) step_seconds_p95: Option<f64>,
-    /// Fraction of the stages' time that they are idle, in `0..=1`.
+    /// Fraction of the stage time that is idle, in `0..=1`.
     #[serde(default)]
     pub(crate) bubble_fraction: Option<f64>,
-    /// Number of steps of the mean.
+    /// Number of steps in the mean.
     pub(crate) steps: u64,
     /// Parallelism plan, if strategies differ in it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -53,22 +54,22 @@ pub(crate) struct StrategyResult {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StudyStep {
     pub(crate) step: u64,
-    /// Timelines of this step, at most one per strategy.
+    /// Timelines for this step, at most one per strategy.
     pub(crate) timelines: Vec<Timeline>,
 }
 
-/// Timeline of one step under one strategy.
+/// Timeline for a step under a strategy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Timeline {
-    /// Index into the strategies of the study.
+    /// Strategy index in the study.
     pub(crate) strategy: usize,
-    /// End of the slowest rank.
+    /// End time on the slowest rank.
     pub(crate) makespan_ns: u64,
     /// Predicted compute by rank and module; empty if unknown.
     #[serde(default)]
     pub(crate) loads_ns: Vec<Vec<u64>>,
     pub(crate) rows: Vec<Row>,
-    /// Samples of each group of passes, a microbatch of a module, as indices into the samples of the study.
+    /// Samples in each pass group, a module microbatch, as indices into the study samples.
     pub(crate) groups: Vec<Vec<u32>>,
     /// Number of samples of each group that are not listed, because the page would be too large; empty if all
     /// are.
@@ -76,13 +77,13 @@ pub(crate) struct Timeline {
     pub(crate) unlisted: Vec<u32>,
 }
 
-/// A row of a timeline: one stage on one rank.
+/// A timeline row: a stage on a rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// Label, such as `rank 0 vision 0`.
     pub(crate) label: String,
     pub(crate) rank: usize,
-    /// Index into the modules of the study.
+    /// Module index in the study.
     pub(crate) module: usize,
     pub(crate) bars: Vec<Bar>,
 }
@@ -91,17 +92,17 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "[u64; 5]", from = "[u64; 5]")]
 pub(crate) struct Bar {
-    /// From the start of the step.
+    /// Start time since the step start.
     pub(crate) start_ns: u64,
     pub(crate) length_ns: u64,
     pub(crate) pass: PassCode,
     /// Number of the microbatch, as the schedule counts.
     pub(crate) microbatch: u32,
-    /// Index into the groups of the timeline.
+    /// Group index in the timeline.
     pub(crate) group: u32,
 }
 
-/// Kind of a pass.
+/// Pass kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassCode {
     Forward,
@@ -122,7 +123,7 @@ impl From<Bar> for [u64; 5] {
 }
 
 impl From<[u64; 5]> for Bar {
-    /// An unknown pass is drawn as a forward one; numbers are clamped.
+    /// An unknown pass is drawn as a forward pass; numbers are clamped.
     fn from([start_ns, length_ns, pass, microbatch, group]: [u64; 5]) -> Self {
         let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         let pass = PassCode::ALL.get(pass as usize).copied().unwrap_or(PassCode::Forward);
@@ -131,7 +132,7 @@ impl From<[u64; 5]> for Bar {
 }
 
 impl Sample {
-    /// Returns the predicted time of all modules.
+    /// Returns the predicted time over all modules.
     pub(crate) fn total_ns(&self) -> u64 {
         self.module_ns.iter().sum()
     }
@@ -143,12 +144,12 @@ pub(crate) struct Sample {
     pub(crate) key: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) shard: String,
-    /// Shapes of its media, such as `image 1024 × 768`.
+    /// Media shapes, such as `image 1024 × 768`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) media: String,
     /// LLM positions.
     pub(crate) tokens: u32,
-    /// Predicted time of each module.
+    /// Predicted time per module.
     pub(crate) module_ns: Vec<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) previews: Vec<Preview>,
@@ -160,7 +161,7 @@ pub(crate) struct Sample {
 pub(crate) enum Preview {
     /// JPEG as a `data:` URL.
     Image(String),
-    /// Peaks of an audio clip over time, 0 to 100.
+    /// Audio clip peaks over time, 0 to 100.
     Audio(Vec<u8>),
     /// Beginning of a text.
     Text(String),

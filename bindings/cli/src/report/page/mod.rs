@@ -1,8 +1,8 @@
-//! Renders documents as one HTML page that contains all that it needs.
+//! Renders documents as a self-contained HTML page.
 //!
-//! The verdict is plain HTML, so that it is there without scripts; the rest is drawn by the script from the
-//! embedded documents. A content security policy allows exactly the style and the script of this build, by
-//! their hashes, and images in the page itself: nothing is fetched, whatever the data contain.
+//! The verdict is plain HTML, so that it is there without scripts; the script draws the rest from the
+//! embedded documents. A content security policy allows exactly the style and the script in this build, by
+//! hash, and images in the page itself: nothing is fetched, regardless of the data.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -12,17 +12,17 @@ use super::document::{Basis, RunReport, Verdict};
 use super::fit::fit;
 use crate::failure::Failure;
 
-/// Largest page.
+/// Maximum page size in bytes.
 pub(crate) const PAGE_BYTES_MAX: usize = 2_000_000;
 
 const TEMPLATE: &str = include_str!("template.html");
 const STYLE: &str = concat!(include_str!("vendor/uPlot.min.css"), "\n", include_str!("style.css"));
-/// Own style sheet, and helpers of the script that other pages share.
+/// Style sheet, and script helpers that other pages share.
 pub(crate) const PAGE_STYLE: &str = include_str!("style.css");
 pub(crate) const PAGE_FORMAT: &str = include_str!("js/format.js");
 pub(crate) const PAGE_DOM: &str = include_str!("js/dom.js");
 const LIBRARY: &str = include_str!("vendor/uPlot.iife.min.js");
-/// Parts of the script, in the order of their dependencies.
+/// Script parts, in dependency order.
 const SCRIPTS: [&str; 10] = [
     PAGE_FORMAT,
     PAGE_DOM,
@@ -39,7 +39,7 @@ const SCRIPTS: [&str; 10] = [
 /// Start and end of the embedded documents in a page.
 const DOCUMENTS: [&str; 2] = [r#"<script type="application/json" id="reports">"#, "</script>"];
 
-/// Renders reports as one page of at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out,
+/// Renders reports as a page with at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out,
 /// with a note.
 ///
 /// # Errors
@@ -47,7 +47,7 @@ const DOCUMENTS: [&str; 2] = [r#"<script type="application/json" id="reports">"#
 pub(crate) fn render(mut reports: Vec<RunReport>) -> Result<String, Failure> {
     let script = format!("(() => {{\n\"use strict\";\n{LIBRARY}\n{}\n}})();", SCRIPTS.join("\n"));
     let static_bytes = TEMPLATE.len() + STYLE.len() + script.len();
-    // Escapes make text longer; the rest is for the verdict.
+    // Escapes extend the text; the rest is for the verdict.
     let fixed_bytes = static_bytes + 64_000;
     let mut bytes_max = PAGE_BYTES_MAX - fixed_bytes;
     let failed = |error: serde_json::Error| Failure::Failed(error.to_string());
@@ -147,7 +147,7 @@ fn escape(text: &str) -> String {
     safe
 }
 
-/// Returns the documents of a page, as JSON.
+/// Returns the documents in a page, as JSON.
 pub(super) fn documents_of_page(page: &str) -> Option<&str> {
     let (_, rest) = page.split_once(DOCUMENTS[0])?;
     rest.split_once(DOCUMENTS[1]).map(|(documents, _)| documents)
@@ -224,7 +224,7 @@ mod tests {
         assert!(render(vec![large]).is_err());
     }
 
-    /// The files of the library are those of its package, and the document beside them has their checksums.
+    /// The library files are those in the package, and the document next to them has the checksums.
     #[test]
     fn the_library_is_the_published_one() {
         let readme = include_str!("vendor/README.md");

@@ -1,11 +1,11 @@
-//! Parses the range of bytes that a player asks for.
+//! Parses the byte range that a player requests.
 
 use std::ops::Range;
 
-/// Part of a field that a request asks for.
+/// Requested field part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum ByteRange {
-    /// All of it: there is no range, or one that is ignored.
+    /// The whole field: there is no range, or the range is ignored.
     Whole,
     Part(Range<u64>),
     /// The range starts after the end.
@@ -14,7 +14,7 @@ pub(in super::super) enum ByteRange {
 
 /// Parses a header `Range`; several ranges and other units are ignored, as the standard allows.
 ///
-/// - `bytes`: length of the field
+/// - `bytes`: field length
 ///
 /// # Source
 /// RFC 9110, section 14.

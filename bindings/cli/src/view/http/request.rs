@@ -1,13 +1,13 @@
-//! Decides which requests are answered, and what they ask for.
+//! Decides which requests are answered, and parses the requested content.
 //!
-//! Every request must name this machine in `Host`, so that a page of another site cannot reach the server by
-//! a name of its own (DNS rebinding), and the random token in its path, so that other users of this machine
-//! cannot read the dataset. Paths are compared with the known ones and never decoded or turned into a path of
-//! the file system; samples and fields are named by numbers.
+//! Every request must name this machine in `Host`, so that a page on another site cannot reach the server
+//! under a foreign name (DNS rebinding), and the random token in the path, so that other users on this
+//! machine cannot read the dataset. Paths are compared with the known ones and never decoded or turned into a
+//! file system path; samples and fields are named by numbers.
 
 use super::super::query::Query;
 
-/// Content that a request asks for.
+/// Requested content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Route {
     Page,
@@ -17,13 +17,13 @@ pub(in super::super) enum Route {
     Summary,
     Samples(Query),
     Histogram(Query),
-    /// A page of the skipped samples; only offset and limit of the query apply.
+    /// A page of skipped samples; only the query's offset and limit apply.
     Skipped(Query),
-    /// Row and content of a sample, by place.
+    /// Sample row and content, by place.
     Sample(u32),
-    /// Bytes of a field, by place and position.
+    /// Field bytes, by place and position.
     Field(u32, usize),
-    /// An image in the size of a table row.
+    /// An image in table row size.
     Thumbnail(u32, usize),
     /// An image as a JPEG, for formats that browsers do not show.
     Rendered(u32, usize),
@@ -32,17 +32,17 @@ pub(in super::super) enum Route {
 /// Request that is not answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) enum Refusal {
-    /// `Host` is another than this machine.
+    /// `Host` is not this machine.
     Host,
     /// The method is neither `GET` nor `HEAD`.
     Method,
     /// The token is missing or wrong, or there is no such content.
     NotFound,
-    /// The query makes no sense.
+    /// The query is invalid.
     Query(String),
 }
 
-/// Token and port of a server.
+/// Server token and port.
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     pub(super) token: String,
@@ -50,9 +50,9 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Returns the route of a request.
+    /// Returns the request route.
     ///
-    /// - `host`: the header `Host`, if there is exactly one; `authority`: that of the request line, if any
+    /// - `host`: the header `Host`, if there is exactly one; `authority`: from the request line, if any
     pub(super) fn route(
         &self,
         method: &str,

@@ -1,4 +1,4 @@
-//! Makes responses; all of them have the headers that keep a page to itself.
+//! Builds responses; all responses have the headers that isolate a page.
 
 use std::convert::Infallible;
 
@@ -18,7 +18,7 @@ use super::request::Refusal;
 pub(in super::super) type Body = UnsyncBoxBody<Bytes, BoxError>;
 pub(in super::super) type Reply = Response<Body>;
 
-/// The page takes everything from this server, nothing from elsewhere, and is in no frame.
+/// The page loads everything from this server, nothing from elsewhere, and is in no frame.
 const POLICY: &str = "default-src 'none'; img-src 'self'; media-src 'self'; script-src 'self'; style-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// What is downloaded runs nothing, even if a browser shows it.
@@ -63,7 +63,7 @@ pub(in super::super) fn json(value: &impl Serialize) -> Reply {
     }
 }
 
-/// Lets a browser store a reply as a file of this name instead of showing it.
+/// Lets a browser store a reply as a file with this name instead of showing it.
 pub(in super::super) fn attachment(reply: &mut Reply, name: &str) {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let encode = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -73,7 +73,7 @@ pub(in super::super) fn attachment(reply: &mut Reply, name: &str) {
     reply.headers_mut().insert(CONTENT_DISPOSITION, value);
 }
 
-/// Answers a request that is refused.
+/// Answers a rejected request.
 pub(in super::super) fn refusal(refusal: &Refusal) -> Reply {
     match refusal {
         Refusal::Host => text(

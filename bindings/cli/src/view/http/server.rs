@@ -1,7 +1,7 @@
 //! Listens on the loopback interface and hands requests to the view.
 //!
 //! A caller without the token holds a connection for a few seconds only, however it sends, and no connection
-//! that another caller needs: where there are too many, the oldest one without a token ends.
+//! that another caller needs: where there are too many, the oldest connection without a token ends.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,11 +25,12 @@ use super::request::Gate;
 use super::response::{Reply, refusal, text};
 use crate::failure::Failure;
 
-/// Most connections. Above it, the oldest one without a token ends; if all have sent it, further ones wait.
+/// Maximum number of connections. Above it, the oldest connection without a token ends; if all have sent the
+/// token, further connections wait.
 const CONNECTIONS_MAX: usize = 64;
 /// Time until a connection has sent a complete request with the token.
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time until the next request of a connection that has sent the token is complete.
+/// Maximum time until the next request on a connection that has sent the token is complete.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -58,7 +59,7 @@ impl Server {
         Ok(Self { listener, gate: Gate { token, port } })
     }
 
-    /// Returns the address of the page, with the token.
+    /// Returns the page address with the token.
     pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}/{}/", self.gate.port, self.gate.token)
     }
@@ -91,7 +92,7 @@ impl Server {
     }
 }
 
-/// What is known of the caller of a connection.
+/// Facts about a connection's caller.
 #[derive(Debug, Default)]
 struct Caller {
     has_token: AtomicBool,
@@ -107,7 +108,7 @@ struct Strangers {
 
 impl Strangers {
     fn add(&mut self) -> Arc<Caller> {
-        // Only the server holds those whose connections have ended.
+        // Only the server holds callers whose connections have ended.
         self.callers
             .retain(|caller| Arc::strong_count(caller) > 1 && !caller.has_token.load(Ordering::Relaxed));
         let caller = Arc::<Caller>::default();
@@ -125,7 +126,7 @@ impl Strangers {
     }
 }
 
-/// Answers the requests of one connection.
+/// Answers the requests on a connection.
 async fn serve(
     stream: TcpStream,
     view: Arc<View>,
@@ -135,7 +136,7 @@ async fn serve(
 ) {
     let known = caller.clone();
     let service = service_fn(move |request: Request<Incoming>| {
-        // No route takes a body.
+        // No route reads a body.
         let (view, gate, caller, request) = (view.clone(), gate.clone(), known.clone(), request.map(drop));
         async move { Ok::<_, Infallible>(respond(view, &gate, &caller, &request).await) }
     });
@@ -152,7 +153,7 @@ async fn serve(
         }
     };
     tokio::select! {
-        // A browser that closes its connection early is not an error of the server.
+        // A browser that closes the connection early is not a server error.
         _ = http.serve_connection(TokioIo::new(stream), service) => {}
         () = stranger => {}
     }
@@ -180,7 +181,7 @@ async fn respond(view: Arc<View>, gate: &Gate, caller: &Caller, request: &Reques
     })
 }
 
-/// Returns the text of a header that occurs exactly once.
+/// Returns the text in a header that occurs exactly once.
 fn single(headers: &HeaderMap, name: hyper::header::HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?.to_str().ok()?;

@@ -1,12 +1,12 @@
-//! Files of the page: static, and the same for every dataset.
+//! Page files: static, and the same for every dataset.
 
 use crate::report::{PAGE_DOM, PAGE_FORMAT, PAGE_STYLE};
 
 pub(super) const PAGE: &str = include_str!("view.html");
 pub(super) const ICON: &str = include_str!("icon.svg");
-/// Thumbnail of an image that cannot be decoded.
+/// Thumbnail for an image that cannot be decoded.
 pub(super) const BROKEN: &str = include_str!("broken.svg");
-/// Parts of the script after those of reports, in the order of their dependencies.
+/// Script parts after the report script parts, in dependency order.
 const SCRIPTS: [&str; 7] = [
     include_str!("js/state.js"),
     include_str!("js/histogram.js"),
@@ -17,12 +17,12 @@ const SCRIPTS: [&str; 7] = [
     include_str!("js/main.js"),
 ];
 
-/// Returns the style sheet of reports, and the additions of this page.
+/// Returns the report style sheet with the additions for this page.
 pub(super) fn style() -> String {
     format!("{PAGE_STYLE}\n{}", include_str!("view.css"))
 }
 
-/// Returns the script, which shares its helpers with reports.
+/// Returns the script, which shares helpers with reports.
 pub(super) fn script() -> String {
     format!("(() => {{\n\"use strict\";\n{PAGE_FORMAT}\n{PAGE_DOM}\n{}\n}})();\n", SCRIPTS.join("\n"))
 }

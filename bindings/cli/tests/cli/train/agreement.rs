@@ -25,7 +25,7 @@ fn start(mut command: Command, rank: &str, port: &str) -> Child {
     command.spawn().expect("the command starts")
 }
 
-/// Runs two ranks by their configurations.
+/// Runs two ranks by separate configurations.
 fn ranks(jobs: [(&Job, &[&str]); 2]) -> [Run; 2] {
     let port = free_port();
     let started = [0, 1].map(|rank| start(jobs[rank].0.command(jobs[rank].1), ["0", "1"][rank], &port));

@@ -13,7 +13,7 @@ use super::config::Job;
 use super::process::Watched;
 use crate::command::{Run, command, dflop, text};
 
-/// Environment of a rank of a launcher.
+/// Environment for a rank under a launcher.
 const RANK_0_OF_2: [(&str, &str); 5] = [
     ("RANK", "0"),
     ("WORLD_SIZE", "2"),
@@ -38,12 +38,12 @@ fn expect(run: &Run, line: &str) {
     assert_eq!(run.stderr.contains("fault"), has_fault, "{}", run.stderr);
 }
 
-/// Lines of a run that are wrong.
+/// Wrong lines in a run.
 fn faults(run: &Run) -> Vec<&str> {
     run.stdout.lines().filter(|line| line.starts_with("wrong ")).collect()
 }
 
-/// A job that reads shards of its own, whose index is there.
+/// A job that reads separate shards with an existing index.
 fn on_shards() -> (Job, PathBuf) {
     let job = Job::new();
     job.lines(&["--steps", "1"]);

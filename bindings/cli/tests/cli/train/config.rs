@@ -1,4 +1,4 @@
-//! Writes the configuration of a run of milliseconds, in a temporary directory.
+//! Writes the configuration for a run that takes milliseconds, in a temporary directory.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -99,7 +99,7 @@ impl Job {
         Self::with(&[])
     }
 
-    /// Replaces lines, or parts of them; each must occur.
+    /// Replaces lines, or line parts; each must occur.
     pub(crate) fn with(replaced: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let config = directory.path().join("train.toml");
@@ -122,14 +122,14 @@ impl Job {
         self.directory.path().join(name)
     }
 
-    /// Directory of the dataset that a run of this job generated, with its model's files.
+    /// Directory with the dataset that a run of this job generated, and the model's files.
     pub(crate) fn generated(&self) -> PathBuf {
         let entries = std::fs::read_dir(self.path("dflop/train")).expect("a cache");
         let mut directories = entries.filter_map(Result::ok).map(|entry| entry.path());
         directories.find(|directory| directory.join("shards").is_dir()).expect("a dataset")
     }
 
-    /// The command, not yet started; what it makes for itself goes into the directory.
+    /// The command, not yet started; its private files go into the directory.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = command(&[&["train", text(&self.config), "--json"], args].concat());
         command.env("XDG_CACHE_HOME", self.directory.path());
@@ -153,13 +153,13 @@ pub(crate) fn losses(lines: &[Value]) -> Vec<f64> {
     lines.iter().map(|line| line["loss"].as_f64().expect("a loss")).collect()
 }
 
-/// The bits of losses, by step.
+/// Loss bits, by step.
 pub(crate) fn loss_bits(lines: &[Value]) -> Vec<(u64, u64)> {
     let steps = lines.iter().map(|line| line["step"].as_u64().expect("a step"));
     steps.zip(losses(lines).into_iter().map(f64::to_bits)).collect()
 }
 
-/// Largest relative difference.
+/// Maximum relative difference.
 pub(crate) fn difference(these: &[f64], those: &[f64]) -> f64 {
     assert_eq!(these.len(), those.len());
     these.iter().zip(those).map(|(this, that)| ((this - that) / that).abs()).fold(0.0, f64::max)

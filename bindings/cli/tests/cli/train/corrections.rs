@@ -20,8 +20,8 @@ const PROFILED: [(&str, &str); 2] = [
     ),
 ];
 
-/// A job whose profile has a third of the times of the LLM that this machine takes: a deviation that no noise
-/// explains, so that the run learns tables.
+/// A job whose profile has a third of the LLM times on this machine: a deviation that no noise explains, so
+/// that the run learns tables.
 fn job() -> Job {
     let job = Job::new();
     job.lines(&["--steps", "1"]);
@@ -48,7 +48,7 @@ fn job() -> Job {
     job
 }
 
-/// Bits of losses and of predicted times, which follow from the plans.
+/// Bits of losses and predicted times, which follow from the plans.
 fn bits(lines: &[Value]) -> Vec<[u64; 2]> {
     let of = |line: &Value| ["loss", "predicted_seconds"].map(|name| line[name].as_f64().unwrap().to_bits());
     lines.iter().map(of).collect()
@@ -128,7 +128,7 @@ fn a_new_run_takes_the_record_of_an_earlier_one_apart() {
     assert!(states.join("corrections.jsonl").exists());
 }
 
-/// The message of a run that must not start.
+/// The message from a run that must not start.
 fn refused(job: &Job, args: &[&str], status: i32) -> String {
     let run = job.run(args);
     assert_eq!((run.status, run.stdout.as_str()), (Some(status), ""), "{args:?}: {}", run.stderr);

@@ -11,7 +11,7 @@ fn shard(job: &Job) -> PathBuf {
     files.find(|path| path.extension().is_some_and(|extension| extension == "tar")).expect("a shard")
 }
 
-/// Overwrites the second half of the first image, where no index looks; returns its sample.
+/// Overwrites the second half of the first image, where no index looks; returns the image's sample.
 fn break_image(shard: &Path) -> String {
     let modified = std::fs::metadata(shard).and_then(|shard| shard.modified()).expect("it has a time");
     let mut bytes = std::fs::read(shard).expect("the shard is there");

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::config::{Job, loss_bits};
 use crate::command::text;
 
-/// Names of the directories that are kept, sorted.
+/// Sorted names of the cached directories.
 fn kept(job: &Job) -> Vec<String> {
     let entries = fs::read_dir(job.path("dflop/train")).expect("a cache").filter_map(Result::ok);
     let mut names: Vec<String> =
@@ -49,7 +49,7 @@ fn directories_that_others_can_change_are_refused_by_name() {
         refused(path, "can be written by other users (mode 770)");
         fs::set_permissions(path, Permissions::from_mode(0o700)).expect("the mode can be changed");
     }
-    // only a superuser can give a directory away
+    // only a superuser can change the owner of a directory
     let user = 65534;
     if std::os::unix::fs::chown(&generated, Some(user), None).is_ok() {
         refused(&generated, "belongs to user 65534");

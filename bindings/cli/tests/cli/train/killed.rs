@@ -6,7 +6,7 @@ use super::config::{Job, loss_bits};
 use super::process::{Watched, kill};
 use crate::command::text;
 
-/// A job that ends because a rank died does so well within what a hang would take.
+/// A job that ends because a rank died ends well within the duration of a hang.
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]

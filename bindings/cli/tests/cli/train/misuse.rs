@@ -3,7 +3,7 @@
 use super::config::Job;
 use crate::command::text;
 
-/// The message of a run that must end with a status.
+/// The message from a run that must end with a status.
 fn message(job: &Job, args: &[&str], status: i32) -> String {
     let run = job.run(args);
     assert_eq!(run.status, Some(status), "{args:?}: {}", run.stderr);
@@ -12,7 +12,7 @@ fn message(job: &Job, args: &[&str], status: i32) -> String {
     run.stderr
 }
 
-/// A changed configuration has to be refused in these words.
+/// The error for a changed configuration must have these words.
 fn refused(replaced: (&str, &str), status: i32, words: &[&str]) {
     let message = message(&Job::with(&[replaced]), &[], status);
     assert!(words.iter().all(|word| message.contains(word)), "{replaced:?}: {message}");
@@ -148,7 +148,7 @@ fn resuming_without_a_directory_is_refused_and_from_an_empty_one_begins_anew() {
     assert!(message(&job, &["--resume"], 2).contains("--checkpoints DIR"));
     let states = job.path("none");
     assert_eq!(job.lines(&["--steps", "1", "--resume", "--checkpoints", text(&states)])[0]["step"], 0);
-    // A state of another seed is of another run.
+    // A state with a different seed belongs to a different run.
     let args = ["--steps", "2", "--resume", "--checkpoints", text(&states), "--seed", "5"];
     assert!(message(&job, &args, 1).contains("seed 0"));
 }

@@ -1,4 +1,4 @@
-//! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
+//! Tests `dflop train`: output, job layouts, states, killed ranks, and wrong files.
 
 mod agreement;
 mod check;

@@ -41,7 +41,7 @@ fn nothing_is_written_through_a_link_and_no_pipe_is_waited_for() {
             kept.map(|bytes| std::fs::write(&path, bytes)).transpose().expect("it is written");
         }
     }
-    // A state or manifest that is a pipe makes its checkpoint unusable, and the one before is used.
+    // A state or manifest that is a pipe makes the checkpoint unusable, and the previous checkpoint is used.
     plant_pipe(&states.join("step-00000002/manifest.json"));
     let run = job.run(&[&args[..], &["--resume", "--steps", "3"]].concat());
     assert_eq!(run.status, Some(0), "{run:?}");

@@ -1,4 +1,4 @@
-//! Starts a run and watches its output and its ranks, which are processes.
+//! Starts a run and watches the output and the ranks, which are processes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Stdio};
@@ -53,13 +53,13 @@ impl Watched {
         kill_process(pid(self.child.id()), signal).expect("the command runs");
     }
 
-    /// Closes the other end of the standard output of the command.
+    /// Closes the reading end of the command's standard output.
     pub(crate) fn close_output(self) -> Unread {
         let ranks = children(self.child.id());
         Unread { child: self.child, ranks }
     }
 
-    /// Process of a rank.
+    /// Rank process.
     pub(crate) fn rank(&self, rank: usize) -> Pid {
         let is_rank = |pid: &u32| {
             let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -72,7 +72,7 @@ impl Watched {
         pid(children[0])
     }
 
-    /// Ends the launcher as a crash of the machine would, and waits until its ranks are gone too.
+    /// Ends the launcher as a machine crash would, and waits until the ranks are gone too.
     pub(crate) fn kill(mut self) -> Vec<Value> {
         let ranks = children(self.child.id());
         assert!(!ranks.is_empty(), "ranks are processes");
@@ -107,7 +107,7 @@ pub(crate) struct Unread {
 }
 
 impl Unread {
-    /// Waits for the end, which must leave no rank behind.
+    /// Waits for the end, after which no rank may be running.
     pub(crate) fn end(mut self) -> Run {
         let mut stderr = String::new();
         let pipe = self.child.stderr.as_mut().expect("standard error is piped");
@@ -135,7 +135,7 @@ fn stat(process: u32) -> Option<(u32, char)> {
     Some((fields.next()?.parse().ok()?, state))
 }
 
-/// Neither gone nor waiting for someone to take note of its end.
+/// Neither gone nor waiting for its parent to collect the exit status.
 fn is_running(process: u32) -> bool {
     stat(process).is_some_and(|(_, state)| !matches!(state, 'Z' | 'X'))
 }

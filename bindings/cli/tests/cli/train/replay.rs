@@ -1,4 +1,4 @@
-//! Tests that the replayed time of a step is the longest path through the actions that its ranks recorded.
+//! Tests that the replayed step time is the longest path through the recorded rank actions.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde_json::Value;
 use super::config::Job;
 use crate::command::text;
 
-/// One end of a message: sending and receiving rank, direction, and its position among them.
+/// A message end: sending and receiving rank, direction, and position among the messages between them.
 type Message = (u64, u64, bool, usize);
 
-/// Microbatch and stage of one end of a message, its rank, and its place in the rank's list.
+/// A message end's microbatch and stage, rank, and place in the rank's list.
 type End = (u64, u64, u64, usize);
 
-/// Actions of every rank, in order.
+/// Ordered actions on every rank.
 type Lists = BTreeMap<u64, Vec<Value>>;
 
 #[test]
@@ -36,7 +36,7 @@ fn a_step_is_replayed_in_the_recorded_order_with_recorded_messages() {
     }
 }
 
-/// Measured actions of a step.
+/// Measured actions in a step.
 fn lists(trace: &Value, step: &Value) -> Lists {
     let mut lists = Lists::new();
     for event in trace.as_array().expect("events") {
@@ -50,7 +50,7 @@ fn lists(trace: &Value, step: &Value) -> Lists {
 fn longest_path_ns(lists: &Lists) -> u64 {
     let messages = messages(lists);
     let (mut ended, mut next) = (BTreeMap::<u64, u64>::new(), BTreeMap::<u64, usize>::new());
-    // End of every pass by category, microbatch and stage; departure of every message.
+    // End time of every pass by category, microbatch and stage; departure time of every message.
     let (mut passes, mut left) = (BTreeMap::new(), BTreeMap::<Message, u64>::new());
     let actions: usize = lists.values().map(Vec::len).sum();
     for _ in 0..actions {
@@ -63,7 +63,7 @@ fn longest_path_ns(lists: &Lists) -> u64 {
                 format!("{category} {} {}", action["args"]["microbatch"], action["args"]["stage"])
             };
             if name.starts_with("send") {
-                // Rows leave at the end of their pass, wherever the list has the send.
+                // Rows leave at the end of the pass, regardless of where the list has the send.
                 let pass = key(if name.starts_with("send gradient") { "backward" } else { "forward" });
                 left.insert(messages[&(rank, place)], passes[&pass]);
             } else if name.starts_with("recv") {
@@ -71,7 +71,7 @@ fn longest_path_ns(lists: &Lists) -> u64 {
                 *end = arrival.max(*end);
             } else if action["cat"] != "reduce" {
                 *end += action["args"]["cpu_ns"].as_u64().expect("a time");
-                // Rows leave with the gradient of the input, before that of the weights.
+                // Rows leave with the input gradient, before the weight gradient.
                 if !name.starts_with("backward weight") {
                     passes.insert(key(action["cat"].as_str().expect("a category")), *end);
                 }
@@ -83,8 +83,8 @@ fn longest_path_ns(lists: &Lists) -> u64 {
     ended.into_values().max().unwrap_or(0)
 }
 
-/// Names both ends of every message alike: sorted by their microbatch and stage, the messages from one rank
-/// to another are in the order of those that the other receives.
+/// Names both ends of every message alike: sorted by microbatch and stage, the messages from a sender are in
+/// the same order as the messages that the receiver lists.
 fn messages(lists: &Lists) -> BTreeMap<(u64, usize), Message> {
     let mut ends = BTreeMap::<(u64, u64, bool, bool), Vec<End>>::new();
     for (&rank, list) in lists {

@@ -1,4 +1,4 @@
-//! Tests the report of a training run: measured passes beside simulated ones, with their samples.
+//! Tests the training run report: measured and simulated passes, with samples.
 
 use std::collections::BTreeSet;
 
@@ -65,7 +65,7 @@ fn trace_and_step_lines_become_a_report_of_their_own() {
     assert!(page.contains("\"taken\":2") && page.contains("\"basis\":\"measured\""));
 }
 
-/// Hidden files beside the report.
+/// Hidden files next to the report.
 fn leftovers(job: &Job) -> usize {
     let hidden = std::fs::read_dir(job.path("")).expect("the directory is there").filter(|entry| {
         entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(".run"))

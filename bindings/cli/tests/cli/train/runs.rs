@@ -1,4 +1,4 @@
-//! Tests the lines of a run, and losses of the same run with other cuts.
+//! Tests the lines from a run, and losses in the same run with other layouts.
 
 use serde_json::Value;
 
@@ -89,7 +89,7 @@ fn lines_for_people_name_steps_and_end_with_a_summary() {
     assert!(lines[2].starts_with("2 steps in "), "{lines:?}");
 }
 
-/// Losses, tokens and norms of the same batches.
+/// Losses, tokens and norms on the same batches.
 fn figures(lines: &[Value], name: &str) -> Vec<f64> {
     lines.iter().map(|line| line[name].as_f64().expect("a number")).collect()
 }
@@ -139,7 +139,7 @@ fn modules_on_the_same_ranks_have_the_same_losses() {
     assert!(difference(&stages, &losses(&joint.lines(&[]))) < 1e-6);
 }
 
-/// The ranks of a joint stage are the replicas of its encoder, which share the optimizer state of that.
+/// The ranks in a joint stage are the encoder replicas, which share the optimizer state for the encoder.
 #[test]
 fn joint_ranks_share_the_optimizer_state_with_the_same_bits() {
     let layout = ("llm = { stages = 1, dp = 1 }", "placement = \"joint\"\nllm = { stages = 2, dp = 2 }");
@@ -148,7 +148,8 @@ fn joint_ranks_share_the_optimizer_state_with_the_same_bits() {
     assert_eq!(loss_bits(&shared.lines(&["--steps", "3"])), whole);
 }
 
-/// A plan that was searched for this model runs as it is, and a state of one placement goes on in another.
+/// A plan that was searched for this model runs unchanged, and a state from a placement continues in a
+/// different placement.
 #[test]
 fn a_plan_runs_as_it_was_printed() {
     let job = Job::new();

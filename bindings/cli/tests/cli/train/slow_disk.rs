@@ -1,4 +1,4 @@
-//! Tests a rank whose disk takes longer than the limit of a wait.
+//! Tests a rank whose disk takes longer than the wait limit.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,9 +6,9 @@ use std::process::Command;
 use super::config::{Job, loss_bits};
 use crate::command::{Run, text};
 
-/// Limit of a wait, and the longer time that each flush of a file takes on rank 1, in seconds.
+/// Wait limit, and the longer time that each file flush takes on rank 1, in seconds.
 const LIMIT: &str = "timeout_seconds = 1.0";
-/// Flushes to disk, except on rank 1, which sleeps before each of its first two.
+/// Flushes to disk, except on rank 1, which sleeps before the first two flushes.
 const SLOW_FSYNC: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

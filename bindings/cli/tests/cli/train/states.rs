@@ -1,4 +1,4 @@
-//! Tests saved states: the runs that resume from them, and those that are refused.
+//! Tests saved states: runs that resume from them, and rejected states.
 
 use std::path::Path;
 

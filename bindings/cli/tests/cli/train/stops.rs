@@ -11,7 +11,7 @@ use super::process::Watched;
 use crate::command::text;
 
 const ENDLESS: [&str; 2] = ["--steps", "1000000"];
-/// Jobs of one process, of a pipeline, of replicas and of tensor-parallel ranks.
+/// Jobs with a single process, a pipeline, replicas, and tensor-parallel ranks.
 const LAYOUTS: [(&str, &[&str]); 4] = [
     ("llm = { stages = 1, dp = 1 }", &["--pipeline-stages", "1"]),
     ("llm = { stages = 3, dp = 1 }", &[]),
@@ -59,7 +59,7 @@ fn a_signal_to_one_rank_stops_all_and_without_a_directory_nothing_is_saved() {
     let job = job("llm = { stages = 3, dp = 1 }");
     let mut run = Watched::start(&job, &ENDLESS);
     run.wait_for(1);
-    // as a scheduler does that signals processes of one machine
+    // as a scheduler does that signals processes on a single machine
     rustix::process::kill_process(run.rank(2), Signal::TERM).expect("the rank runs");
     let (run, _) = run.end();
     assert_eq!(run.status, Some(143), "{}", run.stderr);
@@ -73,7 +73,7 @@ fn a_second_signal_ends_the_run_at_once() {
     let job = job("llm = { stages = 3, dp = 1 }");
     let mut run = Watched::start(&job, &ENDLESS);
     run.wait_for(1);
-    // A rank that stands still cannot stop in order.
+    // A stopped process cannot stop in order.
     rustix::process::kill_process(run.rank(1), Signal::STOP).expect("the rank runs");
     run.signal(Signal::INT);
     // Sooner, it would be the same request.

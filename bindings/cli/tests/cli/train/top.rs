@@ -1,4 +1,4 @@
-//! Tests `dflop top`: the record that a run keeps, and what is shown of it while the run goes on and after.
+//! Tests `dflop top`: the record that a run keeps, and the display during and after the run.
 
 use std::fs::File;
 use std::io::Read;
@@ -47,7 +47,7 @@ fn a_run_is_shown_from_its_directory_also_resumed_and_anew() {
     );
     assert!(text_of_run.stdout.contains("\nstep     6 of 6  "), "{}", text_of_run.stdout);
 
-    // the record follows the states of the run that it is of
+    // the record follows the states of its run
     let elsewhere = job.path("own.jsonl");
     assert_eq!(job.run(&["--checkpoints", text(&run), "--steps", "1"]).status, Some(0));
     assert_eq!(std::fs::read_to_string(run.join("earlier-1/steps.jsonl")).expect("a record"), record);

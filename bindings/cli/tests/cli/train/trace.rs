@@ -31,7 +31,7 @@ fn a_trace_has_measured_and_predicted_events_of_every_rank() {
     assert_eq!(parts(&job), 0, "parts are removed");
 }
 
-/// Two replicas of one stage that share the optimizer state.
+/// Two replicas of a stage that share the optimizer state.
 #[test]
 fn a_trace_has_a_thread_for_each_communication_lane_with_exposed_times() {
     let job = Job::with(&[
@@ -62,7 +62,7 @@ fn a_trace_has_a_thread_for_each_communication_lane_with_exposed_times() {
         }
     }
     assert!(of("all-gather", 0).is_empty(), "no update came before");
-    // The report has the means over ranks of what the trace has event by event.
+    // The report has means over ranks for the events in the trace.
     let ranks = events.iter().filter_map(|event| event["pid"].as_u64()).max().expect("ranks") + 1;
     for (step, line) in lines.iter().enumerate() {
         let own = events.iter().filter(|event| event["ph"] == "X" && event["args"]["step"] == step as u64);
@@ -84,7 +84,7 @@ fn a_run_that_fails_leaves_the_timeline_of_what_it_did() {
     assert_eq!(parts(&job), 0, "parts are removed");
 }
 
-/// Timelines of single ranks that lie about.
+/// Number of leftover single-rank timelines.
 fn parts(job: &Job) -> usize {
     let hidden = std::fs::read_dir(job.path("")).expect("the directory is there").filter(|entry| {
         entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with(".trace"))

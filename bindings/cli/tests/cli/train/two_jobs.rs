@@ -1,4 +1,4 @@
-//! Tests two jobs that save their states in one directory.
+//! Tests two jobs that save states in the same directory.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn a_second_job_is_refused_by_name_until_the_first_is_gone() {
         assert!(second.stderr.contains(&named) && second.stderr.contains(text(&states)), "{}", second.stderr);
     }
     first.wait_for(1);
-    // a killed job keeps no claim, and its states are its own
+    // a killed job keeps no claim, and the states belong to it alone
     let lines = first.kill();
     let rest = job.lines(&[&args[..], &["--resume", "--steps", &(lines.len() + 3).to_string()]].concat());
     let straight = job.lines(&["--steps", &(lines.len() + 3).to_string()]);
@@ -35,7 +35,7 @@ fn a_second_job_is_refused_by_name_until_the_first_is_gone() {
     assert!(!states.join(".owner").exists(), "a job that ends leaves the directory clean");
 }
 
-/// Waits until one of two processes has ended; returns its place.
+/// Waits until the first of two processes has ended; returns its place.
 fn first_to_end(children: &mut [Child; 2]) -> usize {
     let begin = Instant::now();
     loop {

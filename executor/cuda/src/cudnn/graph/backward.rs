@@ -1,4 +1,4 @@
-//! The backward graph as one operation.
+//! Backward graph with a single operation.
 
 use std::sync::Arc;
 

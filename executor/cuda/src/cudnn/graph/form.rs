@@ -14,7 +14,7 @@ const F32_BYTES: u64 = 4;
 const BF16_BYTES: u64 = 2;
 /// First version with a causal mask operation.
 const MASK_OPERATION: Version = Version(92_100);
-/// First version with engines for the backward pass as one operation.
+/// First version with engines for a single-operation backward pass.
 const BACKWARD_OPERATION: Version = Version(92_800);
 /// First versions whose engines can add in a fixed order, and that choose tiles by separate settings.
 const HOPPER_ORDER: Version = Version(92_500);
@@ -31,7 +31,7 @@ const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
-    /// One operation.
+    /// A single operation.
     Single,
     /// Products, sums and element functions, which an engine recognizes as attention.
     Composite,

@@ -1,4 +1,4 @@
-//! The forward graph as one operation.
+//! Forward graph with a single operation.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Opens cuDNN on a stand-in of the CUDA driver, which cuDNN wants although it builds plans without a device.
+//! Opens cuDNN on a CUDA driver stand-in; cuDNN requires a driver although it builds plans without a device.
 #![expect(unsafe_code, reason = "opens the stand-in")]
 
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use dflop_cuda::cudnn::Library;
 use libloading::os::unix::{self, RTLD_GLOBAL, RTLD_NOW};
 
-/// Directory of `libcudnn.so.9`, as in the wheel `nvidia-cudnn-cu13`: `nvidia/cudnn/lib`.
+/// Directory with `libcudnn.so.9`, as in the wheel `nvidia-cudnn-cu13`: `nvidia/cudnn/lib`.
 const DIRECTORY: &str = "DFLOP_CUDNN_LIBRARY_DIR";
 
 /// Opens cuDNN once; `None` if the directory is not given or there is no compiler.

@@ -18,7 +18,7 @@ use dflop_cuda::cudnn::{
 };
 use shapes::SHAPES;
 
-/// Most bytes of the workspace of a forward plan.
+/// Maximum workspace bytes for a forward plan.
 const FORWARD_BYTES_MAX: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
@@ -111,7 +111,7 @@ fn the_engine_of_a_fixed_order_has_its_settings() {
     assert_eq!(is_set, library.version() >= Version(92_500), "else the graph itself has a fixed order");
 }
 
-/// The only file of a key below a directory.
+/// The only file for a key below a directory.
 fn file(directory: &Path, key: &PlanKey) -> PathBuf {
     let directories = fs::read_dir(directory).expect("the directory of plans");
     let mut files =
@@ -165,7 +165,7 @@ fn plans_are_read_again_and_damaged_ones_are_built_again() {
         assert_eq!(read.form(), built.form());
         assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), written.unwrap(), "not built again");
 
-        // The number within the plan itself, which cuDNN refuses.
+        // The number within the plan itself; cuDNN rejects a wrong number.
         let version = format!("cudnnVersion\\\":{}", library.version().0);
         assert!(text.contains(&version), "{}", &text[..300]);
         let other = text.replace(&version, "cudnnVersion\\\":91300");

@@ -1,14 +1,14 @@
-//! Attentions of models, with the segments of a microbatch.
+//! Attention shapes from models, with microbatch segments.
 
 use dflop_cuda::cudnn::{Heads, PlanKey};
 
-/// An attention of a model.
+/// Attention shape from a model.
 pub(crate) struct Shape {
     pub(crate) name: &'static str,
     pub(crate) heads: Heads,
-    /// Rows of every segment.
+    /// Number of rows per segment, and number of such segments.
     pub(crate) segments: &'static [(u32, usize)],
-    /// Most bytes of the workspace of a backward plan, in MB: packed numbers, padded numbers.
+    /// Maximum workspace size for a backward plan, in MB: packed numbers, padded numbers.
     pub(crate) backward_mb_max: (u64, u64),
 }
 
@@ -16,7 +16,7 @@ const fn heads(heads: u32, kv_heads: u32, head_dim: u32, is_causal: bool) -> Hea
     Heads { heads, kv_heads, head_dim, is_causal }
 }
 
-/// Rows of segments, and the number of such segments: a long document beside short ones.
+/// Number of rows per segment, and number of such segments: a long document with short documents.
 const DOCUMENTS: &[(u32, usize)] = &[(4096, 1), (1000, 2), (300, 6)];
 
 /// Shapes that plans are checked for.

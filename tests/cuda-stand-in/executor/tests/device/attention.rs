@@ -1,20 +1,20 @@
-//! Attention of random segments, for any device.
+//! Attention over random segments, for any device.
 
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Device, Dtype, HostSegments, KeyRanges, Result, Segments};
 
 use crate::cases::Cases;
 
-/// Widths of heads: those with kernels of their own in bf16, and others.
+/// Head widths: widths with special bf16 kernels, and other widths.
 const HEADS: [usize; 9] = [64, 72, 80, 96, 128, 1, 24, 100, 256];
 
-/// Window of tokens.
+/// Token window.
 #[derive(Clone, Copy)]
 pub(crate) enum Window {
     /// A token attends to as many tokens up to itself.
     Sliding(usize),
-    /// A token attends to the tokens of its chunk of a segment up to itself. Behind the border of chunks
-    /// queries have no key among the first ones of their block.
+    /// A token attends to the tokens in the same chunk of a segment up to itself. After a chunk border,
+    /// queries have no key among the first keys of their block.
     Chunk(usize),
 }
 
@@ -34,7 +34,8 @@ impl<D: Device> Cases<'_, D> {
         self.many_heads()
     }
 
-    /// Passes of so many key heads that blocks share none, and of fewer, of which several blocks own one.
+    /// Passes with so many key heads that blocks share none, and with fewer, where several blocks own the
+    /// same head.
     pub(crate) fn many_heads(&mut self) -> Result<()> {
         for kv_heads in [16, 8] {
             let shape = AttentionShape { heads: 32, kv_heads, head_dim: 64, scale: 0.19, is_causal: true };
@@ -43,7 +44,7 @@ impl<D: Device> Cases<'_, D> {
         Ok(())
     }
 
-    /// Ranges of keys: a causal window, and rows that see each other as a whole.
+    /// Key ranges: a causal window, and rows that see each other as a whole.
     fn ranges(&mut self, starts: &[u32], window: Window) -> KeyRanges {
         let mut keys = Vec::new();
         for pair in starts.windows(2) {
@@ -62,11 +63,11 @@ impl<D: Device> Cases<'_, D> {
         KeyRanges::new(&keys)
     }
 
-    /// Both passes over segments of lengths around the rows of a block.
+    /// Both passes over segments with lengths around a block's row count.
     ///
-    /// - `window`: window of the mask; the mask of the shape without one
-    /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and the
-    ///   gradients of queries differences of large numbers
+    /// - `window`: mask window; the shape's mask without a window
+    /// - `offset`: added to all numbers; with a negative scale, exponential sums become small, and query
+    ///   gradients become differences of large numbers
     pub(crate) fn attention_of(
         &mut self,
         shape: &AttentionShape,

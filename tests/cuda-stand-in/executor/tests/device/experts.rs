@@ -1,4 +1,4 @@
-//! Weights of experts on random logits, and heads of latent attention.
+//! Expert weights on random logits, and latent attention heads.
 
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::clamped_gate::GateBounds;
@@ -17,7 +17,7 @@ impl<D: Device> Cases<'_, D> {
             ExpertScores::SigmoidOfChosen,
         ] {
             let (tokens, experts) = (self.random.below(1, 300), self.random.below(3, 140));
-            // The weight of one expert alone is 1 whatever its logit, so that gradients are rounding errors.
+            // The weight of a single expert is 1 for any logit, so that gradients are rounding errors.
             let is_normalized =
                 matches!(scores, ExpertScores::SoftmaxOfChosen | ExpertScores::SigmoidOfChosen);
             let chosen = self.random.below(if is_normalized { 2 } else { 1 }, experts.min(9));

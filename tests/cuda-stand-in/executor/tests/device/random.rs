@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// Seed of this run: `DFLOP_SEED`, or the time.
+/// Run seed: `DFLOP_SEED`, or the time.
 pub(crate) fn seed() -> u64 {
     let from_time =
         || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);

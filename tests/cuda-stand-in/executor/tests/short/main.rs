@@ -1,4 +1,4 @@
-//! Two ranks over NCCL, on the stand-ins: the cases of communicators, and a pipeline.
+//! Two ranks over NCCL, on the stand-ins: communicator cases, and a pipeline.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,8 +34,8 @@ fn two_ranks_pass_the_cases_of_communicators() {
     }
 }
 
-/// Loss and gradients of two stages are those of messages through the host bit by bit; sums over two replicas
-/// are rounded in another order.
+/// Loss and gradients with two stages equal the host-message results bit by bit; sums over two replicas are
+/// rounded in a different order.
 #[test]
 fn a_pipeline_over_nccl_is_one_through_the_host() {
     let _turn = turn();

@@ -22,7 +22,7 @@ struct PipeState {
     is_closed: bool,
 }
 
-/// One end of a connection.
+/// Connection end.
 #[derive(Debug)]
 pub(crate) struct Socket {
     incoming: Arc<Pipe>,

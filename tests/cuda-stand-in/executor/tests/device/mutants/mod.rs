@@ -1,7 +1,7 @@
-//! Faults that are put into kernels on purpose: the tests of the operations must find each of them.
+//! Deliberate kernel faults: the operation tests must find each fault.
 //!
-//! A fault is found if the device fails, a result differs from the CPU's, or two orders of threads give
-//! different bits.
+//! A fault is found if the device fails, a result differs from the CPU's, or two thread orders give different
+//! bits.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -16,12 +16,12 @@ use serde::Deserialize;
 use crate::attention::Window;
 use crate::cases::{self, Cases, Results};
 
-/// Orders of threads that a fault is looked for in.
+/// Thread orders in which a fault is searched.
 const ORDERS: [u64; 3] = [0, 1, 2];
 const SEED: u64 = 5;
-/// Largest relative error of a result without a fault, by type.
+/// Maximum relative error for a result without a fault, by type.
 const BOUNDS: [(Dtype, f64); 2] = [(Dtype::Bf16, 1e-2), (Dtype::F32, 2e-5)];
-/// Bound of numbers that are differences of much larger ones.
+/// Bound for numbers that are differences between much larger numbers.
 const FAR_BOUND: f64 = 0.2;
 
 #[derive(Deserialize)]
@@ -38,7 +38,7 @@ struct Mutant {
 }
 
 impl Mutant {
-    /// Text of the file with the fault.
+    /// File text with the fault.
     fn text(&self) -> String {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../executor/cuda/kernels").join(&self.file);
@@ -108,7 +108,7 @@ fn symptom(mutant: &Mutant) -> Option<String> {
     for (dtype, bound) in BOUNDS {
         for is_first_half in [true, false] {
             let is_attention = mutant.file.starts_with("attention") && mutant.file != "attention_sinks.cu";
-            // kernels with tensor cores compute in bf16 alone; other operations have one half
+            // tensor core kernels compute only in bf16; other operations have one half
             let has_work = is_attention && (dtype == Dtype::Bf16 || mutant.file.ends_with("general.cu"));
             if !has_work && (is_attention || !is_first_half) {
                 continue;
@@ -163,11 +163,11 @@ fn without_a_fault_nothing_is_found() {
     }
 }
 
-/// Variable with the list and the place of the fault that a process of its own looks for.
+/// Variable with the fault's list and index, for the process that searches for the fault.
 const FAULT: &str = "DFLOP_CUDA_FAULT";
 
-/// Looks for the faults of a list, of which this test takes every so many. Each has a process of its own,
-/// since some write anywhere.
+/// Searches for the faults in a list, every `parts`-th fault in this test. Each fault has a separate process,
+/// since some faults write anywhere.
 fn find_all(list: &str, part: usize, parts: usize) {
     let mut missed = Vec::new();
     for (index, mutant) in mutants(list).iter().enumerate().skip(part).step_by(parts) {
@@ -186,7 +186,7 @@ fn find_all(list: &str, part: usize, parts: usize) {
     assert!(missed.is_empty(), "not found: {missed:#?}");
 }
 
-/// Part of the tests below, which run it in processes of their own.
+/// Part of the tests below, which run it in separate processes.
 #[test]
 #[ignore = "runs with an environment of its own"]
 fn one_fault() {
