@@ -197,13 +197,12 @@ test-pixels: test-python
 advisories:
 	@$(PYTHON) tests/python/advisories.py --deny "$(DENY)" $(RUSTSEC_DB)
 
-# Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
+# Needs Python and pip: other readers open the index.
 test-interop:
 	$(CARGO) build --locked -p dflop-cli --features dflop-cli/full
 	python3 -m venv venv
 	venv/bin/pip install --quiet --requirement tests/python/requirements.txt
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
-	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
 
 # Conversions of files that the original libraries write, which pip brings, with PyTorch: 3 GB.

@@ -50,7 +50,7 @@ impl<'py> Group<'py> {
     }
 }
 
-/// Rejects unsupported loader keywords, and names the dataclass that has the setting, if there is one.
+/// Refuses keywords that a loader or dataset does not have, with the dataclass of the setting if it has one.
 pub(crate) fn refuse_keywords(
     py: Python<'_>,
     loader: &str,

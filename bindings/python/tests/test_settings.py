@@ -63,6 +63,9 @@ class Signatures(Settings):
                     make(**{old: 1})
         with self.assertRaisesRegex(TypeError, r"threads=….*CustomProcessor|CustomProcessor\(threads=…"):
             self.balanced(input_threads=2)
+        with self.assertRaisesRegex(TypeError, r"^Dataset\(\) .* 'foreign': `foreign` is gone and not needed"):
+            dflop.Dataset(self.shards, foreign="check")
+        makers["Dataset"] = lambda **keywords: dflop.Dataset(self.shards, **keywords)
         for name, make in makers.items():
             message = rf"^{name}\(\) got an unexpected keyword argument 'stratagem'$"
             with self.assertRaisesRegex(TypeError, message):

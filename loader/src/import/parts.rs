@@ -21,7 +21,6 @@ use super::{
     PackOptions, Packed, SkippedSource, Source, Taken, check_apart, directory, no_samples, write_classes,
 };
 use crate::error::{Error, OutputError, Result};
-use crate::index::foreign::ForeignIndexes;
 use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
 use crate::store::file;
@@ -197,8 +196,7 @@ fn merged(shards: Vec<Shard>, parts: &mut [PackedPart]) -> Result<Option<PathBuf
     }
     // In sequence, so that the rows of a part leave memory when they are merged.
     let index_parts = parts.iter_mut().filter_map(|part| part.index_part.take());
-    let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
-    let index = Index::merge_parts(shards, index_parts, &options)?;
+    let index = Index::merge_parts(shards, index_parts, &IndexOptions::default())?;
     Ok(index.path().map(Path::to_owned))
 }
 

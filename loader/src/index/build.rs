@@ -13,18 +13,15 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::account::UnusedParts;
 use super::cache::IndexOptions;
 use super::columns::Columns;
-use super::foreign::walk::walk_entries;
-use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
-use super::plain::{push_completed, push_plain, wanted_bytes};
+use super::plain::push_plain;
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::IndexedShard;
 use super::text_counts::ShardCounter;
 use crate::error::{Error, Result, Skipped, reason_of};
-use crate::shard::tar::ranged::Archive;
 use crate::shard::{
-    Assembler, Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples,
-    decompress, sniff_compression,
+    Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples, decompress,
+    sniff_compression,
 };
 use crate::store::{FileBody, Identity, LocalShard, Opened};
 
@@ -49,22 +46,9 @@ pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
     hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
-/// Reads a shard's headers, and compares them with files from other tools.
-pub(super) fn build_checked(
-    shard: &Shard,
-    identity: &Identity,
-    claims: &Claims,
-    options: &IndexOptions,
-) -> Result<BuiltShard> {
-    let mut built = build_shard(shard, identity, options)?;
-    let warnings = differences(shard, &built.shard, &built.skipped, claims);
-    built.warnings.extend(warnings);
-    Ok(built)
-}
-
 /// Reads a shard's headers; also decodes every field if `options` require it.
 pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOptions) -> Result<BuiltShard> {
-    let IndexOptions { is_verified, video_sampling, foreign, .. } = *options;
+    let IndexOptions { is_verified, video_sampling, .. } = *options;
     if let Some(object) = shard.remote() {
         let indexed = indexed(shard, identity, Compression::None);
         let mut builder =
@@ -82,7 +66,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     let mut builder =
         Builder::new(indexed, is_verified, video_sampling).counting(options.token_counts.required());
     match compression {
-        Ok(Compression::None) => return builder.build_plain(shard, &archive, foreign),
+        Ok(Compression::None) => return builder.build_plain(shard, &archive),
         Ok(compression) => {
             let body = archive.body();
             let failure = body.failure();
@@ -163,74 +147,18 @@ impl Builder {
         self
     }
 
-    /// Reads an uncompressed shard: at the header locations known to a different tool, or from the start.
+    /// Reads an uncompressed shard.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the shard cannot be read or changes meanwhile.
-    fn build_plain(
-        mut self,
-        shard: &Shard,
-        archive: &LocalShard,
-        foreign: ForeignIndexes,
-    ) -> Result<BuiltShard> {
-        let is_followed = foreign == ForeignIndexes::Follow;
-        let layout = match foreign {
-            ForeignIndexes::Ignore => None,
-            _ => layout(shard, archive.bytes(), is_followed).unwrap_or_else(|warning| {
-                self.built.warnings.push(warning);
-                None
-            }),
-        };
-        let followed = layout.as_ref().filter(|_| is_followed);
+    /// [`Error::Storage`] if it cannot be read, or changes meanwhile.
+    fn build_plain(mut self, shard: &Shard, archive: &LocalShard) -> Result<BuiltShard> {
         let read_error = |source| shard.read_error(source);
-        let is_done = match followed {
-            Some(layout) => self.push_followed(shard, archive, layout).map_err(read_error)?,
-            None => false,
-        };
-        if !is_done {
-            let window = LocalArchive::new(archive.clone());
-            push_plain(&mut self, shard, window, READ_WHOLE_BYTES).map_err(read_error)?;
-        }
+        let window = LocalArchive::new(archive.clone());
+        push_plain(&mut self, shard, window, READ_WHOLE_BYTES).map_err(read_error)?;
         if let LocalShard::File(file) = archive {
             file.check_unchanged().map_err(read_error)?;
         }
-        let mut built = self.finish();
-        let difference = layout.and_then(|layout| grouping_difference(shard, &built, &layout));
-        built.warnings.extend(difference);
-        Ok(built)
-    }
-
-    /// Reads headers at the locations in `layout`. If the locations are wrong, adds a warning and no rows,
-    /// and returns false.
-    fn push_followed(
-        &mut self,
-        shard: &Shard,
-        archive: &LocalShard,
-        layout: &HeaderLayout,
-    ) -> std::io::Result<bool> {
-        let entries = match walk_entries(&layout.starts, &mut archive.clone()) {
-            Ok(entries) => entries,
-            Err(reason) => {
-                let (source, url) = (&layout.source, &shard.url);
-                let warning =
-                    format!("`{source}` is ignored, shard `{url}` is read from its start: {reason}");
-                self.built.warnings.push(warning);
-                return Ok(false);
-            }
-        };
-        let mut window = LocalArchive::new(archive.clone());
-        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX).by_range();
-        for entry in &entries {
-            let wanted = wanted_bytes(entry, self.is_verified, READ_WHOLE_BYTES);
-            let payload = window.read(entry.payload_offset..entry.payload_offset + wanted)?;
-            if let Some(item) = assembler.push(entry, Some(payload)) {
-                push_completed(self, item, &mut window)?;
-            }
-        }
-        if let Some(item) = assembler.finish() {
-            push_completed(self, item, &mut window)?;
-        }
-        Ok(true)
+        Ok(self.finish())
     }
 
     async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, body: FileBody) {

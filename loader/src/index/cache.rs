@@ -15,11 +15,10 @@ use dflop_samples::media::VideoSampling;
 use dflop_samples::media::codec::registered;
 use sha2::{Digest, Sha256};
 
-use super::build::{build_checked, identity_of_file};
+use super::build::{build_shard, identity_of_file};
 use super::collect::collect;
 use super::encode::{IndexFile, SpilledShard};
 use super::file::{DecodedIndex, decode_index, hex};
-use super::foreign::{Claims, ForeignIndexes, claims};
 use super::location::{fault_in, lock_first_writable, write_to_first};
 use super::owner::{read_trusted, refusal};
 use super::remote::identities;
@@ -57,9 +56,7 @@ pub struct IndexOptions {
     pub token_counts: TokenCounts,
     /// Number of shards that are read in parallel.
     pub threads: usize,
-    /// Use of files from other tools next to the shards.
-    pub foreign: ForeignIndexes,
-    /// Listener that is notified about every shard.
+    /// Listener that is notified of every shard.
     pub progress: Arc<dyn Progress>,
 }
 
@@ -73,7 +70,6 @@ impl Default for IndexOptions {
             video_sampling: VideoSampling::default(),
             token_counts: TokenCounts::default(),
             threads: cores(),
-            foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
         }
     }
@@ -394,13 +390,9 @@ fn build_shards(
     spill: &mut Spill,
 ) -> Result<Vec<SpilledShard>> {
     options.progress.begin("shards", shards.len() as u64);
-    let claims = match options.foreign {
-        ForeignIndexes::Ignore => vec![Claims::default(); shards.len()],
-        ForeignIndexes::Check | ForeignIndexes::Follow => claims(shards),
-    };
     let mut built: Vec<Option<SpilledShard>> = shards.iter().map(|_| None).collect();
     let build = |shard: usize| {
-        let built = build_checked(&shards[shard], &stats[shard], &claims[shard], options)?;
+        let built = build_shard(&shards[shard], &stats[shard], options)?;
         built.encode().map_err(|error| index_error(None, &error))
     };
     let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {

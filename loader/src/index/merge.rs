@@ -22,7 +22,6 @@ use super::cache::{
 };
 use super::encode::{EncodedRows, EncodedShard, IndexFile, ShardSummary, SpilledShard};
 use super::file::{DecodedIndex, decode_index};
-use super::foreign::{ForeignIndexes, claims, differences};
 use super::location::fault_in;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
@@ -125,14 +124,6 @@ pub(super) fn merge_parts(
         built.push(checked(shard, identity, slot, options)?);
     }
     check_counters(&shards, &built)?;
-    if options.foreign != ForeignIndexes::Ignore {
-        for ((shard, SpilledShard { summary, .. }), claims) in
-            shards.iter().zip(&mut built).zip(claims(&shards))
-        {
-            let found = differences(shard, &summary.shard, &summary.skipped, &claims);
-            summary.warnings.extend(found);
-        }
-    }
     if built.iter().all(|built| built.summary.shard.samples == 0) {
         let skipped: Vec<_> = built.into_iter().flat_map(|built| built.summary.skipped).collect();
         return Err(no_samples(&shards, &skipped));

@@ -16,7 +16,6 @@ mod columns;
 mod encode;
 mod file;
 mod find;
-pub mod foreign;
 mod location;
 mod merge;
 mod owner;
@@ -90,9 +89,9 @@ impl Index {
     /// Reads some dataset shards for the index, on any machine that can read them. Returns bytes for
     /// [`Self::merge_parts`].
     ///
-    /// `shards` may be a single shard, and may have no good sample; bad samples are kept for the account.
-    /// Only options that determine the rows apply: video sampling, token counts, verification, foreign
-    /// indexes. Shards are read sequentially.
+    /// `shards` may be a single one, and may have no good sample; bad ones are kept for the account. Only
+    /// options that determine the rows apply: sampling of videos, token counts, verification. Shards are read
+    /// one at a time.
     ///
     /// # Errors
     /// [`Error::Config`] without shards, or if a shard is a stream; [`Error::Storage`] if a shard cannot be

@@ -37,12 +37,8 @@ pub(super) fn push_plain<A: Archive>(
 /// Adds an item, after reading the missing bytes that the shape needs.
 ///
 /// # Errors
-/// The archive error.
-pub(super) fn push_completed<A: Archive>(
-    builder: &mut Builder,
-    mut item: ShardItem,
-    archive: &mut A,
-) -> io::Result<()> {
+/// The error of the archive.
+fn push_completed<A: Archive>(builder: &mut Builder, mut item: ShardItem, archive: &mut A) -> io::Result<()> {
     if let ShardItem::Sample(sample) = &mut item {
         complete(sample, archive)?;
     }
@@ -50,9 +46,8 @@ pub(super) fn push_completed<A: Archive>(
     Ok(())
 }
 
-/// Returns how many payload bytes the shape needs, judged by the entry name; all bytes if the payload is
-/// decoded.
-pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
+/// Returns how much of a payload is needed for its shape, judged by its name; everything if it is decoded.
+fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
     if entry.sparse.is_some() {
         return 0;
     }

@@ -11,7 +11,6 @@ use dflop_samples::media::{Payload, VideoSampling, codec_of};
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{IndexOptions, directories, index_error, stats, store};
 use super::encode::SpilledShard;
-use super::foreign::ForeignIndexes;
 use super::merge::PartBuilder;
 use super::spill::Spill;
 use crate::error::Result;
@@ -41,8 +40,7 @@ impl WrittenIndex {
     /// # Errors
     /// The shard indexing errors.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
-        let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
-        let built = build_shard(&shard, &identity(&shard)?, &options)?;
+        let built = build_shard(&shard, &identity(&shard)?, &IndexOptions::default())?;
         self.add(shard, built)
     }
 

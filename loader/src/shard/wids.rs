@@ -1,8 +1,8 @@
 //! Reads wids shard lists, as `widsindex create` writes them.
 //!
 //! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
-//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It contains numbers, but no offsets. URLs
-//! are relative to `base`, or to the list's directory.
+//! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. Only the URLs are used; they are relative
+//! to `base`, or to the directory of the file.
 
 use std::path::Path;
 
@@ -18,10 +18,6 @@ const BYTES_MAX: u64 = 1 << 30;
 pub struct ListedShard {
     /// Unresolved URL.
     pub url: String,
-    /// Number of samples according to wids.
-    pub nsamples: Option<u64>,
-    /// File length in bytes.
-    pub filesize: Option<u64>,
 }
 
 /// List of shards.
@@ -70,7 +66,7 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
         }
         let base = part.base.as_deref();
         list.shards.extend(part.shardlist.into_iter().map(|shard| match base {
-            Some(base) => ListedShard { url: resolve(base, &shard.url), ..shard },
+            Some(base) => ListedShard { url: resolve(base, &shard.url) },
             None => shard,
         }));
     }
@@ -155,7 +151,6 @@ mod tests {
             (r#"{"shardlist": []}"#, "must have a `wids_version`"),
             (r#"{"wids_version": 1, "datasets": [{"source_url": "x.json"}]}"#, "another list"),
             (r#"{"wids_version": 1, "shardlist": [{"url": 3}]}"#, "invalid type"),
-            (r#"{"wids_version": 1, "shardlist": [{"url": "a", "nsamples": -3}]}"#, "invalid"),
             (r#"{"wids_version": 1, "sha"#, "EOF"),
         ] {
             let error = parse_shard_list(text.as_bytes()).unwrap_err();

@@ -43,9 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("splits", names::splits),
     ("stream_state", states::stream_state),
     ("tar", archives::tar),
-    ("tar_index", names::tar_index),
     ("tokenizer", models::tokenizer),
-    ("webshart", names::webshart),
 ];
 
 /// Names of the `dflop-cli` targets; `dflop-cli` replays the corpus for them.

@@ -4,8 +4,6 @@ use std::path::Path;
 
 use dflop_loader::Splits;
 use dflop_loader::import::PackOptions;
-use dflop_loader::index::foreign::energon::{parse_info, parse_tar_index, splits as energon_splits};
-use dflop_loader::index::foreign::webshart::parse_payloads;
 use dflop_loader::shard::{expand_shards, parse_shard_list};
 use dflop_loader::store::{Location, redact};
 
@@ -39,22 +37,7 @@ pub(super) fn energon_split(bytes: &[u8]) {
     let directory = place.path().join(".nv-meta");
     std::fs::create_dir(&directory).expect("the directory is made");
     std::fs::write(directory.join("split.yaml"), bytes).expect("the file is written");
-    let _splits = energon_splits(place.path());
-    let _counts = parse_info(bytes);
-}
-
-/// Reads the offsets in an Energon shard.
-pub(super) fn tar_index(bytes: &[u8]) {
-    if let Ok(offsets) = parse_tar_index(bytes, 1 << 20) {
-        assert!(offsets.is_sorted() && offsets.iter().all(|offset| *offset <= 1 << 20));
-    }
-}
-
-/// Reads the payloads in a webshart file.
-pub(super) fn webshart(bytes: &[u8]) {
-    if let Ok(payloads) = parse_payloads(bytes) {
-        assert!(payloads.ends.is_sorted() && payloads.ends.iter().all(|end| *end <= payloads.filesize));
-    }
+    let _splits = Splits::energon(place.path());
 }
 
 /// Packs the samples that a list describes; none of the named files exist.

@@ -132,3 +132,37 @@ fn written_shards_whose_index_exceeds_memory_are_indexed_as_by_a_scan() {
     assert!(built(out.path(), data.path(), 2) == index);
     assert_eq!(names(&data.path().join(".dflop")).len(), 2, "index and lock");
 }
+
+#[test]
+fn files_of_other_tools_beside_the_shards_change_nothing() {
+    let shards = varied();
+    let own = built(shards.path(), shards.path(), 2);
+    let put = |name: &str, bytes: &[u8]| std::fs::write(shards.path().join(name), bytes).unwrap();
+    std::fs::create_dir(shards.path().join(".nv-meta")).unwrap();
+    put(".nv-meta/.info.json", br#"{"shard_counts": {"shard-000.tar": 7}}"#);
+    put("shard-000.tar.idx", &[0, 512_u64, 1024].map(u64::to_le_bytes).concat());
+    put("shard-001.json", br#"{"path": "shard-001.tar", "filesize": 9, "files": {}}"#);
+    put(
+        "list.json",
+        br#"{"__kind__": "wids-shard-index-v1", "shardlist": [{"url": "shard-001.tar", "nsamples": 9}]}"#,
+    );
+    assert!(built(shards.path(), shards.path(), 2) == own);
+}
+
+#[test]
+fn a_shard_list_of_wids_is_a_dataset() {
+    let place = tempfile::tempdir().unwrap();
+    for number in 0..2 {
+        write(place.path(), number, TarBytes::new().file("a.txt", b"a kite"));
+    }
+    let path = place.path().join("all.json");
+    let list = r#"{"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [
+        {"url": "shard-001.tar", "nsamples": 1}, {"url": "shard-000.tar", "nsamples": 7}]}"#;
+    std::fs::write(&path, list).unwrap();
+    let index = Index::open_or_build(shards(&path), &IndexOptions::default()).unwrap();
+    let names: Vec<&str> = index.shards().iter().map(Shard::base_name).collect();
+    assert_eq!((names.as_slice(), index.len()), (["shard-001.tar", "shard-000.tar"].as_slice(), 2));
+    std::fs::write(&path, b"{\"a\": 1}").unwrap();
+    let error = expand_shards(&[path.to_str().unwrap()]).unwrap_err().to_string();
+    assert!(error.contains("a shard list of wids must have"), "{error}");
+}

@@ -11,8 +11,8 @@ use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::tar::TarBytes;
 
-/// Writes all kinds of shards: good, compressed, with a repeated key and a bad image, unreadable, and without
-/// samples; and two foreign lists: a list with a wrong entry, and a file that is not a list.
+/// Writes shards of all kinds: good ones, one compressed, one with a repeated key and a bad image, one that
+/// cannot be read, one without samples.
 fn mixed() -> TempDataset {
     let data = TempDataset::new(3, 6, Compression::Plain);
     let odd = TarBytes::new().file("a.txt", b"one").file("b.jpg", b"no image").file("b.txt", b"x");
@@ -25,10 +25,6 @@ fn mixed() -> TempDataset {
         &compress(&TarBytes::new().file("z.txt", b"words here").finish(), Compression::Zstd),
     );
     write("shard-006.tar", b"BZh91AY&SY a shard that is packed by bzip2");
-    let list =
-        r#"{"__kind__": "wids-shard-index-v1", "shardlist": [{"url": "shard-001.tar", "nsamples": 99}]}"#;
-    write("list.json", list.as_bytes());
-    write("broken.json", br#"{"__kind__": "wids-shard-index-v1", "shardlist": 7}"#);
     data
 }
 
@@ -65,7 +61,11 @@ fn merged_parts_are_the_index_of_all_shards_byte_for_byte_in_any_order() {
         let places = [(); 2].map(|()| tempfile::tempdir().unwrap());
         let [at_once, merged] = [0, 1].map(|at| options(places[at].path(), token_counts.clone()));
         let expected = Index::open_or_build(all.clone(), &at_once).unwrap();
-        assert!(expected.skipped().len() >= 2 && expected.warnings().len() >= 3, "{:?}", expected.warnings());
+        assert!(
+            expected.skipped().len() >= 2 && !expected.warnings().is_empty(),
+            "{:?}",
+            expected.warnings()
+        );
         for of_each in [1, 2, 7] {
             let mut parts = parts(&all, of_each, &merged);
             parts.reverse();

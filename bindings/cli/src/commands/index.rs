@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dflop_loader::error::Skipped;
-use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, UnusedPart};
 use dflop_loader::media::VideoSampling;
 use serde::Serialize;
@@ -33,9 +32,6 @@ pub(crate) struct IndexArgs {
     /// Also decode every field, so that every bad sample is known in advance; rebuilds the index.
     #[arg(long)]
     verify: bool,
-    /// Use of index files that other tools left next to the shards.
-    #[arg(long, value_enum, default_value_t, value_name = "USE")]
-    foreign: Foreign,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     /// Model whose chat format is counted with the texts [default: the bare text is counted].
@@ -46,28 +42,6 @@ pub(crate) struct IndexArgs {
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// Use of the index files from Energon, wids and webshart next to the shards; it never changes the index.
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum Foreign {
-    /// Ignore them.
-    Ignore,
-    /// Compare with them; differences are warnings.
-    #[default]
-    Check,
-    /// Compare with the index files, and use their header locations.
-    Follow,
-}
-
-impl From<Foreign> for ForeignIndexes {
-    fn from(foreign: Foreign) -> Self {
-        match foreign {
-            Foreign::Ignore => Self::Ignore,
-            Foreign::Check => Self::Check,
-            Foreign::Follow => Self::Follow,
-        }
-    }
 }
 
 #[derive(Debug, Serialize)]
@@ -99,7 +73,6 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         directory: args.out.clone(),
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
-        foreign: args.foreign.into(),
         video_sampling: args.video.index_sampling()?,
         token_counts: args.tokenizer.token_counts(model.as_ref())?,
         ..index_options()

@@ -157,7 +157,6 @@ class Dataset:
         caption_prompt: str | None = None,
         rebuild: bool = False,
         verify: bool = False,
-        foreign: Literal["ignore", "check", "follow"] = "check",
     ) -> Self: ...
     @property
     def shards(self) -> list[str]: ...

@@ -276,6 +276,7 @@ class Read(_Settings):
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.
 GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
+    "Dataset": {},
     "Loader": {"read": [Read]},
     "BalancedLoader": {
         "plan": [Plan],
@@ -289,8 +290,12 @@ RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
 MODEL_SETTINGS = ("device", "profile", "profile_tp", "profile_check", "freeze", "recompute")
 
 
+# Settings of earlier versions that nothing replaces.
+GONE = {"foreign": "`foreign` is gone and not needed: index files of other tools are not opened"}
+
+
 def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
-    """Refuses keywords that a loader does not have, with the place of the setting if it has one.
+    """Refuses keywords that a loader or dataset does not have, with the place of the setting if it has one.
 
     Raises:
         TypeError: there is a keyword.
@@ -302,6 +307,8 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
 
 
 def _place_of(loader: str, keyword: str) -> str | None:
+    if loader == "Dataset":
+        return GONE.get(keyword)
     name = RENAMED.get(keyword, keyword)
     for taken_by, classes in GROUPS[loader].items():
         for group in classes:

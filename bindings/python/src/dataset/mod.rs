@@ -15,19 +15,20 @@ use dflop_loader::index::{IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
 use dflop_loader::store::ShardCache;
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyDict};
 
 use crate::arguments::{Arguments, arguments};
 use crate::convert::skipped;
 use crate::error::to_python;
 use crate::names::Names;
 use crate::runtime;
+use crate::settings::refuse_keywords;
 use crate::table::stream;
 use crate::tokenizer::{TokenizerSettings, token_counts};
 
 pub(crate) use self::mixing::mix;
 pub(crate) use self::mixture::PyMixture;
-use self::opener::{Opener, parse_foreign};
+use self::opener::Opener;
 use self::shards::{ShardSettings, parse_read};
 pub(crate) use self::source::Source;
 
@@ -43,10 +44,19 @@ pub(crate) struct PyDataset {
 #[pymethods]
 impl PyDataset {
     #[new]
-    #[pyo3(signature = (
-        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=68_719_476_736, requests_max=256, retry_seconds=300, read="auto",
-        allow_pipe=false, allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
-    ))]
+    #[pyo3(
+        signature = (
+            shards, *, index=None, split=None, splits=None, repeat=None, cache=None,
+            cache_bytes=68_719_476_736, requests_max=256, retry_seconds=300, read="auto", allow_pipe=false,
+            allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None,
+            rebuild=false, verify=false, **unknown
+        ),
+        // The same without the keywords that are refused.
+        text_signature = "(shards, *, index=None, split=None, splits=None, repeat=None, cache=None, \
+                          cache_bytes=68719476736, requests_max=256, retry_seconds=300, read='auto', \
+                          allow_pipe=False, allow_outside=False, tokenizer=None, model=None, \
+                          chat_template=None, caption_prompt=None, rebuild=False, verify=False)"
+    )]
     #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
     fn new(
         py: Python<'_>,
@@ -68,20 +78,20 @@ impl PyDataset {
         caption_prompt: Option<String>,
         rebuild: bool,
         verify: bool,
-        foreign: &str,
+        unknown: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        refuse_keywords(py, "Dataset", unknown.as_ref())?;
         let model = model.map(|names| names.0);
         // Kept as given: `__reduce__` creates the dataset from them in another process.
         let arguments = arguments! {
             py, index, split, splits, repeat, cache, cache_bytes, requests_max, retry_seconds, read, allow_pipe,
-            allow_outside, tokenizer, model, chat_template, caption_prompt, rebuild, verify, foreign,
+            allow_outside, tokenizer, model, chat_template, caption_prompt, rebuild, verify,
         };
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
         let options = IndexOptions {
             directory: index,
             is_rebuilt: rebuild,
             is_verified: verify,
-            foreign: parse_foreign(foreign)?,
             token_counts: token_counts(settings, model.as_deref())?,
             ..IndexOptions::default()
         };

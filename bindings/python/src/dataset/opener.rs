@@ -3,11 +3,9 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dflop_loader::index::foreign::ForeignIndexes;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
 use dflop_loader::{Dataset, Splits};
-use pyo3::prelude::*;
 
 use crate::error::DflopError;
 
@@ -74,17 +72,4 @@ impl Opener {
             None => dataset,
         })
     }
-}
-
-/// Parses the setting for index files from other tools.
-pub(super) fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
-    Ok(match name {
-        "ignore" => ForeignIndexes::Ignore,
-        "check" => ForeignIndexes::Check,
-        "follow" => ForeignIndexes::Follow,
-        _ => {
-            let reason = format!("expected ignore, check or follow, found `{name}`");
-            return Err(DflopError::config("foreign", reason).into());
-        }
-    })
 }

@@ -1,15 +1,39 @@
-//! Reads the splits from a dataset prepared with Energon.
+//! Reads the splits of a dataset prepared with Energon: `.nv-meta/split.yaml`, or `split.json`.
+//!
+//! `split_parts` lists patterns of shards by the name of their split, `exclude` shards, or single samples as
+//! `SHARD/SAMPLE`.
 
 use std::path::Path;
 
-use super::{CheckedSplit, Splits, invalid};
-use crate::error::Result;
-use crate::index::foreign::energon::{EnergonSplit, splits};
+use serde_json::Value;
 
-/// Number of directories searched for `.nv-meta`: the shard directory and the directories above it.
+use super::yaml::parse_yaml;
+use super::{CheckedSplit, Splits, invalid};
+use crate::error::{Error, Result, StorageError};
+use crate::shard::Expansion;
+use crate::store::local::read_file;
+
+/// Directory of the metadata.
+const DIRECTORY: &str = ".nv-meta";
+/// Files with splits, in order of preference.
+const SPLIT_FILES: [&str; 2] = ["split.yaml", "split.json"];
+/// Longest file with splits that is read.
+const SPLIT_BYTES_MAX: u64 = 64 << 20;
+/// Number of directories searched for `.nv-meta`: that of the shards and those above it.
 const DIRECTORIES_UP_MAX: usize = 4;
 
-/// Finds the splits for the dataset that contains the shards in `directory`; `None` without Energon files.
+/// Named part of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct EnergonSplit {
+    /// Its name, such as `train`.
+    name: String,
+    /// Shards as paths below the directory of the dataset, in order, without excluded ones.
+    shards: Vec<String>,
+    /// Single samples that the file excludes, as `SHARD/SAMPLE`.
+    excluded_samples: Vec<String>,
+}
+
+/// Finds the splits of the dataset to which the shards in `directory` belong; `None` if Energon left none.
 pub(super) fn find(directory: &Path) -> Result<Option<Splits>> {
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     for root in directory.ancestors().take(DIRECTORIES_UP_MAX) {
@@ -23,7 +47,7 @@ pub(super) fn find(directory: &Path) -> Result<Option<Splits>> {
 fn of(root: &Path, named: Vec<EnergonSplit>) -> Result<Splits> {
     let checked = named.into_iter().map(|split| Ok((split.name.clone(), checked(root, split)?)));
     let splits = Splits {
-        origin: root.join(".nv-meta").display().to_string(),
+        origin: root.join(DIRECTORY).display().to_string(),
         by_name: checked.collect::<Result<_>>()?,
         overlap_hint: "Energon has no word for that; state them in a `splits.json` if that is meant",
     };
@@ -43,4 +67,113 @@ fn checked(root: &Path, split: EnergonSplit) -> Result<CheckedSplit> {
         directory: Some(root.to_owned()),
         ..CheckedSplit::default()
     })
+}
+
+/// Reads the splits of the dataset in `directory`, in alphabetical order; `None` if it defines none.
+///
+/// # Errors
+/// [`Error::Storage`] if the file does not have Energon's format or if it cannot be read.
+fn splits(directory: &Path) -> Result<Option<Vec<EnergonSplit>>> {
+    for name in SPLIT_FILES {
+        let path = directory.join(DIRECTORY).join(name);
+        let Some(text) = read_file(&path, SPLIT_BYTES_MAX)? else { continue };
+        let shown = path.display().to_string();
+        let parsed = parse_splits(&text, name.ends_with("yaml"));
+        return parsed
+            .map(Some)
+            .map_err(|reason| Error::Storage(StorageError::Index { path: shown, reason }));
+    }
+    Ok(None)
+}
+
+fn parse_splits(text: &[u8], is_yaml: bool) -> Result<Vec<EnergonSplit>, String> {
+    let document: Value = if is_yaml {
+        parse_yaml(std::str::from_utf8(text).map_err(|error| error.to_string())?)?
+    } else {
+        serde_json::from_slice(text).map_err(|error| error.to_string())?
+    };
+    let parts = document.get("split_parts").and_then(Value::as_object);
+    let parts = parts.ok_or("a mapping `split_parts` is required")?;
+    let excluded = match document.get("exclude") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(patterns) => names(patterns, "exclude")?,
+    };
+    let split = |(name, patterns): (&String, &Value)| {
+        let mut shards = names(patterns, name)?;
+        shards.retain(|shard| !excluded.contains(shard));
+        let samples = excluded.iter().filter(|excluded| {
+            let shard = excluded.rsplit_once('/').map(|(shard, _)| shard);
+            shard.is_some_and(|shard| shards.iter().any(|listed| listed == shard))
+        });
+        Ok(EnergonSplit { name: name.clone(), excluded_samples: samples.cloned().collect(), shards })
+    };
+    parts.iter().map(split).collect()
+}
+
+/// Expands a list of patterns.
+fn names(patterns: &Value, of: &str) -> Result<Vec<String>, String> {
+    let patterns = patterns.as_array().ok_or_else(|| format!("`{of}` must be a list"))?;
+    let mut expansion = Expansion::default();
+    for pattern in patterns {
+        let pattern = pattern.as_str().ok_or_else(|| format!("`{of}` must list names"))?;
+        expansion.add(pattern).map_err(|error| error.to_string())?;
+    }
+    Ok(expansion.into_names())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_are_expanded_and_excluded_shards_left_out() {
+        let text = b"split_parts:\n  train: ['s-{0..3}.tar']\n  val: [t.tar]\n\
+            exclude: ['s-{1..2}.tar', s-0.tar/7, t.tar/3]\n";
+        let parts = parse_splits(text, true).unwrap();
+        let train = EnergonSplit {
+            name: "train".into(),
+            shards: vec!["s-0.tar".into(), "s-3.tar".into()],
+            excluded_samples: vec!["s-0.tar/7".into()],
+        };
+        assert_eq!(parts[0], train);
+        assert_eq!(
+            (parts[1].name.as_str(), parts[1].excluded_samples.as_slice()),
+            ("val", ["t.tar/3".into()].as_slice())
+        );
+        let json = br#"{"split_parts": {"train": ["a.tar"]}}"#;
+        assert_eq!(parse_splits(json, false).unwrap()[0].shards, ["a.tar"]);
+    }
+
+    #[test]
+    fn what_is_no_split_file_says_why() {
+        for (text, reason) in [
+            ("a: 1", "a mapping `split_parts` is required"),
+            ("split_parts: [a]", "a mapping"),
+            ("split_parts: {train: a.tar}", "`train` must be a list"),
+            ("split_parts: {train: [[a]]}", "must list names"),
+            ("split_parts: {train: ['{0..99999999}']}", "too many"),
+            ("split_parts: {train: [a]}\nexclude: a", "`exclude` must be a list"),
+            ("split_parts: {train: [a", "line"),
+        ] {
+            let error = parse_splits(text.as_bytes(), true).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn splits_are_read_from_the_directory_of_the_metadata() {
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(splits(place.path()).unwrap(), None);
+        std::fs::create_dir(place.path().join(DIRECTORY)).unwrap();
+        let file = place.path().join(DIRECTORY).join("split.yaml");
+        let text = "split_parts:\n  train:\n  - s-{0..1}.tar\n  val: []\nexclude: [s-1.tar]\n";
+        std::fs::write(&file, text).unwrap();
+        let splits_read = splits(place.path()).unwrap().unwrap();
+        let named: Vec<_> =
+            splits_read.iter().map(|split| (split.name.as_str(), split.shards.as_slice())).collect();
+        assert_eq!(named, [("train", ["s-0.tar".to_owned()].as_slice()), ("val", &[])]);
+        std::fs::write(&file, "split_parts: *x").unwrap();
+        let error = splits(place.path()).unwrap_err().to_string();
+        assert!(error.contains("split.yaml"), "{error}");
+    }
 }

@@ -21,6 +21,7 @@
 //! lists, without the shards and the single samples that it excludes.
 
 mod energon;
+mod yaml;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -112,14 +113,24 @@ impl Splits {
             directory.ok_or_else(|| invalid("the shards are in no local directory; name the splits file"))?;
         let own = directory.join(SPLITS_FILE);
         if !own.exists()
-            && let Some(splits) = energon::find(directory)?
+            && let Some(splits) = Self::energon(directory)?
         {
             return Ok(splits);
         }
         Self::read(&own)
     }
 
-    /// Parses a splits document that names no keys file.
+    /// Reads the splits of Energon in `.nv-meta` of `directory` or up to three directories above; `None` without
+    /// any.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the file does not have Energon's format or cannot be read; [`Error::Config`] if
+    /// two splits overlap.
+    pub fn energon(directory: &Path) -> Result<Option<Self>> {
+        energon::find(directory)
+    }
+
+    /// Parses the text of a splits file that names no keys file.
     ///
     /// # Errors
     /// [`Error::Config`] if the document is not JSON with the structure above, if a split has no condition,

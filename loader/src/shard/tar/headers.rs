@@ -108,11 +108,6 @@ impl Headers {
         Ok(None)
     }
 
-    /// Returns whether no extension header waits for its member.
-    pub(crate) fn is_between_members(&self) -> bool {
-        self.extensions == 0 && self.mapped.is_none()
-    }
-
     fn begin_extension(&mut self, offset: u64, header: &Header) -> Result<Next, TarFault> {
         self.extensions += 1;
         if self.extensions > EXTENSIONS_MAX {

@@ -1,4 +1,4 @@
-//! Reads the YAML of foreign tools as a JSON value.
+//! Reads YAML as a JSON value.
 //!
 //! Supports sequences, mappings with text keys, and scalars; scalars stay texts, as names of shards are.
 //! Features that those files never use are rejected: anchors, aliases (which let a small file expand without
