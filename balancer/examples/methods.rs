@@ -5,13 +5,13 @@
 //! ```
 //!
 //! `SHAPES.csv` starts with the columns `tiles` and `seq_len`; times are predicted for a preset A100. Words:
-//! `links` (NVLink at 240 GB/s, InfiniBand at 12.5 GB/s per GPU), `joint`, `any`, `zero1`, `sp`, `uneven`,
-//! `recompute`, `selective`, `ahead`, `batches=N`, `seed=N`, `gib=N`; `plan` leaves the comparison out.
+//! `links` (NVLink of 240 GB/s, InfiniBand of 12.5 GB/s a GPU), `joint`, `any`, `zero1`, `sp`, `uneven`,
+//! `recompute`, `ahead`, `batches=N`, `seed=N`, `gib=N`; `plan` leaves the comparison out.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::planner::{
     Cluster, Degrees, EncoderSplit, ItemSize, Link, Links, ModelCostsBuilder, ModulePlan, ParallelismPlan,
-    PlanProblem, RecomputedLayers, SearchSpaceOptions, Workload, compare, plan,
+    PlanProblem, SearchSpaceOptions, Workload, compare, plan,
 };
 use dflop_costmodel::{DeviceRate, ModelSpec};
 use rustix::time::{ClockId, clock_gettime};
@@ -49,7 +49,6 @@ fn main() -> Result<(), Error> {
             is_joint: has("joint") || has("any"),
             has_uneven_layers: has("uneven"),
             has_recomputation: has("recompute"),
-            has_selective_recomputation: has("selective"),
             has_encoder_ahead: has("ahead"),
             has_sharded_optimizer: has("zero1"),
             ..SearchSpaceOptions::default()
@@ -75,13 +74,9 @@ fn main() -> Result<(), Error> {
 }
 
 fn show(plan: &ParallelismPlan) -> String {
-    let module = |name: &str, ModulePlan { degrees, layers, recomputed }: &ModulePlan| {
+    let module = |name: &str, ModulePlan { degrees, layers, is_recomputed }: &ModulePlan| {
         let Degrees { tp, pp, dp } = degrees;
-        let again = match recomputed {
-            RecomputedLayers::None => "",
-            RecomputedLayers::EverySecond => "s",
-            RecomputedLayers::All => "r",
-        };
+        let again = if *is_recomputed { "r" } else { "" };
         format!("{name}({tp},{pp},{dp}){again} {layers:?}")
     };
     let encoders: Vec<String> = plan.encoders.iter().map(|encoder| module("E", encoder)).collect();

@@ -46,5 +46,5 @@ pub use parallelism_plan::{Degrees, ModulePlan, ParallelismPlan};
 pub use plan::plan;
 pub use problem::PlanProblem;
 pub use report::{Bottleneck, Explanation, ModuleBytes, PlanReport, RunnerUp};
-pub use space::{EncoderSplit, RecomputedLayers, SearchSpaceOptions};
+pub use space::{EncoderSplit, SearchSpaceOptions};
 pub use workload::{ItemSize, Workload};

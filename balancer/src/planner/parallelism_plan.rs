@@ -3,7 +3,7 @@
 use super::cluster::Placement;
 use super::space::joint::JointShape;
 use super::space::shape::StageShape;
-use super::space::{Candidate, EncoderPart, EncoderParts, Family, RecomputedLayers, SearchSpace};
+use super::space::{Candidate, EncoderPart, EncoderParts, Family, SearchSpace};
 use dflop_costmodel::memory::split_layers;
 
 /// Parallelism degrees for one module.
@@ -31,8 +31,8 @@ pub struct ModulePlan {
     pub degrees: Degrees,
     /// Layers per stage. With joint placement, stages may be empty.
     pub layers: Vec<u32>,
-    /// Layers per stage that are recomputed in the backward pass.
-    pub recomputed: RecomputedLayers,
+    /// Whether the backward pass recomputes the layers, which then keep their inputs alone.
+    pub is_recomputed: bool,
 }
 
 /// Plans for all modules, with placement and microbatches.
@@ -60,14 +60,14 @@ impl ModulePlan {
     #[must_use]
     pub fn even(layers: u32, degrees: Degrees) -> Self {
         assert!(layers >= degrees.pp, "{layers} layers do not make {} stages", degrees.pp);
-        Self { degrees, layers: split_layers(layers, degrees.pp), recomputed: RecomputedLayers::None }
+        Self { degrees, layers: split_layers(layers, degrees.pp), is_recomputed: false }
     }
 
     fn new(shape: &StageShape, dp: u32) -> Self {
         Self {
             degrees: Degrees { tp: shape.tp, pp: shape.pp, dp },
             layers: shape.layers.clone(),
-            recomputed: shape.recomputed,
+            is_recomputed: shape.is_recomputed,
         }
     }
 
@@ -75,7 +75,7 @@ impl ModulePlan {
     fn is_of(&self, shape: &StageShape) -> bool {
         (shape.tp, shape.pp) == (self.degrees.tp, self.degrees.pp)
             && shape.layers == self.layers
-            && shape.recomputed == self.recomputed
+            && shape.is_recomputed == self.is_recomputed
     }
 }
 

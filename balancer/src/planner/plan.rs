@@ -7,7 +7,6 @@ use super::refine::refine;
 use super::remedy::remedy;
 use super::report::{PlanReport, RunnerUp};
 use super::search::{Search, sweep};
-use super::space::SearchSpaceOptions;
 use crate::error::{Error, Result};
 
 /// Finds the fastest plan.
@@ -67,15 +66,7 @@ impl PlanReport {
 /// Finds the fastest plan with the LLM's expert-parallel degree.
 fn plan_of_degree(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
-    let mut search = Search::run(&space)?;
-    if problem.options.has_selective_recomputation {
-        // Most plans in the larger space are similar, so the search may drop plans from the smaller space.
-        let options = SearchSpaceOptions { has_selective_recomputation: false, ..problem.options };
-        let smaller = PlanProblem { options, ..problem.clone() }.space()?;
-        let found = Search::run(&smaller)?;
-        let best = refine(&smaller, &found)?;
-        search.add(&space, &found, best, &smaller);
-    }
+    let search = Search::run(&space)?;
     let finals = refine(&space, &search)?;
     let Some(best) = finals.first() else {
         return Err(Error::NothingFits { reason: remedy(problem, &space) });

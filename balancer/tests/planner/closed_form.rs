@@ -41,15 +41,14 @@ impl ModuleCosts for ClosedForm {
         self.ends_ns * units as f64 / f64::from(tp)
     }
 
-    fn memory(&self, tp: u32, part: StagePart, recomputed_layers: u32) -> StageBytes {
+    fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
         let (layers, tp) = (f64::from(part.layers), f64::from(tp));
-        let recomputed = f64::from(recomputed_layers);
-        let kept = self.unit_bytes * (layers - recomputed + recomputed / 8.0) / tp;
+        let kept = self.unit_bytes * if is_recomputed { layers / 8.0 } else { layers } / tp;
         StageBytes {
             fixed: self.layer_bytes * layers / tp / 4.0,
             optimizer: 0.75 * self.layer_bytes * layers / tp,
             kept_per_unit: kept,
-            working_per_unit: if recomputed_layers > 0 { self.unit_bytes / tp } else { 0.0 },
+            working_per_unit: if is_recomputed { self.unit_bytes / tp } else { 0.0 },
             ..StageBytes::default()
         }
     }

@@ -123,7 +123,7 @@ fn costs_follow_the_degree() {
     let experts = 4.0 * 8.0 * 3.0 * 256.0 * 1024.0;
     let (one, four) = (of(1, 1.0).llm, of(4, 1.0).llm);
     let bytes = |costs: &dyn ModuleCosts| {
-        let memory = costs.memory(1, part, 0);
+        let memory = costs.memory(1, part, false);
         memory.fixed + memory.optimizer + memory.expert_optimizer
     };
     assert!((bytes(&one) - bytes(&four) - 16.0 * experts * 0.75).abs() < 1.0);
@@ -133,7 +133,7 @@ fn costs_follow_the_degree() {
             + costs.expert_gradient_bytes(1, part) * f64::from(costs.expert_parallel())
     };
     assert!((gradients(&one) - gradients(&four)).abs() < 1.0);
-    let shared = four.memory(1, part, 0).shared_by(8);
+    let shared = four.memory(1, part, false).shared_by(8);
     assert!(
         (shared.expert_optimizer - 12.0 * experts / 4.0 / 2.0).abs() < 1.0,
         "two ranks have the same experts"

@@ -2,8 +2,8 @@
 
 use super::closed_form::{cluster, encoder, llm, problem, sizes};
 use dflop_balancer::planner::{
-    Degrees, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, RecomputedLayers,
-    SearchSpaceOptions, Workload, compare, evaluate, plan,
+    Degrees, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload,
+    compare, evaluate, plan,
 };
 
 #[test]
@@ -67,8 +67,7 @@ fn no_joint_plan_of_a_small_cluster_is_better() {
         for microbatches in 1..=8 / dp {
             // Only layers cut as in the space are its plans.
             for [encoder_layers, llm_layers] in cuts(pp as usize) {
-                let module =
-                    |degrees, layers| ModulePlan { degrees, layers, recomputed: RecomputedLayers::None };
+                let module = |degrees, layers| ModulePlan { degrees, layers, is_recomputed: false };
                 let plan = ParallelismPlan {
                     encoders: vec![module(Degrees { tp: 1, pp, dp: dp * tp }, encoder_layers)],
                     llm: module(Degrees { tp, pp, dp }, llm_layers),

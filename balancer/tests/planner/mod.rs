@@ -9,7 +9,7 @@ use closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use dflop_balancer::Error;
 use dflop_balancer::planner::{
     Degrees, EncoderSplit, Evaluation, ItemSize, Method, ModuleCosts, ModulePlan, ParallelismPlan, Placement,
-    RecomputedLayers, SearchSpaceOptions, Workload, compare, evaluate, plan,
+    SearchSpaceOptions, Workload, compare, evaluate, plan,
 };
 use proptest::prelude::*;
 
@@ -175,7 +175,6 @@ fn every_option_makes_plans_no_slower() {
         SearchSpaceOptions { is_colocated: true, ..SearchSpaceOptions::default() },
         SearchSpaceOptions { has_uneven_layers: true, ..SearchSpaceOptions::default() },
         SearchSpaceOptions { has_recomputation: true, ..SearchSpaceOptions::default() },
-        SearchSpaceOptions { has_selective_recomputation: true, ..SearchSpaceOptions::default() },
     ];
     for options in widened {
         problem.options = options;
@@ -199,50 +198,25 @@ fn every_option_makes_plans_no_slower() {
 /// backward two thirds.
 #[test]
 fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
-    use RecomputedLayers::{All, EverySecond, None};
-
     let costs = (encoder(), llm());
     let workload = Workload::draw(&[ItemSize::of_tiles(3, 500)], 1, 1, 0).unwrap();
     let mut problem = problem(&costs, &workload, cluster(2, 1 << 40));
-    (problem.options.has_recomputation, problem.options.has_selective_recomputation) = (true, true);
+    problem.options.has_recomputation = true;
     let one = Degrees { tp: 1, pp: 1, dp: 1 };
     let score = |encoder, llm| {
         let mut plan = disaggregated(one, one, 1);
-        (plan.encoders[0].recomputed, plan.llm.recomputed) = (encoder, llm);
+        (plan.encoders[0].is_recomputed, plan.llm.is_recomputed) = (encoder, llm);
         evaluate(&problem, &plan).unwrap()
     };
-    let [plain, second, all] = [None, EverySecond, All].map(|choice| score(None, choice));
+    let [plain, all] = [false, true].map(|llm| score(false, llm));
     let layers_ns = 6.0 * (costs.1.layer_ns(1, 500) + costs.1.sample_ns(1, 500));
-    let longer = |score: &Evaluation| (score.makespans_ns[0] - plain.makespans_ns[0]) as f64;
-    assert!((longer(&second) - layers_ns / 6.0).abs() < 3.0, "{} {layers_ns}", longer(&second));
-    assert!((longer(&all) - layers_ns / 3.0).abs() < 3.0, "{} {layers_ns}", longer(&all));
-    // Three layers out of six keep an eighth.
-    let kept = |layers: f64| 500.0 * 6.0 * costs.1.unit_bytes * layers / 6.0;
-    let less = |score: &Evaluation| (plain.llm_bytes - score.llm_bytes) as f64 + 500.0 * costs.1.unit_bytes;
-    assert!((less(&second) - kept(3.0) * 7.0 / 8.0).abs() < 3.0, "{}", less(&second));
-    assert!((less(&all) - kept(6.0) * 7.0 / 8.0).abs() < 3.0, "{}", less(&all));
-    assert!(score(EverySecond, None).makespans_ns[0] > plain.makespans_ns[0]);
-}
-
-/// A single LLM GPU, where the longest sample does not fit with all activations, but fits with half.
-#[test]
-fn every_second_layer_is_recomputed_where_memory_is_between() {
-    let mut costs = (encoder(), llm());
-    costs.1.degrees = vec![1];
-    let workload = Workload::draw(&sizes(), 24, 3, 1).unwrap();
-    let choices = |memory_bytes: u64, has_selective: bool| {
-        let mut problem = problem(&costs, &workload, cluster(2, memory_bytes));
-        problem.options.has_recomputation = true;
-        problem.options.has_selective_recomputation = has_selective;
-        let found = plan(&problem).unwrap();
-        (found.plan.llm.recomputed, found.step_seconds)
-    };
-    let (all, all_seconds) = choices(68_000_000, false);
-    let (second, second_seconds) = choices(68_000_000, true);
-    assert_eq!((all, second), (RecomputedLayers::All, RecomputedLayers::EverySecond));
-    assert!(second_seconds < 0.95 * all_seconds, "{second_seconds} {all_seconds}");
-    assert_eq!(choices(80_000_000, true), choices(80_000_000, false));
-    assert_eq!(choices(80_000_000, true).0, RecomputedLayers::None);
+    let longer_ns = (all.makespans_ns[0] - plain.makespans_ns[0]) as f64;
+    assert!((longer_ns - layers_ns / 3.0).abs() < 3.0, "{longer_ns} {layers_ns}");
+    // All six layers keep an eighth, and one at a time is recomputed whole.
+    let kept = 500.0 * 6.0 * costs.1.unit_bytes;
+    let less = (plain.llm_bytes - all.llm_bytes) as f64 + 500.0 * costs.1.unit_bytes;
+    assert!((less - kept * 7.0 / 8.0).abs() < 3.0, "{less}");
+    assert!(score(true, false).makespans_ns[0] > plain.makespans_ns[0]);
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn fits_paper(prepared: &Prepared, means: &Means, found: Configuration, m: u32) 
 fn bytes(costs: &dyn ModuleCosts, degrees: Degrees, units: f64) -> f64 {
     let layers = costs.layers().div_ceil(degrees.pp);
     let part = StagePart { layers, is_first: true, is_last: true };
-    costs.memory(degrees.tp, part, 0).at(units, 0.0)
+    costs.memory(degrees.tp, part, false).at(units, 0.0)
 }
 
 impl<'a> Rates<'a> {

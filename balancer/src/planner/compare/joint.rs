@@ -4,7 +4,7 @@ use super::data_blind;
 use crate::planner::bound;
 use crate::planner::memory;
 use crate::planner::score::step_timeline::StepTimeline;
-use crate::planner::space::{Candidate, RecomputedLayers, SearchSpace};
+use crate::planner::space::{Candidate, SearchSpace};
 
 /// Number of simulated plans.
 const TRIED: usize = 48;
@@ -44,7 +44,7 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
     let plain = |candidate: &Candidate| {
         let joint = &space.joint[candidate.family.llm];
-        !joint.encoders.iter().chain([&joint.llm]).any(|shape| shape.recomputed != RecomputedLayers::None)
+        !joint.encoders.iter().chain([&joint.llm]).any(|shape| shape.is_recomputed)
     };
     let plans = space
         .joint_families()

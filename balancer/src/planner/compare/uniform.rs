@@ -6,7 +6,7 @@
 use super::{joint, paper};
 use crate::planner::cluster::Placement;
 use crate::planner::space::shape::StageShape;
-use crate::planner::space::{Candidate, EncoderPart, EncoderParts, Family, RecomputedLayers, SearchSpace};
+use crate::planner::space::{Candidate, EncoderPart, EncoderParts, Family, SearchSpace};
 
 /// Number of simulated plans.
 const TRIED: usize = 48;
@@ -26,7 +26,7 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
         let of_encoder = space.encoder_shape(&family, 0).clone();
         for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| llm.tp == of_encoder.tp) {
             let ranks = (space.cluster.gpus / (gpus + of_llm.gpus())).min(space.workload.global_batch());
-            if ranks == 0 || of_encoder.recomputed != of_llm.recomputed {
+            if ranks == 0 || of_encoder.is_recomputed != of_llm.is_recomputed {
                 continue;
             }
             (family.llm, family.llm_dp) = (llm, ranks);
@@ -47,13 +47,13 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
 /// power-of-two stage numbers.
 fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
     let is_only = space.encoders.len() == 1;
-    let key = |shape: &StageShape| (shape.tp, shape.recomputed);
-    let mut all: Vec<(Option<(u32, RecomputedLayers)>, EncoderParts)> = vec![(None, EncoderParts::default())];
+    let key = |shape: &StageShape| (shape.tp, shape.is_recomputed);
+    let mut all: Vec<(Option<(u32, bool)>, EncoderParts)> = vec![(None, EncoderParts::default())];
     for module in &space.encoders {
         let tried =
             module.shapes.iter().enumerate().filter(|(_, shape)| is_only || shape.pp.is_power_of_two());
         let tried: Vec<(usize, &StageShape)> = tried.collect();
-        let with = |(of_first, before): (Option<(u32, RecomputedLayers)>, EncoderParts)| {
+        let with = |(of_first, before): (Option<(u32, bool)>, EncoderParts)| {
             let alike =
                 tried.iter().filter(move |(_, shape)| of_first.is_none_or(|first| first == key(shape)));
             alike.map(move |(index, shape)| {

@@ -112,8 +112,8 @@ pub trait ModuleCosts {
         0.0
     }
 
-    /// Returns a stage's memory, with some layers recomputed: recomputed layers keep only their inputs.
-    fn memory(&self, tp: u32, part: StagePart, recomputed_layers: u32) -> StageBytes;
+    /// Returns the memory of a stage; recomputed layers keep their inputs alone.
+    fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes;
 
     /// Returns the bytes per unit that a stage sends to the next stage, and that return as gradient.
     fn border_bytes(&self) -> f64;

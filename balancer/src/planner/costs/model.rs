@@ -141,38 +141,22 @@ impl ModuleCosts for ModelCosts {
         width.unwrap_or(0.0)
     }
 
-    fn memory(&self, tp: u32, part: StagePart, recomputed_layers: u32) -> StageBytes {
+    fn memory(&self, tp: u32, part: StagePart, is_recomputed: bool) -> StageBytes {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
-        let layers = part.layers;
+        let saved = if is_recomputed { SavedActivations::LayerInputs } else { SavedActivations::All };
         // Degrees without memory are not in `tp_degrees`, so they are never requested.
         let nothing = || StageBytes { fixed: f64::INFINITY, ..StageBytes::default() };
-        let of = |saved: SavedActivations| {
-            let stage = self.memory.stage(tp, part.into(), saved);
-            stage.map_or_else(
-                |_| nothing(),
-                |stage| StageBytes {
-                    fixed: stage.fixed_bytes - stage.optimizer_bytes - stage.expert_optimizer_bytes,
-                    optimizer: stage.optimizer_bytes,
-                    expert_optimizer: stage.expert_optimizer_bytes,
-                    expert_parallel: self.expert_parallel(),
-                    kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
-                    working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
-                },
-            )
-        };
-        match recomputed_layers {
-            0 => of(SavedActivations::All),
-            all if all >= layers => of(SavedActivations::LayerInputs),
-            some => {
-                let (kept, inputs) = (of(SavedActivations::All), of(SavedActivations::LayerInputs));
-                let fraction = f64::from(some) / f64::from(layers);
-                StageBytes {
-                    kept_per_unit: kept.kept_per_unit * (1.0 - fraction) + inputs.kept_per_unit * fraction,
-                    working_per_unit: kept.working_per_unit.max(inputs.working_per_unit),
-                    ..kept
-                }
-            }
-        }
+        self.memory.stage(tp, part.into(), saved).map_or_else(
+            |_| nothing(),
+            |stage| StageBytes {
+                fixed: stage.fixed_bytes - stage.optimizer_bytes - stage.expert_optimizer_bytes,
+                optimizer: stage.optimizer_bytes,
+                expert_optimizer: stage.expert_optimizer_bytes,
+                expert_parallel: self.expert_parallel(),
+                kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
+                working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
+            },
+        )
     }
 
     fn border_bytes(&self) -> f64 {

@@ -3,9 +3,8 @@
 mod halving;
 pub(super) mod sweep;
 
-use super::parallelism_plan::ParallelismPlan;
 use super::score::ScoredPlan;
-use super::space::{Candidate, SearchSpace};
+use super::space::SearchSpace;
 use crate::error::Result;
 use halving::Halving;
 
@@ -57,26 +56,5 @@ impl Search {
         }
         search.simulated = halving.simulated();
         Ok(search)
-    }
-
-    /// Adds the best plans from a search over a subspace of this space.
-    pub(super) fn add(
-        &mut self,
-        space: &SearchSpace<'_>,
-        other: &Self,
-        best: Vec<ScoredPlan>,
-        smaller: &SearchSpace<'_>,
-    ) {
-        for plan in best {
-            let candidate = ParallelismPlan::new(smaller, &plan.candidate).candidate(space);
-            let is_new =
-                |candidate: &Candidate| self.finals.iter().all(|known| known.candidate != *candidate);
-            if let Some(candidate) = candidate.filter(is_new) {
-                self.finals.push(ScoredPlan { candidate, ..plan });
-            }
-        }
-        self.finals.sort_by(|one, other| one.score.mean_ns().total_cmp(&other.score.mean_ns()));
-        self.simulated += other.simulated;
-        self.is_tight |= other.is_tight;
     }
 }

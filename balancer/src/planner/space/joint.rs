@@ -4,7 +4,6 @@
 //! modules. The LLM's layers are tensor-parallel. An encoder is small, so each GPU in a tensor-parallel group
 //! holds the stage's encoder layers whole and processes a share of the microbatch's media.
 
-use super::recomputed::RecomputedLayers;
 use super::shape::{StageShape, TpTimes};
 use crate::planner::costs::{ModuleCosts, StageBytes};
 use crate::planner::workload::Workload;
@@ -42,25 +41,20 @@ pub(super) struct JointModules<'a> {
 struct JointCut {
     degree: usize,
     pp: u32,
-    again: [RecomputedLayers; 2],
+    again: [bool; 2],
 }
 
 impl JointModules<'_> {
-    /// Lists the shapes for every LLM degree, number of stages and recomputation choice; none if an encoder
-    /// has no times on a single GPU.
-    pub(super) fn shapes(
-        &self,
-        workload: &Workload,
-        gpus: u32,
-        choices: &[RecomputedLayers],
-    ) -> Vec<JointShape> {
+    /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if
+    /// an encoder has no times on a single GPU.
+    pub(super) fn shapes(&self, workload: &Workload, gpus: u32, choices: &[bool]) -> Vec<JointShape> {
         let single = |(_, times): &(_, &[TpTimes])| times.iter().position(|times| times.tp == 1);
         let Some(singles) = self.encoders.iter().map(single).collect::<Option<Vec<usize>>>() else {
             return Vec::new();
         };
-        let both = |llm: &RecomputedLayers| choices.iter().map(move |encoder| [*encoder, *llm]).collect();
-        let recomputed: Vec<[RecomputedLayers; 2]> =
-            choices.iter().flat_map(|llm| -> Vec<[RecomputedLayers; 2]> { both(llm) }).collect();
+        let both = |llm: &bool| choices.iter().map(move |encoder| [*encoder, *llm]).collect();
+        let recomputed: Vec<[bool; 2]> =
+            choices.iter().flat_map(|llm| -> Vec<[bool; 2]> { both(llm) }).collect();
         let llm_layers = self.llm.0.layers();
         let layers: Vec<u32> =
             self.encoders.iter().map(|(costs, _)| costs.layers()).chain([llm_layers]).collect();
@@ -124,9 +118,9 @@ impl JointModules<'_> {
         let ranks = (gpus / (llm.tp * pp)).clamp(1, workload.global_batch());
         let microbatches = (workload.global_batch() / ranks).clamp(1, MICROBATCHES_PER_STAGE * pp);
         let groups = f64::from(ranks * microbatches);
-        let factor = |costs: &dyn ModuleCosts, again: RecomputedLayers| {
+        let factor = |costs: &dyn ModuleCosts, is_again: bool| {
             let ratio = costs.backward_ratios()[0];
-            (1.0 + ratio + if ratio > 0.0 { again.fraction() } else { 0.0 }) / 3.0
+            (1.0 + ratio + f64::from(is_again && ratio > 0.0)) / 3.0
         };
         let mut work = ChainWork { layer_ns: Vec::new(), end_ns: Vec::new() };
         for (index, ((costs, times), single)) in self.encoders.iter().zip(singles).enumerate() {

@@ -9,7 +9,6 @@ mod families;
 mod gpu_shares;
 pub(super) mod joint;
 mod options;
-mod recomputed;
 pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
@@ -22,7 +21,6 @@ use shape::{StageShape, TpTimes};
 
 pub(super) use encoder_parts::{EncoderPart, EncoderParts};
 pub use options::{EncoderSplit, SearchSpaceOptions};
-pub use recomputed::RecomputedLayers;
 
 /// Plans that differ only in the number of microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -281,17 +279,17 @@ fn shapes(
     let mut shapes = Vec::new();
     for (index, of_degree) in times.iter().enumerate() {
         for pp in 1..=costs.layers().min(gpus / of_degree.tp) {
-            for &recomputed in options.recomputations() {
+            for &is_recomputed in options.recomputations() {
                 let cut = (index, of_degree.tp, pp);
-                shapes.extend(StageShape::new(costs, cut, recomputed, None));
+                shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
                 if options.has_uneven_layers {
                     let attention = of_degree.sample.at(units) + of_degree.pair_ns * pairs;
                     let layer = of_degree.layer.at(units) + attention;
-                    // Recomputed layers take longer, so work outside them counts as fewer layers.
-                    let factor = 1.0 + recomputed.fraction() / 3.0;
+                    // Recomputed layers take longer, so the work outside them is worth fewer layers.
+                    let factor = 1.0 + f64::from(is_recomputed) / 3.0;
                     let outside_as_layers =
                         if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };
-                    shapes.extend(StageShape::new(costs, cut, recomputed, Some(outside_as_layers)));
+                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(outside_as_layers)));
                 }
             }
         }

@@ -1,6 +1,5 @@
 //! Kinds of plans that a search covers, and assumptions about running plans.
 
-use super::recomputed::RecomputedLayers;
 use crate::schedule::ScheduleKind;
 use std::fmt;
 
@@ -18,9 +17,7 @@ pub struct SearchSpaceOptions {
     pub has_uneven_layers: bool,
     /// Whether the activations in all layers of a module may be recomputed in the backward pass.
     pub has_recomputation: bool,
-    /// Whether the activations in every second layer may be recomputed.
-    pub has_selective_recomputation: bool,
-    /// Whether encoders on separate GPUs may run ahead of the LLM.
+    /// Whether encoders on GPUs of their own may run ahead of the LLM.
     pub has_encoder_ahead: bool,
     /// Whether a module's data-parallel ranks share optimizer state (`ZeRO` stage 1).
     pub has_sharded_optimizer: bool,
@@ -36,7 +33,6 @@ impl Default for SearchSpaceOptions {
             is_joint: false,
             has_uneven_layers: false,
             has_recomputation: false,
-            has_selective_recomputation: false,
             has_encoder_ahead: false,
             has_sharded_optimizer: false,
             schedule: ScheduleKind::OneForwardOneBackward,
@@ -45,15 +41,9 @@ impl Default for SearchSpaceOptions {
 }
 
 impl SearchSpaceOptions {
-    /// Lists a module's recomputation choices.
-    pub(super) fn recomputations(&self) -> &'static [RecomputedLayers] {
-        use RecomputedLayers::{All, EverySecond, None};
-        match (self.has_recomputation, self.has_selective_recomputation) {
-            (false, false) => &[None],
-            (true, false) => &[None, All],
-            (false, true) => &[None, EverySecond],
-            (true, true) => &[None, EverySecond, All],
-        }
+    /// Lists whether the layers of a module may be recomputed.
+    pub(super) const fn recomputations(&self) -> &'static [bool] {
+        if self.has_recomputation { &[false, true] } else { &[false] }
     }
 }
 
@@ -71,12 +61,7 @@ impl fmt::Display for SearchSpaceOptions {
             (self.is_joint, "in the LLM's stages"),
         ];
         let places: Vec<&str> = places.into_iter().filter(|place| place.0).map(|place| place.1).collect();
-        let recomputed = match (self.has_recomputation, self.has_selective_recomputation) {
-            (false, false) => "",
-            (true, false) => ", with or without recomputation",
-            (false, true) => ", with or without recomputation of every second layer",
-            (true, true) => ", with or without recomputation of all or every second layer",
-        };
+        let recomputed = if self.has_recomputation { ", with or without recomputation" } else { "" };
         let ahead = if self.has_encoder_ahead { ", with or without running ahead" } else { "" };
         let sharded = if self.has_sharded_optimizer { ", sharded optimizer state" } else { "" };
         let places = places.join(" or ");

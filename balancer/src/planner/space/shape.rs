@@ -1,6 +1,5 @@
 //! Cuts a module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
 
-use super::recomputed::RecomputedLayers;
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::costs::{ModuleCosts, StageBytes, StagePart};
 use crate::planner::workload::{ItemSize, Workload};
@@ -15,11 +14,11 @@ pub(in crate::planner) struct PassShares {
 }
 
 impl PassShares {
-    /// Creates the shares from the backward time divided by the forward time, for a number of layers, some of
-    /// which run forward again if anything needs a gradient.
-    fn new(backward_ratio: f64, layers: u32, recomputed: u32) -> Self {
-        let again = if backward_ratio > 0.0 { f64::from(recomputed) } else { 0.0 };
+    /// Takes the time of a backward pass over that of the forward pass, for a number of layers, which run
+    /// forward again if they are recomputed and anything needs a gradient.
+    fn new(backward_ratio: f64, layers: u32, is_recomputed: bool) -> Self {
         let layers = f64::from(layers);
+        let again = if is_recomputed && backward_ratio > 0.0 { layers } else { 0.0 };
         Self { forward: layers / 3.0, backward: (layers * backward_ratio + again) / 3.0 }
     }
 
@@ -59,8 +58,8 @@ pub(in crate::planner) struct StageShape {
     pub(in crate::planner) times: usize,
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
-    pub(in crate::planner) recomputed: RecomputedLayers,
-    /// Pass shares of each stage, in layer times.
+    pub(in crate::planner) is_recomputed: bool,
+    /// Passes of each stage in times of one layer.
     pub(in crate::planner) stage_shares: Vec<PassShares>,
     /// Pass shares in the time outside the layers.
     pub(in crate::planner) outside_shares: PassShares,
@@ -120,7 +119,7 @@ impl TpTimes {
             costs.relative_half_width(tp, units, [(units / sample).max(1.0), sample])
         };
         let layer = TimeTable::new(units_max, |units| costs.layer_ns(tp, units));
-        let shares = PassShares::new(costs.backward_ratios()[1], 1, 0).sum();
+        let shares = PassShares::new(costs.backward_ratios()[1], 1, false).sum();
         let outside = TimeTable::new(units_max, |units| shares * costs.outside_layers_ns(tp, units));
         Self {
             tp,
@@ -152,7 +151,7 @@ impl StageShape {
     pub(in crate::planner) fn new(
         costs: &dyn ModuleCosts,
         (times, tp, pp): (usize, u32, u32),
-        recomputed: RecomputedLayers,
+        is_recomputed: bool,
         uneven: Option<f64>,
     ) -> Option<Self> {
         let even = split_layers(costs.layers(), pp);
@@ -163,19 +162,19 @@ impl StageShape {
             }
         };
         let stages = fullest_stages(&layers);
-        Some(Self::of_layers(costs, (times, tp), recomputed, layers, &stages))
+        Some(Self::of_layers(costs, (times, tp), is_recomputed, layers, &stages))
     }
 
     /// Builds a shape from layers per stage, zero allowed; `stages` lists the stages that may be the fullest.
     pub(in crate::planner) fn of_layers(
         costs: &dyn ModuleCosts,
         (times, tp): (usize, u32),
-        recomputed: RecomputedLayers,
+        is_recomputed: bool,
         layers: Vec<u32>,
         stages: &[usize],
     ) -> Self {
         let [of_layers, of_outside] = costs.backward_ratios();
-        let shares = |count: &u32| PassShares::new(of_layers, *count, recomputed.of(*count));
+        let shares = |count: &u32| PassShares::new(of_layers, *count, is_recomputed);
         let stage_shares: Vec<PassShares> = layers.iter().map(shares).collect();
         let layer_times: Vec<f64> = stage_shares.iter().map(|shares| shares.sum()).collect();
         let last = layers.len() - 1;
@@ -184,14 +183,14 @@ impl StageShape {
             if part.layers == 0 {
                 return (stage as u32, StageBytes::default());
             }
-            (stage as u32, costs.memory(tp, part, recomputed.of(part.layers)))
+            (stage as u32, costs.memory(tp, part, is_recomputed))
         });
         Self {
             times,
             tp,
             pp: layers.len() as u32,
-            recomputed,
-            outside_shares: PassShares::new(of_outside, 1, 0),
+            is_recomputed,
+            outside_shares: PassShares::new(of_outside, 1, false),
             inner: layer_times[..last].iter().copied().fold(0.0, f64::max),
             last: layer_times[last],
             all: layer_times.iter().sum(),

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use dflop_balancer::planner::{
-    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport, RecomputedLayers,
+    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport,
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{LaunchLimit, ModelSpec};
@@ -92,8 +92,6 @@ struct NamedModuleJson {
     /// Number of layers in each stage.
     layers: Vec<u32>,
     recompute: bool,
-    /// Number of layers in each stage that are recomputed in the backward pass.
-    recomputed_layers: Vec<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -264,8 +262,8 @@ impl PlanJson {
         for (module, memory) in self.plan.modules.iter().zip(&self.memory.modules) {
             let NamedModuleJson { name, degrees: ModuleJson { tp, pp, dp, .. }, layers, .. } = module;
             let ModuleMemoryJson { gib, headroom_gib } = memory;
-            let recomputed: u32 = module.recomputed_layers.iter().sum();
-            let note = if recomputed > 0 { format!(", {recomputed} recomputed") } else { String::new() };
+            let recomputed: u32 = layers.iter().sum();
+            let note = if module.recompute { format!(", {recomputed} recomputed") } else { String::new() };
             let layers = format!("{}{note}", format_layers(layers));
             writeln!(out, "{name:<9} {tp:>3} {pp:>4} {dp:>5} {gib:>10.1} {headroom_gib:>12.1}  {layers}")?;
         }
@@ -370,16 +368,12 @@ impl DegreesJson {
         };
         let ep = (plan.expert_parallel > 1).then_some(plan.expert_parallel);
         let of_llm = ModuleJson { ep, ..degrees(&plan.llm) };
-        let is_recomputed = |module: &ModulePlan| module.recomputed != RecomputedLayers::None;
         let named = |(name, module): (&'static str, &ModulePlan)| NamedModuleJson {
             name,
             degrees: degrees(module),
             layers: module.layers.clone(),
-            recompute: is_recomputed(module),
-            recomputed_layers: module.layers.iter().map(|layers| module.recomputed.of(*layers)).collect(),
+            recompute: module.is_recomputed,
         };
-        let is_selective = |module: &ModulePlan| module.recomputed == RecomputedLayers::EverySecond;
-        let has_selective = plan.encoders.iter().chain([&plan.llm]).any(is_selective);
         // A plan has at least one encoder.
         let (first, llm) = (&plan.encoders[0], &plan.llm);
         let modules = names.iter().copied().zip(&plan.encoders).chain([("llm", llm)]);
@@ -396,9 +390,9 @@ impl DegreesJson {
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
             rounds_ahead: plan.rounds_ahead,
-            is_run: !has_selective && ep.is_none(),
+            is_run: ep.is_none(),
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
-            recompute: RecomputeJson { encoder: is_recomputed(first), llm: is_recomputed(llm) },
+            recompute: RecomputeJson { encoder: first.is_recomputed, llm: llm.is_recomputed },
         }
     }
 }

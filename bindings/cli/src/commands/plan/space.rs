@@ -20,10 +20,7 @@ pub(crate) struct SpaceArgs {
     /// Allow an encoder on separate GPUs to run some rounds ahead, so that LLM ranks wait less.
     #[arg(long)]
     encoder_ahead: bool,
-    /// Allow recomputation for every second layer in a module; the executor does not run it yet.
-    #[arg(long)]
-    selective_recompute: bool,
-    /// Share optimizer state over a module's data-parallel ranks (ZeRO stage 1).
+    /// Share optimizer state over the data-parallel ranks of a module (ZeRO stage 1).
     #[arg(long)]
     zero1: bool,
     /// Split norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
@@ -75,7 +72,6 @@ impl SpaceArgs {
             is_joint: has(PlacementArg::Joint),
             has_uneven_layers: is_full || self.uneven_layers,
             has_recomputation: is_full || has_recomputation,
-            has_selective_recomputation: self.selective_recompute,
             has_encoder_ahead: is_plain && (is_full || self.encoder_ahead),
             has_sharded_optimizer: self.zero1,
             schedule,
