@@ -11,6 +11,7 @@
 mod claim;
 pub mod conformance;
 mod device;
+mod hooked;
 pub mod parity;
 pub mod pipeline;
 #[path = "../../comm/tests/support/mod.rs"]

@@ -1,8 +1,9 @@
 //! Gradients that replicas divide: same bits as complete gradients for fewer bytes, and weights that are
 //! gathered while the next step runs.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use dflop_comm::Comm;
 use dflop_device::{Device, Runtime};
 use dflop_executor::Error;
 use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
@@ -11,7 +12,6 @@ use dflop_models::ModuleKind;
 
 use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
 use super::job::{Setting, pipeline, work};
-use super::recorded::{Log, Recorded};
 use super::sharded_states::{Run, run_of};
 use crate::claim::claims;
 use crate::device::TestBackend;
@@ -83,7 +83,7 @@ pub(crate) struct TestRank<D: Device> {
 }
 
 impl<D: Device> TestRank<D> {
-    pub(crate) fn new<B: TestBackend<Device = D>>(setting: &Setting<D>, comm: Recorded) -> Self {
+    pub(crate) fn new<B: TestBackend<Device = D>>(setting: &Setting<D>, comm: impl Comm + 'static) -> Self {
         let (device, job) = (B::open(1), Arc::new(setting.job().unwrap()));
         let pipeline = pipeline::<B>(setting, &job, comm, &device).unwrap();
         let settings = JobOptimizerSettings::new(LearningRate::constant(0.01));
@@ -116,8 +116,8 @@ fn a_gradient_of_a_part_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>
     const TENSOR: &str = "model.layers.3.mlp.up_proj.weight";
     let setting = setting(false);
     let errors = run(Transport::Threads, 4, setting.comm, |comm| {
-        let rank = dflop_comm::Comm::rank(&comm);
-        let mut own = TestRank::new::<B>(&setting, Recorded::new(Box::new(comm), Log::default()));
+        let rank = comm.rank();
+        let mut own = TestRank::new::<B>(&setting, comm);
         let unread = own.pipeline.start(&own.work(0)).unwrap();
         // The last rank does not own any tensor: it is the second replica.
         if rank == 3 {
@@ -140,8 +140,8 @@ fn a_rank_that_fails_while_weights_are_gathered_ends_all<B: TestBackend>() {
     for transport in ALL {
         let setting = setting(true);
         let errors = run(transport, 4, setting.comm, |comm| {
-            let rank = dflop_comm::Comm::rank(&comm);
-            let mut own = TestRank::new::<B>(&setting, Recorded::new(Box::new(comm), Log::default()));
+            let rank = comm.rank();
+            let mut own = TestRank::new::<B>(&setting, comm);
             // A device that computes late gathers at the end of its step, which may then fail.
             let first = own.step(0);
             if rank == 2 {
@@ -159,9 +159,8 @@ fn a_rank_that_fails_while_weights_are_gathered_ends_all<B: TestBackend>() {
 
 fn divided_gradients_need_shared_states<B: TestBackend>() {
     let setting = setting(false);
-    let log = Arc::new(Mutex::new(Vec::new()));
     let errors = run(Transport::Threads, 4, setting.comm, |comm| {
-        let mut own = TestRank::new::<B>(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
+        let mut own = TestRank::new::<B>(&setting, comm);
         own.optimizer = own.optimizer.shard_states(Vec::new());
         own.step(0).unwrap_err().to_string()
     });

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_comm::{
-    Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
-};
+use dflop_comm::PayloadShape;
 use dflop_device::Cpu;
 use dflop_executor::pipeline::{Job, ModuleParallelism, PipelineStepPlan, Placement};
 use dflop_models::ModuleKind;
@@ -15,6 +13,7 @@ use super::batch::{Cut, Sample, language_model, plan_of, round_robin, texts, wit
 use super::job::{Setting, pipeline, work};
 use super::media::samples;
 use crate::claim::claims;
+use crate::hooked::{Call, CallKind, Hooked};
 use crate::support::run;
 
 claims! {
@@ -29,75 +28,15 @@ type Seen = (u64, PayloadShape);
 /// Messages by peer, flow (the lowest tag bit) and whether this rank sends them.
 type Log = BTreeMap<(usize, u64, bool), Vec<Seen>>;
 
-/// Communicator that records the order in which a rank posts messages.
-#[derive(Debug)]
-struct Recorded {
-    inner: Communicator,
-    log: Arc<Mutex<Log>>,
-}
-
-impl Recorded {
-    fn record(&self, peer: usize, is_send: bool, tag: u64, shape: PayloadShape) {
-        self.log.lock().unwrap().entry((peer, tag & 1, is_send)).or_default().push((tag, shape));
-    }
-}
-
-impl Comm for Recorded {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn world_rank(&self, rank: usize) -> usize {
-        self.inner.world_rank(rank)
-    }
-    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
-        self.record(to, true, tag, payload.shape());
-        self.inner.start_send(to, tag, at, payload)
-    }
-    fn start_recv(
-        &self,
-        from: usize,
-        tag: u64,
-        at: StepContext,
-        shape: PayloadShape,
-    ) -> Result<Handle<Payload>> {
-        self.record(from, false, tag, shape);
-        self.inner.start_recv(from, tag, at, shape)
-    }
-    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
-        self.inner.start_all_reduce(at, buffer)
-    }
-    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
-        self.inner.all_reduce(at, values)
-    }
-    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
-        self.inner.reduce_scatter(at, values, parts)
-    }
-    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
-        self.inner.all_gather(at, values, parts)
-    }
-    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()> {
-        self.inner.broadcast(at, root, values)
-    }
-    fn barrier(&self, at: StepContext) -> Result<()> {
-        self.inner.barrier(at)
-    }
-    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
-        self.inner.split(at, color, key)
-    }
-    fn bytes_sent(&self) -> u64 {
-        self.inner.bytes_sent()
-    }
-    fn note(&self, at: StepContext) {
-        self.inner.note(at);
-    }
-    fn abort(&self, at: StepContext, reason: &str) -> Error {
-        self.inner.abort(at, reason)
-    }
-    fn fail(&self, failure: Failure) -> Error {
-        self.inner.fail(failure)
+/// Records the order in which a rank posts its messages.
+fn record(log: &Mutex<Log>, call: &Call<'_>) {
+    let (peer, is_send, tag, shape) = match call.kind {
+        CallKind::Send { to, tag, shape } => (to, true, tag, shape),
+        CallKind::Recv { from, tag, shape } => (from, false, tag, shape),
+        _ => return,
+    };
+    if !call.is_split {
+        log.lock().unwrap().entry((peer, tag & 1, is_send)).or_default().push((tag, shape));
     }
 }
 
@@ -106,7 +45,8 @@ fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
     let job: Arc<Job> = Arc::new(setting.job().unwrap());
     run(setting.transport, job.world_size(), setting.comm, |comm| {
         let (device, log) = (Cpu::new(1).unwrap(), Arc::new(Mutex::new(Log::new())));
-        let comm = Recorded { inner: comm, log: Arc::clone(&log) };
+        let recorded = Arc::clone(&log);
+        let comm = Hooked::new(comm, move |call| record(&recorded, call));
         let mut pipeline = pipeline::<Cpu>(setting, &job, comm, &device).unwrap();
         let roles = pipeline.roles().to_vec();
         let targets = samples.iter().map(Sample::target_tokens).sum();

@@ -13,7 +13,6 @@ pub mod media;
 pub mod message_failures;
 pub mod message_order;
 pub mod own_stage;
-mod recorded;
 pub mod reference;
 pub mod refusals;
 pub mod routes;

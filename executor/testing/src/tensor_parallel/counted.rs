@@ -1,11 +1,8 @@
-//! Communicator that counts the collectives in a pass.
+//! Counts the collectives of a pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use dflop_comm::{
-    Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
-};
 use dflop_device::{Dtype, Runtime};
 use dflop_models::{
     FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
@@ -15,6 +12,7 @@ use serde_json::json;
 use super::job::Anything;
 use crate::claim::claims;
 use crate::device::TestBackend;
+use crate::hooked::{Call, CallKind, Collective, Hooked};
 use crate::parity::fixture::{Fixture, Text};
 use crate::support::{Transport, patient, run};
 
@@ -22,91 +20,22 @@ claims! {
     an_attention_and_an_mlp_sum_once_each_way,
 }
 
-#[derive(Debug)]
-struct Counted {
-    inner: Communicator,
-    sums: AtomicUsize,
-    gathers: AtomicUsize,
-}
+/// Sums and gathers of a communicator.
+#[derive(Debug, Default)]
+struct Counts([AtomicUsize; 2]);
 
-impl Counted {
-    /// Returns the numbers of sums and gathers since the last call.
+impl Counts {
+    fn add(&self, call: &Call<'_>) {
+        if let CallKind::Started(kind, _) | CallKind::Waited(kind) = call.kind {
+            let [sums, gathers] = &self.0;
+            let count = if kind == Collective::AllGather { gathers } else { sums };
+            count.fetch_add(usize::from(!call.is_split), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the sums and gathers since the last call.
     fn take(&self) -> [usize; 2] {
-        [&self.sums, &self.gathers].map(|count| count.swap(0, Ordering::Relaxed))
-    }
-}
-
-impl Comm for Counted {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-    fn world_rank(&self, rank: usize) -> usize {
-        self.inner.world_rank(rank)
-    }
-    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
-        self.inner.start_send(to, tag, at, payload)
-    }
-    fn start_recv(
-        &self,
-        from: usize,
-        tag: u64,
-        at: StepContext,
-        shape: PayloadShape,
-    ) -> Result<Handle<Payload>> {
-        self.inner.start_recv(from, tag, at, shape)
-    }
-    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
-        self.sums.fetch_add(1, Ordering::Relaxed);
-        self.inner.start_all_reduce(at, buffer)
-    }
-    fn start_reduce_scatter(
-        &self,
-        at: StepContext,
-        buffer: Buffer,
-        parts: &[usize],
-    ) -> Result<Handle<Buffer>> {
-        self.sums.fetch_add(1, Ordering::Relaxed);
-        self.inner.start_reduce_scatter(at, buffer, parts)
-    }
-    fn start_all_gather(&self, at: StepContext, buffer: Buffer, parts: &[usize]) -> Result<Handle<Buffer>> {
-        self.gathers.fetch_add(1, Ordering::Relaxed);
-        self.inner.start_all_gather(at, buffer, parts)
-    }
-    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
-        self.sums.fetch_add(1, Ordering::Relaxed);
-        self.inner.all_reduce(at, values)
-    }
-    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
-        self.sums.fetch_add(1, Ordering::Relaxed);
-        self.inner.reduce_scatter(at, values, parts)
-    }
-    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
-        self.gathers.fetch_add(1, Ordering::Relaxed);
-        self.inner.all_gather(at, values, parts)
-    }
-    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()> {
-        self.inner.broadcast(at, root, values)
-    }
-    fn barrier(&self, at: StepContext) -> Result<()> {
-        self.inner.barrier(at)
-    }
-    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
-        self.inner.split(at, color, key)
-    }
-    fn bytes_sent(&self) -> u64 {
-        self.inner.bytes_sent()
-    }
-    fn note(&self, at: StepContext) {
-        self.inner.note(at);
-    }
-    fn abort(&self, at: StepContext, reason: &str) -> Error {
-        self.inner.abort(at, reason)
-    }
-    fn fail(&self, failure: Failure) -> Error {
-        self.inner.fail(failure)
+        self.0.each_ref().map(|count| count.swap(0, Ordering::Relaxed))
     }
 }
 
@@ -118,9 +47,11 @@ fn an_attention_and_an_mlp_sum_once_each_way<B: TestBackend>() {
             "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": kv_heads, "vocab_size": 48});
         let model = ModelConfig::from_config(&config).unwrap();
         let counts = run(Transport::Threads, 2, patient(), |comm| {
-            let comm = Arc::new(Counted { inner: comm, sums: 0.into(), gathers: 0.into() });
+            let counts = Arc::new(Counts::default());
+            let counted = Arc::clone(&counts);
+            let comm = Arc::new(Hooked::new(comm, move |call| counted.add(call)));
             let device = B::open(1);
-            let group = Arc::new(TensorParallel::new(device.clone(), Arc::<Counted>::clone(&comm)));
+            let group = Arc::new(TensorParallel::new(device.clone(), comm));
             let settings = StageSettings { tensor_parallel: Some(group), ..StageSettings::default() };
             let range = StageRange { module: ModuleKind::Llm, layers: 0..3 };
             let stage = model.stage_with(&device, &range, FrozenModules::default(), settings, &Anything);
@@ -128,14 +59,14 @@ fn an_attention_and_an_mlp_sum_once_each_way<B: TestBackend>() {
             // all work is done before it is counted
             let finish = || device.read(&device.zeros_as(Dtype::F64, 1).unwrap()).unwrap();
             finish();
-            let built = comm.take();
+            let built = counts.take();
             let context = Text::of(&Fixture::open("llama"), &[]).context(&model.llm, &device);
             stage.forward(0, Arc::new(context), None).unwrap();
             finish();
-            let forward = comm.take();
+            let forward = counts.take();
             stage.backward(0, None).unwrap();
             finish();
-            [built, forward, comm.take()]
+            [built, forward, counts.take()]
         });
         for counts in counts {
             assert_eq!(counts, [[0, 0], [1 + 3 * 2, 1], [in_backward, 0]], "{kv_heads} heads of keys");
