@@ -79,19 +79,6 @@ fn tails_differ_in_the_last_batch_only() {
 }
 
 #[test]
-fn epoch_visits_every_sample_once() {
-    for stored in [Compression::Plain, Compression::Gzip, Compression::Zstd] {
-        let data = TempDataset::new(2, SAMPLES / 2, stored);
-        for epoch in ["0", "1"] {
-            let args = ["--global-batch", "8", "--dp-size", "2", "--tail", "short", "--epoch", epoch];
-            let mut visited: Vec<String> = unions(&order(&data.pattern(), &args)).concat();
-            visited.sort_unstable();
-            assert_eq!(visited, data.keys, "{stored:?}, epoch {epoch}");
-        }
-    }
-}
-
-#[test]
 fn next_epoch_goes_on_where_the_first_ended() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     let size = ["--global-batch", "13", "--dp-size", "2"];
