@@ -184,7 +184,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     ),
     (
         "executor/testing/src",
-        &["device", "claim", "conformance", "parity", "tensor_parallel", "pipeline", "training"],
+        &["device", "claim", "hooked", "conformance", "parity", "tensor_parallel", "pipeline", "training"],
     ),
     (
         "bindings/cli/src",
