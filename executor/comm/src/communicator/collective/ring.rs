@@ -8,12 +8,10 @@
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
 use super::Call;
+use crate::communicator::group::Group;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::group::Group;
-use crate::parts::{even_parts, ranges};
-use crate::payload::Buffer;
-use crate::slice::Slice;
+use crate::message::{Buffer, Slice, even_parts, ranges};
 use std::ops::Range;
 
 /// Sums all elements over all ranks.

@@ -4,12 +4,10 @@
 //! failure, and the peers that this rank waits for, which other ranks may request. Every wait ends: with the
 //! message, the job failure, or the time limit.
 
-use super::error::Failure;
-use super::message::{Header, Key, Message};
-use super::receive_buffers::ReceiveBufferPool;
-use super::step_context::StepContext;
-use super::sync::{Condvar, Mutex, MutexGuard};
 use super::waits::{Status, Wait, Waits};
+use crate::error::{Failure, StepContext};
+use crate::message::{Header, Key, Message, ReceiveBufferPool};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -19,7 +17,7 @@ const WRITTEN_TIMES: usize = 1024;
 
 /// Reason why a wait ended without the message.
 #[derive(Debug)]
-pub(super) enum Interrupt {
+pub(crate) enum Interrupt {
     /// The job has ended.
     Failed(Failure),
     /// The peer has finished and sends nothing more.
@@ -30,7 +28,7 @@ pub(super) enum Interrupt {
 
 /// Receive that was posted before the message arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Expected {
+pub(crate) enum Expected {
     /// A message with this header.
     Message(Header),
     /// Any message, which is discarded: the receive was dropped.
@@ -74,16 +72,16 @@ struct MailboxState {
 
 /// Arrived messages, and all state that waits depend on.
 #[derive(Debug)]
-pub(super) struct Mailbox {
+pub(crate) struct Mailbox {
     state: Mutex<MailboxState>,
     changed: Condvar,
     buffered_bytes_max: usize,
     /// Buffers for incoming messages.
-    pub(super) receive_buffers: ReceiveBufferPool,
+    pub(crate) receive_buffers: ReceiveBufferPool,
 }
 
 impl Mailbox {
-    pub(super) fn new(size: usize, buffered_bytes_max: usize) -> Self {
+    pub(crate) fn new(size: usize, buffered_bytes_max: usize) -> Self {
         let state = MailboxState {
             queues: BTreeMap::new(),
             peers: (0..size).map(|_| Peer::default()).collect(),
@@ -106,7 +104,7 @@ impl Mailbox {
     }
 
     /// Adds a message to the matching queue, unless the receive was dropped.
-    pub(super) fn deliver(&self, from: usize, message: Message) {
+    pub(crate) fn deliver(&self, from: usize, message: Message) {
         let mut state = self.lock();
         let key = message.header.key(from);
         let bytes = message.buffer.as_bytes().len();
@@ -125,19 +123,19 @@ impl Mailbox {
     }
 
     /// Returns the receive for the next message with a key; `None` if it was not posted yet.
-    pub(super) fn expected(&self, key: Key) -> Option<Expected> {
+    pub(crate) fn expected(&self, key: Key) -> Option<Expected> {
         let state = self.lock();
         let queue = state.queues.get(&key)?;
         queue.expected.get(&queue.arrived).copied()
     }
 
     /// Returns the limit for unreceived bytes from one peer.
-    pub(super) fn buffered_bytes_max(&self) -> usize {
+    pub(crate) fn buffered_bytes_max(&self) -> usize {
         self.buffered_bytes_max
     }
 
     /// Reserves the next message with a key, which must have this header, and returns the queue number.
-    pub(super) fn post(&self, key: Key, header: Header) -> u64 {
+    pub(crate) fn post(&self, key: Key, header: Header) -> u64 {
         let mut state = self.lock();
         let queue = state.queues.entry(key).or_default();
         let number = queue.posted;
@@ -149,7 +147,7 @@ impl Mailbox {
     }
 
     /// Discards a reserved message, now or when it arrives, and frees the message bytes.
-    pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
+    pub(crate) fn discard(&self, key: Key, number: u64, peer: usize) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(&key) else { return };
         if let Some((message, _)) = queue.messages.remove(&number) {
@@ -163,14 +161,14 @@ impl Mailbox {
     }
 
     /// Returns whether the message has arrived or never will.
-    pub(super) fn is_ready(&self, key: Key, number: u64) -> bool {
+    pub(crate) fn is_ready(&self, key: Key, number: u64) -> bool {
         let state = self.lock();
         let has_arrived = state.queues.get(&key).is_some_and(|queue| queue.messages.contains_key(&number));
         has_arrived || state.failure.is_some()
     }
 
     /// Waits for a reserved message; also returns the arrival time.
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         key: Key,
         number: u64,
@@ -192,7 +190,7 @@ impl Mailbox {
     }
 
     /// Waits until the transport has written this number of messages to a peer.
-    pub(super) fn wait_written(
+    pub(crate) fn wait_written(
         &self,
         count: u64,
         wait: &mut Wait,
@@ -250,7 +248,7 @@ impl Mailbox {
     }
 
     /// Records a wait outside the mailbox, until [`end_wait`](Self::end_wait).
-    pub(super) fn begin_wait(&self, wait: &mut Wait) {
+    pub(crate) fn begin_wait(&self, wait: &mut Wait) {
         let mut state = self.lock();
         state.last = Some(wait.at);
         state.begin_wait(wait);
@@ -260,19 +258,19 @@ impl Mailbox {
     }
 
     /// Ends a wait recorded by [`begin_wait`](Self::begin_wait).
-    pub(super) fn end_wait(&self, wait: &mut Wait) {
+    pub(crate) fn end_wait(&self, wait: &mut Wait) {
         self.lock().end_wait(wait);
         self.changed.notify_all();
     }
 
     /// Records that a caller thread waits for an overlapped collective, or no longer does.
-    pub(super) fn await_overlapped(&self, is_waiting: bool) {
+    pub(crate) fn await_overlapped(&self, is_waiting: bool) {
         self.lock().waits.await_overlapped(is_waiting);
     }
 
     /// Waits until there is room for more messages from a peer. There is always room while any thread waits
     /// for that peer, and never once this rank has left.
-    pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
+    pub(crate) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         loop {
@@ -295,12 +293,12 @@ impl Mailbox {
     }
 
     /// Returns whether [`wait_for_room`](Self::wait_for_room) would return immediately.
-    pub(super) fn has_room(&self, from: usize) -> bool {
+    pub(crate) fn has_room(&self, from: usize) -> bool {
         self.wait_for_room(from, Duration::ZERO).is_ok()
     }
 
     /// Counts another message as written to a peer.
-    pub(super) fn note_written(&self, peer: usize) {
+    pub(crate) fn note_written(&self, peer: usize) {
         let mut state = self.lock();
         let Peer { written, written_times, .. } = &mut state.peers[peer];
         *written += 1;
@@ -313,7 +311,7 @@ impl Mailbox {
     }
 
     /// Returns the time at which a recent message to a peer was written, by message number from 1.
-    pub(super) fn written_at(&self, peer: usize, number: u64) -> Option<Instant> {
+    pub(crate) fn written_at(&self, peer: usize, number: u64) -> Option<Instant> {
         let state = self.lock();
         let Peer { written, written_times, .. } = &state.peers[peer];
         let from_last = usize::try_from(written.checked_sub(number)?).ok()?;
@@ -321,34 +319,34 @@ impl Mailbox {
     }
 
     /// Records that writing to a peer failed.
-    pub(super) fn set_broken(&self, peer: usize) {
+    pub(crate) fn set_broken(&self, peer: usize) {
         self.lock().peers[peer].is_broken = true;
         self.changed.notify_all();
     }
 
     /// Returns the number of messages written to a peer.
-    pub(super) fn written(&self, peer: usize) -> u64 {
+    pub(crate) fn written(&self, peer: usize) -> u64 {
         self.lock().peers[peer].written
     }
 
     /// Records the current action of this rank.
-    pub(super) fn note(&self, at: StepContext) {
+    pub(crate) fn note(&self, at: StepContext) {
         self.lock().last = Some(at);
     }
 
     /// Records that a peer has finished. Earlier messages from the peer can still be received.
-    pub(super) fn set_left(&self, peer: usize) {
+    pub(crate) fn set_left(&self, peer: usize) {
         self.lock().peers[peer].has_left = true;
         self.changed.notify_all();
     }
 
     /// Returns whether a peer has finished.
-    pub(super) fn has_left(&self, peer: usize) -> bool {
+    pub(crate) fn has_left(&self, peer: usize) -> bool {
         self.lock().peers[peer].has_left
     }
 
     /// Waits until the job fails, or this rank or a peer leaves; returns whether this happened in time.
-    pub(super) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
+    pub(crate) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
         let goes_on = |state: &mut MailboxState| {
             state.failure.is_none() && !state.is_closed && !state.peers[peer].has_left
         };
@@ -357,35 +355,35 @@ impl Mailbox {
     }
 
     /// Returns whether this rank has left.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.lock().is_closed
     }
 
     /// Records that this rank has left, which ends all waits for room.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
     }
 
     /// Ends all waits; the first failure is kept.
-    pub(super) fn set_failure(&self, failure: Failure) {
+    pub(crate) fn set_failure(&self, failure: Failure) {
         self.lock().failure.get_or_insert(failure);
         self.changed.notify_all();
     }
 
     /// Returns the job failure.
-    pub(super) fn failure(&self) -> Option<Failure> {
+    pub(crate) fn failure(&self) -> Option<Failure> {
         self.lock().failure.clone()
     }
 
     /// Returns the activity of this rank.
-    pub(super) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let state = self.lock();
         Status { wait: state.waits.oldest(), last: state.last }
     }
 
     /// Returns the action of a peer when it sent the most recent message.
-    pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
+    pub(crate) fn heard(&self, peer: usize) -> Option<StepContext> {
         self.lock().peers[peer].heard
     }
 }
@@ -417,8 +415,7 @@ impl MailboxState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Op;
-    use crate::payload::{Buffer, PayloadShape};
+    use crate::message::{Buffer, Op, PayloadShape};
 
     const BYTES: usize = 64;
 

@@ -1,18 +1,22 @@
 //! State shared by all communicators on a rank: mailbox, transport, failure.
 
-use super::error::{Cause, Error, Failure, Result, seconds};
-use super::handle::{Completion, Handle};
-use super::mailbox::{Interrupt, Mailbox};
-use super::message::{Header, Key, Message};
-use super::payload::{Buffer, Payload};
-use super::settings::Settings;
-use super::step_context::StepContext;
-use super::sync::{AtomicU64, Ordering};
-use super::timeout_report::{self, Inquirer, TimeoutReport, Verdict};
-use super::transport::{SendState, Transport};
-use super::waits::Wait;
+mod mailbox;
+mod timeout_report;
+mod transport;
+pub(crate) mod tree;
+mod waits;
+
+pub(crate) use mailbox::{Expected, Interrupt, Mailbox};
+pub(crate) use transport::{SendState, Transport};
+pub(crate) use waits::{OpenWait, Status, Wait};
+
+use crate::api::{Completion, Handle, Settings};
+use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
+use crate::message::{Buffer, Header, Key, Message, Payload};
+use crate::sync::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use timeout_report::{Inquirer, TimeoutReport, Verdict};
 
 /// Job rank, as seen by communicators.
 pub(super) struct Endpoint {

@@ -1,11 +1,10 @@
 //! Runs collectives on a communicator thread, while the caller computes.
 
-use super::error::{Cause, Result};
 use super::group::Group;
-use super::handle::{Completion, Handle};
-use super::payload::Buffer;
-use super::step_context::StepContext;
-use super::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
+use crate::api::{Completion, Handle};
+use crate::error::{Cause, Result, StepContext};
+use crate::message::Buffer;
+use crate::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
@@ -57,7 +56,7 @@ fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Task>> {
     })
 }
 
-fn gone(group: &Group, at: StepContext) -> super::Error {
+fn gone(group: &Group, at: StepContext) -> crate::error::Error {
     let endpoint = &group.endpoint;
     let message = format!("the communication thread of rank {} panicked", endpoint.rank);
     endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))

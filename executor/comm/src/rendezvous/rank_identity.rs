@@ -1,6 +1,6 @@
 //! Rank identity in a job, and the address where ranks meet.
 
-use super::rendezvous::JobToken;
+use super::JobToken;
 use std::net::IpAddr;
 
 /// Rank identity of this process in a job.

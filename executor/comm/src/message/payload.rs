@@ -1,7 +1,7 @@
 //! Typed elements with a shape: message content.
 
-use super::dtype::Dtype;
-use super::error::{Error, Result};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
 use half::bf16;
 use std::fmt;
 
@@ -63,7 +63,7 @@ pub enum Buffer {
     U64(Vec<u64>),
 }
 
-/// Evaluates an expression on the elements in a [`Buffer`] or [`Slice`](super::Slice) with any type.
+/// Evaluates an expression on the elements in a [`Buffer`] or [`Slice`](crate::Slice) with any type.
 macro_rules! each_type {
     ($kind:ident, $value:expr, $elements:ident => $then:expr) => {
         match $value {
@@ -75,7 +75,7 @@ macro_rules! each_type {
         }
     };
 }
-pub(super) use each_type;
+pub(crate) use each_type;
 
 impl Buffer {
     /// Creates zero elements.
@@ -91,7 +91,7 @@ impl Buffer {
     }
 
     /// Appends zeros up to a length; fails if memory is exhausted.
-    pub(super) fn grow(
+    pub(crate) fn grow(
         &mut self,
         length: usize,
     ) -> std::result::Result<(), std::collections::TryReserveError> {

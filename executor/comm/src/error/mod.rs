@@ -1,7 +1,10 @@
-//! Message and launch errors, and the failure that ends a job.
+//! Message and launch errors, the failure that ends a job, and the rank activity that both name.
 
-use super::dtype::Dtype;
-use super::step_context::StepContext;
+mod step_context;
+
+pub use step_context::{ActionName, StepContext};
+
+use crate::dtype::Dtype;
 use std::fmt;
 use std::io;
 use std::time::Duration;

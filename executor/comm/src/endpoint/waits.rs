@@ -1,50 +1,50 @@
 //! Rank waits for peers, as reported to other ranks.
 
-use super::step_context::StepContext;
+use crate::error::StepContext;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Rank activity, as reported to ranks that wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Status {
+pub(crate) struct Status {
     /// Oldest wait on caller threads; `None` if they compute.
-    pub(super) wait: Option<OpenWait>,
+    pub(crate) wait: Option<OpenWait>,
     /// Most recent action.
-    pub(super) last: Option<StepContext>,
+    pub(crate) last: Option<StepContext>,
 }
 
 /// Wait that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OpenWait {
+pub(crate) struct OpenWait {
     /// Rank that is waited for.
-    pub(super) peer: usize,
+    pub(crate) peer: usize,
     /// Action that waits.
-    pub(super) at: StepContext,
+    pub(crate) at: StepContext,
     /// Time since the wait began, in integer milliseconds.
-    pub(super) age: Duration,
+    pub(crate) age: Duration,
 }
 
 /// Wait on one thread for a peer, recorded from the moment that it blocks. It may be extended after the time
 /// limit.
 #[derive(Debug)]
-pub(super) struct Wait {
-    pub(super) peer: usize,
-    pub(super) at: StepContext,
+pub(crate) struct Wait {
+    pub(crate) peer: usize,
+    pub(crate) at: StepContext,
     /// Whether the wait belongs to a collective that runs while the caller computes.
-    pub(super) is_overlapped: bool,
+    pub(crate) is_overlapped: bool,
     /// Record number.
     id: Option<u64>,
 }
 
 impl Wait {
-    pub(super) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
+    pub(crate) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
         Self { peer, at, is_overlapped, id: None }
     }
 }
 
 /// Recorded waits.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     /// By start, so that the first entry is the oldest wait.
     open: BTreeMap<u64, RecordedWait>,
     begun: u64,
@@ -62,7 +62,7 @@ struct RecordedWait {
 
 impl Waits {
     /// Records a wait; returns whether it was not recorded before.
-    pub(super) fn begin(&mut self, wait: &mut Wait) -> bool {
+    pub(crate) fn begin(&mut self, wait: &mut Wait) -> bool {
         if wait.id.is_some() {
             return false;
         }
@@ -74,13 +74,13 @@ impl Waits {
     }
 
     /// Removes a wait; returns whether it was recorded.
-    pub(super) fn end(&mut self, wait: &mut Wait) -> bool {
+    pub(crate) fn end(&mut self, wait: &mut Wait) -> bool {
         wait.id.take().is_some_and(|id| self.open.remove(&id).is_some())
     }
 
     /// Records that a caller thread waits for an overlapped collective, or no longer does: waits in the
     /// collective then count as caller waits.
-    pub(super) fn await_overlapped(&mut self, is_waiting: bool) {
+    pub(crate) fn await_overlapped(&mut self, is_waiting: bool) {
         if is_waiting {
             self.awaiting_overlapped += 1;
         } else {
@@ -89,7 +89,7 @@ impl Waits {
     }
 
     /// Returns the oldest wait on caller threads; `None` if they compute.
-    pub(super) fn oldest(&self) -> Option<OpenWait> {
+    pub(crate) fn oldest(&self) -> Option<OpenWait> {
         let of_caller = self.open.values().find(|wait| !wait.is_overlapped);
         let overlapped = || self.open.values().next().filter(|_| self.awaiting_overlapped > 0);
         let wait = of_caller.or_else(overlapped)?;

@@ -1,6 +1,6 @@
 //! Divides the elements in a collective into a part per rank.
 
-use super::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::ops::Range;
 
 /// Divides `elements` into a part per rank; the first parts are longer by one if the division has a
@@ -20,7 +20,7 @@ pub fn even_parts(elements: usize, ranks: usize) -> Vec<usize> {
 }
 
 /// Returns the range for every part.
-pub(super) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
+pub(crate) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
     // parts come from the caller: an overflow must not pass as a valid sum
     let sum = parts.iter().try_fold(0_usize, |sum, &part| sum.checked_add(part)).unwrap_or(usize::MAX);
     if parts.len() != ranks || sum != elements {

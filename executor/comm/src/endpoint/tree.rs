@@ -5,25 +5,25 @@
 use std::collections::BTreeSet;
 
 /// Maximum number of children per rank: two levels reach 20 ranks, four levels 340.
-pub(super) const FANOUT: usize = 4;
+pub(crate) const FANOUT: usize = 4;
 
 /// Returns the parent of a rank; `None` for the root.
-pub(super) fn parent(rank: usize) -> Option<usize> {
+pub(crate) fn parent(rank: usize) -> Option<usize> {
     Some(rank.checked_sub(1)? / FANOUT)
 }
 
 /// Returns the children of a rank.
-pub(super) fn children(rank: usize, size: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn children(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     (FANOUT * rank + 1..=FANOUT * rank + FANOUT).take_while(move |&child| child < size)
 }
 
 /// Returns parent and children of a rank.
-pub(super) fn neighbors(rank: usize, size: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn neighbors(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     parent(rank).into_iter().chain(children(rank, size))
 }
 
 /// Returns a rank and all ranks below it, in a fixed order.
-pub(super) fn subtree(rank: usize, size: usize) -> Vec<usize> {
+pub(crate) fn subtree(rank: usize, size: usize) -> Vec<usize> {
     let mut ranks = vec![rank];
     let mut next = 0;
     while let Some(&rank) = ranks.get(next) {
@@ -36,7 +36,7 @@ pub(super) fn subtree(rank: usize, size: usize) -> Vec<usize> {
 /// Returns the nearest ranks beyond a neighbor that is gone, skipping further ranks that are gone.
 ///
 /// - `rank`: the calling rank; ranks on the side of this rank are left out
-pub(super) fn beyond(
+pub(crate) fn beyond(
     rank: usize,
     neighbor: usize,
     size: usize,

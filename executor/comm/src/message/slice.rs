@@ -1,8 +1,8 @@
 //! Borrowed elements that a collective changes in place.
 
-use super::dtype::Dtype;
-use super::error::{Error, Result};
 use super::payload::{Buffer, each_type};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
 use half::bf16;
 use std::ops::Range;
 
@@ -49,12 +49,12 @@ impl Slice<'_> {
     }
 
     /// Copies a range into a buffer with the same type and length.
-    pub(super) fn copy_out(&self, range: Range<usize>, into: &mut Buffer) {
+    pub(crate) fn copy_out(&self, range: Range<usize>, into: &mut Buffer) {
         into.as_bytes_mut().copy_from_slice(self.bytes(range));
     }
 
     /// Copies a buffer over a range with the same type and length.
-    pub(super) fn copy_in(&mut self, range: Range<usize>, from: &Buffer) {
+    pub(crate) fn copy_in(&mut self, range: Range<usize>, from: &Buffer) {
         self.bytes_mut(range).copy_from_slice(from.as_bytes());
     }
 
@@ -62,7 +62,7 @@ impl Slice<'_> {
     ///
     /// # Errors
     /// [`Error::NotSummable`] for bytes and bf16, and if the types differ.
-    pub(super) fn add_to(&self, range: Range<usize>, into: &mut Buffer) -> Result<()> {
+    pub(crate) fn add_to(&self, range: Range<usize>, into: &mut Buffer) -> Result<()> {
         match (self, into) {
             (Self::F32(from), Buffer::F32(into)) => add(into, &from[range], |a, b| a + b),
             (Self::F64(from), Buffer::F64(into)) => add(into, &from[range], |a, b| a + b),

@@ -1,10 +1,10 @@
 //! Dissemination barrier.
 
 use super::Call;
+use crate::communicator::group::Group;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::group::Group;
-use crate::payload::Buffer;
+use crate::message::Buffer;
 
 /// Waits until every rank has entered, in `ceil(log2(ranks))` rounds.
 ///

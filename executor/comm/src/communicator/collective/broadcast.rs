@@ -1,10 +1,9 @@
 //! Broadcast over a binomial tree.
 
 use super::Call;
+use crate::communicator::group::Group;
 use crate::error::Result;
-use crate::group::Group;
-use crate::payload::Buffer;
-use crate::slice::Slice;
+use crate::message::{Buffer, Slice};
 
 /// Copies the values on `root` to every rank, in `ceil(log2(ranks))` rounds.
 pub(crate) fn broadcast(group: &Group, call: Call, root: usize, values: &mut Slice<'_>) -> Result<()> {

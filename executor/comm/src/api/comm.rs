@@ -1,12 +1,10 @@
 //! Trait that all transports implement: sends, receives and collectives between ranks.
 
-use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::Handle;
-use super::payload::{Buffer, Payload, PayloadShape};
 use super::settings::Settings;
-use super::slice::Slice;
-use super::step_context::StepContext;
 use super::wait_record::WaitRecord;
+use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
+use crate::message::{Buffer, Payload, PayloadShape, Slice};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -254,7 +252,7 @@ pub trait Comm: Send + Sync + Debug {
 }
 
 /// Ends the job if a digest differs.
-pub(super) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
+pub(crate) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
     let Some((culprit, other)) = odd_one(digests) else { return Ok(()) };
     let (culprit_rank, other_rank) = (comm.world_rank(culprit), comm.world_rank(other));
     let message = format!(

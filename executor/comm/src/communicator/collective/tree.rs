@@ -1,11 +1,11 @@
 //! Gathers a few numbers from every rank over the job tree, on the control connections.
 
 use super::Call;
+use crate::communicator::group::Group;
 use crate::dtype::Dtype;
+use crate::endpoint::tree;
 use crate::error::Result;
-use crate::group::Group;
-use crate::payload::Buffer;
-use crate::tree;
+use crate::message::Buffer;
 
 /// Maximum number of values that a rank contributes to a message.
 pub(crate) const NUMBERS_MAX: usize = 16;

@@ -1,6 +1,6 @@
 //! Handles for pending sends, receives and collectives.
 
-use super::error::Result;
+use crate::error::Result;
 use std::time::Instant;
 
 /// Operation that completes later; implemented by each transport.
@@ -11,7 +11,7 @@ pub trait Completion<T>: Send {
     /// Waits, at most for the time limit of the communicator.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the job has ended or the time limit is reached.
+    /// [`Error::Failed`](crate::Error::Failed) if the job has ended or the time limit is reached.
     fn wait(self: Box<Self>) -> Result<T>;
 
     /// Waits like [`wait`](Self::wait), and returns the time at which the operation was complete, as far as
@@ -58,7 +58,7 @@ impl<T> Handle<T> {
     /// Waits for completion, at most for the time limit of the communicator.
     ///
     /// # Errors
-    /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is
+    /// [`Error::Failed`](crate::Error::Failed) if the job has ended, or ends because the time limit is
     /// reached.
     pub fn wait(self) -> Result<T> {
         self.0.wait()

@@ -1,13 +1,13 @@
 //! Transport interface: moves messages between rank processes or threads.
 
-use super::error::Failure;
 use super::mailbox::Interrupt;
-use super::message::Message;
 use super::waits::{Status, Wait};
+use crate::error::Failure;
+use crate::message::Message;
 use std::time::Duration;
 
 /// Rank transport. Ranks are world ranks.
-pub(super) trait Transport: Send + Sync {
+pub(crate) trait Transport: Send + Sync {
     /// Starts to send a message to another rank; returns immediately.
     fn post(&self, to: usize, message: Message) -> SendState;
 
@@ -31,7 +31,7 @@ pub(super) trait Transport: Send + Sync {
 
 /// Progress of a message send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SendState {
+pub(crate) enum SendState {
     /// Completed; nothing to wait for.
     Done,
     /// Completes once the peer has room.

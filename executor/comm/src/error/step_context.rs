@@ -20,12 +20,12 @@ impl ActionName {
     }
 
     /// Name padded with zeros.
-    pub(super) fn padded(&self) -> &[u8; Self::BYTES_MAX] {
+    pub(crate) fn padded(&self) -> &[u8; Self::BYTES_MAX] {
         &self.bytes
     }
 
     /// Inverse of [`padded`](Self::padded).
-    pub(super) fn from_padded(bytes: [u8; Self::BYTES_MAX]) -> Self {
+    pub(crate) fn from_padded(bytes: [u8; Self::BYTES_MAX]) -> Self {
         let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
         Self { bytes, length: length as u8 }
     }
@@ -83,12 +83,12 @@ impl StepContext {
     }
 
     /// Microbatch as sent; `u32::MAX` for none.
-    pub(super) fn wire_microbatch(self) -> u32 {
+    pub(crate) fn wire_microbatch(self) -> u32 {
         self.microbatch.unwrap_or(u32::MAX)
     }
 
     /// Inverse of [`wire_microbatch`](Self::wire_microbatch).
-    pub(super) fn from_wire(step: u64, microbatch: u32, action: ActionName) -> Self {
+    pub(crate) fn from_wire(step: u64, microbatch: u32, action: ActionName) -> Self {
         Self { step, microbatch: (microbatch != u32::MAX).then_some(microbatch), action }
     }
 }

@@ -1,7 +1,7 @@
 //! Communicator members, with world ranks.
 
-use super::endpoint::Endpoint;
-use super::error::{Error, Result};
+use crate::endpoint::Endpoint;
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// Communicator members.

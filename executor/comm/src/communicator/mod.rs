@@ -1,20 +1,19 @@
-//! Communicator for transports that move host memory: threads and TCP.
+//! Communicator for transports that move host memory, threads and TCP, with its collectives.
 
-use super::api::{Comm, compare_digests};
-use super::async_collective::CollectiveThread;
-use super::collective;
-use super::endpoint::Endpoint;
-use super::error::{Cause, Error, Failure, Result};
-use super::group::Group;
-use super::handle::Handle;
-use super::message::{Header, Op};
-use super::parts::{even_parts, ranges};
-use super::payload::{Buffer, Payload, PayloadShape};
-use super::slice::Slice;
-use super::step_context::StepContext;
-use super::sync::{AtomicU64, Ordering};
-use super::wait_record::WaitRecord;
+mod async_collective;
+mod collective;
+mod group;
+
+pub(crate) use collective::NUMBERS_MAX;
+
+use crate::api::{Comm, Handle, WaitRecord, compare_digests};
+use crate::endpoint::Endpoint;
+use crate::error::{Cause, Error, Failure, Result, StepContext};
+use crate::message::{Buffer, Header, Op, Payload, PayloadShape, Slice, even_parts, ranges};
+use crate::sync::{AtomicU64, Ordering};
+use async_collective::CollectiveThread;
 use dflop_costmodel::random::mix64;
+use group::Group;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -8,15 +8,14 @@ mod tree;
 pub(super) use barrier::barrier;
 pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
-pub(super) use tree::{NUMBERS_MAX, gather};
+pub(crate) use tree::NUMBERS_MAX;
+pub(super) use tree::gather;
 
-use super::dtype::Dtype;
-use super::endpoint::PendingSend;
-use super::error::Result;
 use super::group::Group;
-use super::message::{Header, Op};
-use super::payload::{Buffer, PayloadShape};
-use super::step_context::StepContext;
+use crate::dtype::Dtype;
+use crate::endpoint::PendingSend;
+use crate::error::{Result, StepContext};
+use crate::message::{Buffer, Header, Op, PayloadShape};
 
 /// One collective: all ranks use the same number, and receivers check the rest.
 #[derive(Debug, Clone, Copy)]

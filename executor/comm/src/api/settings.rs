@@ -1,15 +1,15 @@
 //! Communicator time limits and memory limits.
 
-use super::error::{Error, Result};
+use crate::error::{Error, Result};
 use std::time::Duration;
 
 /// Time and buffer limits; must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    pub(super) wait: Duration,
-    pub(super) slow: Duration,
-    pub(super) rendezvous: Duration,
-    pub(super) buffered_bytes_max: usize,
+    pub(crate) wait: Duration,
+    pub(crate) slow: Duration,
+    pub(crate) rendezvous: Duration,
+    pub(crate) buffered_bytes_max: usize,
 }
 
 /// Limits that follow from [`Settings`].
@@ -62,7 +62,7 @@ impl Settings {
     }
 
     /// Returns the time limit for the answer to a status request.
-    pub(super) fn answer(&self) -> Duration {
+    pub(crate) fn answer(&self) -> Duration {
         (self.wait / 4).clamp(Duration::from_secs(1), Duration::from_secs(10))
     }
 

@@ -1,12 +1,12 @@
 //! Message headers, and the keys for queues that messages wait in.
 
 use super::payload::{Buffer, PayloadShape};
-use super::step_context::StepContext;
+use crate::error::StepContext;
 use std::fmt;
 
 /// Operation that a message belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
+pub(crate) enum Op {
     Point,
     AllReduce,
     ReduceScatter,
@@ -31,7 +31,7 @@ impl Op {
         Self::Gather,
     ];
 
-    pub(super) fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
 
@@ -52,28 +52,28 @@ impl Op {
 
 /// Properties on which sender and receiver must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// Communicator.
-    pub(super) comm: u64,
+    pub(crate) comm: u64,
     /// Operation.
-    pub(super) op: Op,
+    pub(crate) op: Op,
     /// Caller tag; for collectives, the collective number.
-    pub(super) tag: u64,
+    pub(crate) tag: u64,
     /// Action of the sender.
-    pub(super) at: StepContext,
+    pub(crate) at: StepContext,
     /// Type, rows and columns.
-    pub(super) shape: PayloadShape,
+    pub(crate) shape: PayloadShape,
 }
 
 impl Header {
     /// Returns whether a receiver that expects `self` may accept a message with the header `found`.
-    pub(super) fn admits(&self, found: &Self) -> bool {
+    pub(crate) fn admits(&self, found: &Self) -> bool {
         let place = |header: &Self| (header.op, header.at.step, header.at.microbatch, header.shape);
         place(self) == place(found)
     }
 
     /// Returns the queue key for messages with this header. Collectives are separate from caller tags.
-    pub(super) fn key(&self, from: usize) -> Key {
+    pub(crate) fn key(&self, from: usize) -> Key {
         Key { comm: self.comm, from, is_collective: self.op != Op::Point, tag: self.tag }
     }
 }
@@ -86,7 +86,7 @@ impl fmt::Display for Header {
 
 /// Identifies a first-in, first-out message queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
+pub(crate) struct Key {
     comm: u64,
     from: usize,
     is_collective: bool,
@@ -95,7 +95,7 @@ pub(super) struct Key {
 
 /// Message that has arrived or is about to be sent.
 #[derive(Debug)]
-pub(super) struct Message {
-    pub(super) header: Header,
-    pub(super) buffer: Buffer,
+pub(crate) struct Message {
+    pub(crate) header: Header,
+    pub(crate) buffer: Buffer,
 }

@@ -4,9 +4,9 @@
 //! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
 
 use super::mailbox::Mailbox;
-use super::settings::Settings;
 use super::transport::Transport;
 use super::waits::Status;
+use crate::api::Settings;
 use std::time::Duration;
 
 /// Outcome at the end of a chain of waiting ranks.

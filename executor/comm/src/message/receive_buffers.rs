@@ -1,13 +1,13 @@
 //! Receive buffer pool.
 
-use super::dtype::Dtype;
 use super::payload::Buffer;
-use super::sync::Mutex;
+use crate::dtype::Dtype;
+use crate::sync::Mutex;
 use std::sync::PoisonError;
 
 /// Free f32 buffers, the most recently used last.
 #[derive(Debug, Default)]
-pub(super) struct ReceiveBufferPool(Mutex<Vec<Vec<f32>>>);
+pub(crate) struct ReceiveBufferPool(Mutex<Vec<Vec<f32>>>);
 
 impl ReceiveBufferPool {
     /// Maximum number of buffers in the pool.
@@ -16,7 +16,7 @@ impl ReceiveBufferPool {
     const ELEMENTS_MIN: usize = 4096;
 
     /// Returns a buffer with unspecified elements.
-    pub(super) fn take(&self, dtype: Dtype, elements: usize) -> Buffer {
+    pub(crate) fn take(&self, dtype: Dtype, elements: usize) -> Buffer {
         if dtype == Dtype::F32 && elements >= Self::ELEMENTS_MIN {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             // at most twice the requested length, so that small messages do not occupy large buffers
@@ -31,7 +31,7 @@ impl ReceiveBufferPool {
     }
 
     /// Returns a buffer to the pool.
-    pub(super) fn give(&self, buffer: Buffer) {
+    pub(crate) fn give(&self, buffer: Buffer) {
         if let Buffer::F32(mut elements) = buffer
             && elements.len() >= Self::ELEMENTS_MIN
         {
