@@ -2,7 +2,7 @@
 
 use super::group::Group;
 use crate::api::{Completion, Handle};
-use crate::error::{Cause, Result, StepContext};
+use crate::error::{Cause, Error, Result, StepContext};
 use crate::message::Buffer;
 use crate::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
 use std::sync::{Arc, PoisonError};
@@ -56,7 +56,7 @@ fn spawn(group: &Arc<Group>, at: StepContext) -> Result<Sender<Task>> {
     })
 }
 
-fn gone(group: &Group, at: StepContext) -> crate::error::Error {
+fn gone(group: &Group, at: StepContext) -> Error {
     let endpoint = &group.endpoint;
     let message = format!("the communication thread of rank {} panicked", endpoint.rank);
     endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))

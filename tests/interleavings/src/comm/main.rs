@@ -1,5 +1,5 @@
 //! Hand-overs of messages between ranks: the files of `dflop-comm` on other locks, threads and sockets.
-#![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, reason = "a part of a crate")]
+#![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, unused_imports, reason = "a part of a crate")]
 
 #[path = "../../../../executor/comm/src/api/mod.rs"]
 mod api;
@@ -25,8 +25,6 @@ mod model;
 mod ranks_models;
 #[path = "../runner.rs"]
 mod runner;
-
-use error::Error;
 
 fn main() -> std::process::ExitCode {
     let models = [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()];

@@ -15,13 +15,11 @@ mod router;
 mod shared;
 mod spec;
 
-use crate::block::{BackwardPass, ForwardPass, SavedActivations};
-use crate::declaration::Declaration;
+use super::linear::Linear;
+use crate::block::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::error::Result;
-use crate::linear::Linear;
-use crate::tensor_parallel;
-use crate::weight_gradients::PendingWeights;
-use crate::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, PendingWeights};
 use biases::Biases;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Dtype, Tensor};

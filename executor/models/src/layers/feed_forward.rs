@@ -1,10 +1,10 @@
 //! Second half of a layer: an MLP or a mixture of experts.
 
-use super::declaration::Declaration;
 use super::experts::{Experts, ExpertsSpec};
 use super::mlp::{Mlp, MlpSpec};
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
+use crate::parameters::Declaration;
 use dflop_device::{Device, Tensor};
 
 /// Sizes and names for the second half of a layer.

@@ -1,10 +1,9 @@
 //! Expert biases: two parameters with a row per expert.
 
 use super::dispatch::rows_of;
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::parameters::Parameters;
-use crate::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, Parameters};
 use dflop_device::{Device, Dtype, SparseBuffers, Tensor};
 
 /// Biases for one matrix in all experts.

@@ -2,11 +2,11 @@
 
 use super::SharedExpertsSpec;
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::linear::Linear;
-use crate::mlp::Mlp;
-use crate::weights::Init;
+use crate::layers::linear::Linear;
+use crate::layers::mlp::Mlp;
+use crate::parameters::Declaration;
+use crate::parameters::weights::Init;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 use dflop_device::{Device, Dtype, Tensor};

@@ -3,12 +3,10 @@
 //! Each tensor-parallel rank normalizes its heads, and has a copy of the weights; weight gradients are summed
 //! over ranks.
 
-use super::declaration::Declaration;
-use super::parameters::Parameters;
-use crate::block::BackwardPass;
+use crate::block::{BackwardPass, tensor_parallel};
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weights::{Init, ParameterId};
+use crate::parameters::weights::{Init, ParameterId};
+use crate::parameters::{Declaration, Parameters};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::head_norm::HeadColumns;
 use dflop_device::{Device, Dtype, Tensor};

@@ -109,8 +109,8 @@ pub(crate) fn sinusoids(shape: &[usize]) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{AxisPartition, TensorShard, TpRank};
     use super::*;
-    use crate::weights::{AxisPartition, TensorShard, TpRank};
 
     #[test]
     fn values_are_normal_and_depend_on_the_name() {

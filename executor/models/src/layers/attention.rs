@@ -5,16 +5,13 @@
 //! read. If there are fewer key heads than ranks, several ranks share a key head: they sum the key head
 //! gradients before computing weight gradients, so that weight copies have the same gradients.
 
-use super::context::LayerContext;
-use super::declaration::Declaration;
 use super::latent::{Latent, LatentSpec};
 use super::linear::Linear;
-use super::parameters::Parameters;
 use super::qk_norm::{QkNorm, QkNormSpec};
-use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::block::{BackwardPass, ForwardPass, LayerContext, SavedActivations, tensor_parallel};
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, Parameters};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::rope::{RopeShape, Rotation};

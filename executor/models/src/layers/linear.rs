@@ -4,12 +4,10 @@
 //! *row-parallel* layer, whose products are summed over ranks. The caller sums input gradients for
 //! column-parallel layers over ranks, because several layers may have the same input.
 
-use super::declaration::Declaration;
-use crate::block::{BackwardPass, ForwardPass};
+use crate::block::{BackwardPass, ForwardPass, tensor_parallel};
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};
-use crate::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, LayerWeights, PendingWeights, WeightGradients, WeightMatrix};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};

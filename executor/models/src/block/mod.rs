@@ -1,12 +1,18 @@
-//! Block interface, and state shared between block passes.
+//! Block interface, the state and the context that block passes share, and tensor parallelism.
+
+mod context;
+mod stage_blocks;
+pub(crate) mod tensor_parallel;
+
+pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+pub use stage_blocks::StageBlocks;
+pub(crate) use stage_blocks::single_layers;
+pub use tensor_parallel::{TensorParallel, TensorPass};
 
 use std::ops::Deref;
 
-use super::context::MicrobatchContext;
-use super::parameters::Parameters;
-use super::tensor_parallel::TensorPass;
-use super::weight_gradients::{PendingWeights, WeightGradients};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::parameters::{Parameters, PendingWeights, WeightGradients};
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 
@@ -96,9 +102,9 @@ impl<D: Device> KeptRows<D> {
     }
 }
 
-fn missing_rows() -> crate::Error {
+fn missing_rows() -> Error {
     let problem = "are missing, the layers that keep and take them must be in one stage".to_owned();
-    crate::Error::Input { input: "rows of earlier layers", problem }
+    Error::Input { input: "rows of earlier layers", problem }
 }
 
 /// Joins matrices with `width` columns side by side.
@@ -259,7 +265,7 @@ pub(crate) fn expect_rows<D: Device>(
     let found = input.as_ref().map(Tensor::len);
     match input {
         Some(input) if found == Some(rows * columns) => Ok(input),
-        _ => Err(crate::Error::Input {
+        _ => Err(Error::Input {
             input: "rows of the stage before",
             problem: format!("must have {rows} x {columns} elements, found {}", found.unwrap_or(0)),
         }),

@@ -4,12 +4,12 @@
 //! on both branches. Gemma 3 has an additional norm after each branch, before the branch is added.
 
 use super::attention::{Attention, AttentionSpec};
-use super::declaration::Declaration;
 use super::feed_forward::{FeedForward, FeedForwardSpec};
 use super::norm::{Norm, NormKind};
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
-use crate::weights::{Init, ParameterId};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{Init, ParameterId};
 use dflop_device::{Device, Tensor};
 
 /// Layer sizes and names.

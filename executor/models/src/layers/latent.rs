@@ -6,13 +6,12 @@
 //! # Source
 //! DeepSeek-AI: "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
 
-use super::declaration::Declaration;
 use super::linear::Linear;
 use super::norm::{Norm, NormKind};
-use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::block::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weights::{AxisPartition, Init};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{AxisPartition, Init};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::latent_heads::LatentShape;
 use dflop_device::{Device, Tensor};

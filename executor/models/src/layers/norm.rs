@@ -1,9 +1,9 @@
 //! Row normalization, with parameters.
 
-use super::declaration::Declaration;
 use crate::block::{BackwardPass, ForwardPass};
 use crate::error::Result;
-use crate::weights::{Init, ParameterId};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{Init, ParameterId};
 use dflop_device::{Device, Dtype, Tensor};
 
 /// Normalization kind.

@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
+use super::Parameters;
+use super::weights::ParameterId;
 use crate::error::Result;
-use crate::parameters::Parameters;
-use crate::weights::ParameterId;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};

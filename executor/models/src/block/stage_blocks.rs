@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block::Block;
-use super::declaration::Declaration;
+use super::Block;
 use super::tensor_parallel::TensorParallel;
 use crate::error::Result;
-use crate::weights::TpRank;
+use crate::parameters::Declaration;
+use crate::parameters::weights::TpRank;
 use dflop_device::Device;
 
 /// Blocks with declared parameters that have no values yet.

@@ -2,12 +2,11 @@
 //!
 //! Each tensor-parallel rank holds a column range between the matrices.
 
-use super::declaration::Declaration;
 use super::linear::Linear;
-use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::block::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weights::{AxisPartition, Init};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{AxisPartition, Init};
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};

@@ -3,10 +3,9 @@
 use std::ops::Range;
 
 use crate::block::{BackwardPass, ForwardPass};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::weight_gradients::{LayerWeights, WeightMatrix};
-use crate::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, LayerWeights, WeightMatrix};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};

@@ -8,13 +8,12 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::PartialModelSpec;
 use serde_json::Value;
 
-use super::encoder::{EncoderConfig, FrozenEncoder};
-use super::llm::LlmConfig;
-use super::stage_blocks::{StageBlocks, single_layers};
-use super::tensor_parallel::TensorParallel;
+use super::BlockFamilies;
+use crate::block::{StageBlocks, TensorParallel, single_layers};
+use crate::encoder::{EncoderConfig, FrozenEncoder};
 use crate::error::{Error, Result};
-use crate::families::BlockFamilies;
-use crate::weights::{Checkpoint, ParameterSpec};
+use crate::llm::LlmConfig;
+use crate::parameters::weights::{Checkpoint, ParameterSpec};
 use dflop_device::Device;
 
 /// Model module, which a pipeline divides into stages.

@@ -1,8 +1,8 @@
 //! Mixture-of-experts sizes and names.
 
 use super::{ExpertGate, RouterRule};
-use crate::mlp::MlpSpec;
-use crate::weights::Init;
+use crate::layers::mlp::MlpSpec;
+use crate::parameters::weights::Init;
 
 /// Sizes, names and routing for a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
-use crate::weights::{ParameterSpec, TpRank};
+use crate::parameters::weights::{ParameterSpec, TpRank};
 use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
 use dflop_device::{Device, DeviceComm, Staged, Tensor};
 

@@ -1,6 +1,6 @@
 //! Collects the parameters that stage blocks declare.
 
-use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank};
+use super::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank};
 
 /// Collects the parameters that stage blocks declare.
 #[derive(Debug, Default)]
