@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::constants::MicrobatchConstants;
 use super::learned::{BinnedObservation, Learned};
+use super::observation::Observation;
 use super::slow_ranks::SlowRank;
 use super::table::CorrectionTable;
 use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
@@ -15,32 +15,6 @@ use crate::module::{MODULES_MAX, Module};
 /// Observations of one module, or of whole microbatches, after which the first interval ends if predictions
 /// are off as a whole, so that a run does not go on with wrong costs; then twice as many, and so on.
 const START_OBSERVATIONS: usize = 24;
-
-/// Measured time of one microbatch.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Observation {
-    /// Measured module; `None` for all modules of the microbatch together.
-    pub module: Option<Module>,
-    /// Data-parallel rank that ran it.
-    pub rank: u32,
-    /// Measured forward and backward in nanoseconds.
-    pub measured_ns: u64,
-    /// Time of the microbatch besides its samples, **without** correction.
-    pub constants: MicrobatchConstants,
-    /// Samples with work for the module.
-    pub samples: Vec<SampleTime>,
-}
-
-/// What a sample adds to a microbatch in one module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SampleTime {
-    /// The module.
-    pub module: Module,
-    /// Tokens inside the module.
-    pub size: u64,
-    /// Nanoseconds **without** correction, as [`crate::CostModel::predict_uncorrected`] returns them.
-    pub ns: u64,
-}
 
 /// Result of an interval of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]

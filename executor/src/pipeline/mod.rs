@@ -92,6 +92,7 @@ mod rank_step;
 mod route;
 mod shared_ranks;
 mod simulation;
+mod stage_edge;
 mod step_execution;
 mod step_plan;
 mod timeline;

@@ -8,56 +8,15 @@ use dflop_balancer::{Caps, PipelineConfig, PipelineObjective, Strategy};
 use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
-use super::builder::{self, StepPlannerBuilder};
+use super::config::{COUNT_MAX, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
-use super::cut::StepCut;
 use super::lockstep::{Synchronization, alike_together, step_ns};
-use super::padding::{PadTo, Padding};
-use super::stage_layers::StageLayers;
-use super::step_plan::{StepPlan, digest};
+use super::padding::Padding;
+use super::step_plan::{StepCut, StepPlan, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
-use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
-
-/// Settings of how global batches are cut.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct PlanConfig {
-    pub(super) dp_size: usize,
-    pub(super) microbatches: usize,
-    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device,
-    /// and those of each kind where stages hold several modules.
-    pub(super) stages: Vec<usize>,
-    /// DP ranks of every module, in the same order; empty if all have `dp_size`.
-    pub(super) module_dp_sizes: Vec<usize>,
-    /// Layers of every module in every stage, where stages hold several modules.
-    pub(super) stage_layers: Option<StageLayers>,
-    /// Point at which ranks wait for each other, where the modules share a device.
-    pub(super) synchronization: Option<Synchronization>,
-    pub(super) strategy: Strategy,
-    /// Schedule that runs the microbatches.
-    pub(super) schedule: ScheduleKind,
-    pub(super) caps: Caps,
-    /// Fixed length of microbatches or rows.
-    pub(super) pad_to: Option<PadTo>,
-    /// Encoders that run in every microbatch.
-    pub(super) towers: Vec<Module>,
-    /// Work units that the search for one step may spend.
-    pub(super) work: u64,
-}
-
-/// Datasets, and the rules by which samples are drawn from them.
-#[derive(Debug)]
-pub(super) struct SampleSource {
-    pub(super) datasets: Vec<Dataset>,
-    pub(super) rules: MixRules,
-    pub(super) seed: u64,
-    pub(super) shuffle: Shuffle,
-    pub(super) tail: Tail,
-    pub(super) first_epoch: u64,
-    /// First step of a restored run.
-    pub(super) first_step: u64,
-}
+use crate::order::{LoaderState, RunSettings, StepSample, Steps};
 
 /// Plans the steps of a run, any of them at any time.
 #[derive(Debug, Clone)]
@@ -75,13 +34,6 @@ pub struct StepPlanner {
 }
 
 impl StepPlanner {
-    /// Starts the settings of a planner over a dataset, a split of one or a mixture; only the global batch
-    /// has no default.
-    #[must_use]
-    pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
-        StepPlannerBuilder::new(data.into(), model)
-    }
-
     /// Returns the datasets, in the order of their numbers.
     #[must_use]
     pub fn datasets(&self) -> &[Dataset] {
@@ -115,7 +67,7 @@ impl StepPlanner {
     /// [`Error::Selection`] if the run ends before the step; [`Error::Config`] if the step lies before the
     /// one at which changed data or another global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
-        check_at_most("step", step, builder::COUNT_MAX)?;
+        check_at_most("step", step, COUNT_MAX)?;
         LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
     }
 
@@ -184,7 +136,7 @@ impl StepPlanner {
     /// [`Error::Plan`] if the samples do not fit into microbatches of a fixed length.
     /// [`Error::Selection`] if the run has no such step. [`Error::UserCode`] if there is one and it fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
-        check_at_most("step", step, builder::COUNT_MAX)?;
+        check_at_most("step", step, COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);

@@ -321,8 +321,8 @@ fn read_all(mut file: &File) -> Result<Bytes> {
 ///
 /// # Errors
 /// [`crate::Error::Storage`] if it cannot be read or if it is longer.
-pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
-    let error = |source| crate::Error::file(path, source);
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::error::Result<Option<Vec<u8>>> {
+    let error = |source| crate::error::Error::file(path, source);
     let file = match file::open(path) {
         Ok(file) => file,
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(None),
@@ -332,7 +332,7 @@ pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
     if bytes.len() as u64 > bytes_max {
         let reason = format!("it is longer than {bytes_max} bytes");
-        return Err(crate::Error::Storage(crate::error::StorageError::Index {
+        return Err(crate::error::Error::Storage(crate::error::StorageError::Index {
             path: path.display().to_string(),
             reason,
         }));

@@ -6,7 +6,7 @@
 //! out.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::source::{code_of, root, shown};
 
@@ -199,6 +199,24 @@ fn rooms_import_only_rooms_below_them() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
+/// Crates whose rooms import through the root, and how often. No number may grow.
+const THROUGH_ROOT: [(&str, usize); 2] = [("executor/src", 42), ("executor/cuda/src", 7)];
+
+#[test]
+fn rooms_import_from_rooms_not_through_the_root() {
+    let mut faults = Vec::new();
+    for (source, _) in FLOORS {
+        let allowed = THROUGH_ROOT.iter().find(|(listed, _)| *listed == source).map_or(0, |(_, most)| *most);
+        let found = House::read(&root().join(source)).through_root;
+        if found.len() > allowed {
+            let count = found.len();
+            let shown = found.into_iter().collect::<Vec<_>>().join("\n  ");
+            faults.push(format!("{source}: {count} imports, {allowed} are known; name the room:\n  {shown}"));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
 #[test]
 fn the_floor_plan_sees_upward_imports() {
     let directory = tempfile::tempdir().unwrap();
@@ -214,6 +232,8 @@ fn the_floor_plan_sees_upward_imports() {
     assert_eq!(house.rooms, BTreeSet::from(["high".to_owned(), "low".to_owned()]));
     let arrows: Vec<_> = house.imports.keys().map(|(from, to)| (from.as_str(), to.as_str())).collect();
     assert_eq!(arrows, [("low", "high")]);
+    let through_root: Vec<&String> = house.through_root.iter().collect();
+    assert!(matches!(*through_root, [one] if one.ends_with("low.rs: crate::Tall")), "{through_root:?}");
 }
 
 /// The rooms of a crate and the imports between them.
@@ -224,15 +244,15 @@ struct House {
     imports: BTreeMap<(String, String), String>,
     /// Items that the root of the crate re-exports, and their rooms.
     reexports: BTreeMap<String, String>,
+    /// Imports of such items from the root, by place.
+    through_root: BTreeSet<String>,
 }
 
 impl House {
     /// Reads a crate from its root file downwards, following `mod` declarations.
     fn read(source: &Path) -> Self {
         let mut house = Self::default();
-        let file =
-            ["lib.rs", "main.rs"].map(|name| source.join(name)).into_iter().find(|path| path.is_file());
-        let code = without_tests(&code_of(&read(&file.expect("a crate has a root file"))));
+        let code = without_tests(&code_of(&read(&root_of(source))));
         house.rooms = modules_of(&code).into_iter().collect();
         for path in imports_of(&code) {
             let path: Vec<String> =
@@ -253,8 +273,7 @@ impl House {
     fn read_module(&mut self, directory: &Path, parents: &[String], name: &str) {
         let own = [parents, &[name.to_owned()]].concat();
         let inside = directory.join(name);
-        let files = [directory.join(format!("{name}.rs")), inside.join("mod.rs")];
-        let file = files.into_iter().find(|path| path.is_file()).expect("a module has a file");
+        let file = file_of(directory, name);
         let code = without_tests(&code_of(&read(&file)));
         for path in imports_of(&code).into_iter().chain(inline_paths_of(&code)) {
             self.note(&own, &path, &file);
@@ -273,7 +292,11 @@ impl House {
             _ => return,
         };
         let Some(name) = target.first() else { return };
+        let is_room = self.rooms.contains(name);
         let Some(room) = self.rooms.get(name).or_else(|| self.reexports.get(name)).cloned() else { return };
+        if !is_room {
+            self.through_root.insert(format!("{}: {}", shown(place), path.join("::")));
+        }
         if room != own[0] {
             let example = format!("{}: {}", shown(place), path.join("::"));
             self.imports.entry((own[0].clone(), room)).or_insert(example);
@@ -281,12 +304,24 @@ impl House {
     }
 }
 
+/// Returns the root file of a crate.
+pub(super) fn root_of(source: &Path) -> PathBuf {
+    let files = ["lib.rs", "main.rs"].map(|name| source.join(name));
+    files.into_iter().find(|path| path.is_file()).expect("a crate has a root file")
+}
+
+/// Returns the file of a module that is declared in the module of a directory.
+pub(super) fn file_of(directory: &Path, name: &str) -> PathBuf {
+    let files = [directory.join(format!("{name}.rs")), directory.join(name).join("mod.rs")];
+    files.into_iter().find(|path| path.is_file()).expect("a module has a file")
+}
+
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// Returns code without the items that only tests compile.
-fn without_tests(code: &str) -> String {
+pub(super) fn without_tests(code: &str) -> String {
     let mut kept = String::new();
     let mut rest = code;
     while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|start| rest.find(start)).min()
@@ -306,7 +341,7 @@ fn without_tests(code: &str) -> String {
 
 /// Returns the modules that code declares in files of their own. A module with a path is left out: its file
 /// is shared with another crate.
-fn modules_of(code: &str) -> Vec<String> {
+pub(super) fn modules_of(code: &str) -> Vec<String> {
     let words: Vec<&str> = code.split_whitespace().collect();
     let is_shared = |at: usize| {
         let attributes = words[..at].iter().rev().take_while(|word| !word.ends_with([';', '}']));
@@ -319,12 +354,26 @@ fn modules_of(code: &str) -> Vec<String> {
 }
 
 /// Returns the paths of all `use` declarations, groups expanded.
-fn imports_of(code: &str) -> Vec<Vec<String>> {
+pub(super) fn imports_of(code: &str) -> Vec<Vec<String>> {
+    uses_of(code, |_| true)
+}
+
+/// Returns the paths of all `use` declarations that are visible outside of their module.
+pub(super) fn reexports_of(code: &str) -> Vec<Vec<String>> {
+    uses_of(code, |before| {
+        let scope = before.rfind("pub(").map(|at| &before[at..]);
+        before.ends_with("pub") || scope.is_some_and(|scope| scope.find(')') == Some(scope.len() - 1))
+    })
+}
+
+/// Returns the paths of the `use` declarations that follow accepted code.
+fn uses_of(code: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("use ") {
         let is_word =
             code[..at].chars().next_back().is_none_or(|last| !last.is_alphanumeric() && last != '_');
-        if let (true, Some(end)) = (is_word, code[at..].find(';')) {
+        let is_wanted = is_word && is_wanted(code[..at].trim_end());
+        if let (true, Some(end)) = (is_wanted, code[at..].find(';')) {
             found.extend(expand(&code[at + 4..at + end]));
         }
     }
@@ -350,7 +399,7 @@ fn expand(tree: &str) -> Vec<Vec<String>> {
 }
 
 /// Returns the paths outside of `use` declarations that start with `crate` or `super`.
-fn inline_paths_of(code: &str) -> Vec<Vec<String>> {
+pub(super) fn inline_paths_of(code: &str) -> Vec<Vec<String>> {
     let is_path = |next: char| next.is_alphanumeric() || next == '_' || next == ':';
     let paths = code.split(|next| !is_path(next)).filter(|path| path.contains("::"));
     let paths = paths.filter(|path| path.starts_with("crate::") || path.starts_with("super::"));

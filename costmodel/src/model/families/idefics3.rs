@@ -1,7 +1,6 @@
 //! Idefics3 and `SmolVLM`: SigLIP on tiles of an image whose longer side has one length.
 
-use super::language_models;
-use super::llava::language_model;
+use super::language_models::{self, language_model};
 use super::siglip;
 use super::squares::{SquareTower, square_tower_of};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};

@@ -1,55 +1,18 @@
 //! Finds the family of a checkpoint or a preset, among the built-in ones and your own.
 
 use std::cmp::Reverse;
-use std::fmt::Debug;
 use std::sync::{Arc, LazyLock};
 
+use super::model_family::{ModelFamily, Preset};
 use super::{BUILT_IN, language_models};
 use crate::error::{Error, Result};
+use crate::model::ModelSpec;
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
-use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
 
 /// Document about models without a family, in messages.
 const ANY_MODEL: &str = "docs/any-model.md";
 /// Shortest common beginning of two types that are alike, in bytes.
 const COMMON_BYTES_MIN: usize = 4;
-
-/// Model family: reads the sizes and the token rules of its checkpoints.
-///
-/// A family outside this crate implements this trait and goes into [`ModelFamilies::with`]. Its token rule is
-/// one of [`VisionRule`](crate::tokens::VisionRule) and [`AudioRule`](crate::tokens::audio::AudioRule), with
-/// sizes of its own.
-pub trait ModelFamily: Debug + Send + Sync {
-    /// Returns the id that its models carry.
-    fn id(&self) -> FamilyId;
-
-    /// Returns the values of `model_type` of its checkpoints.
-    fn model_types(&self) -> &[&str];
-
-    /// Reads the modules of a checkpoint, with the family in each of them.
-    ///
-    /// # Errors
-    /// [`Error::Configuration`] if a field is invalid or not supported.
-    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec>;
-
-    /// Returns the published models that can be had by name. Default: none.
-    fn presets(&self) -> &[Preset] {
-        &[]
-    }
-}
-
-/// Model that can be had by name.
-#[derive(Debug, Clone, Copy)]
-pub struct Preset {
-    /// Name for [`ModelSpec::preset`].
-    pub name: &'static str,
-    /// Encoder of images and videos.
-    pub vision: Option<VisionSpec>,
-    /// Encoder of audio.
-    pub audio: Option<AudioSpec>,
-    /// Language model.
-    pub llm: LlmSpec,
-}
 
 /// Model families by `model_type` and by preset: the built-in ones and your own.
 #[derive(Debug, Clone, Default)]
@@ -160,7 +123,28 @@ fn edits(one: &str, two: &str) -> usize {
     row[two.len()]
 }
 
+impl PartialModelSpec {
+    /// Reads the modules of a checkpoint of a built-in family; [`ModelFamilies::read`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
+    /// unknown.
+    pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
+        ModelFamilies::default().read(documents)
+    }
+}
+
 impl ModelSpec {
+    /// Reads a model of a built-in family from the files of its checkpoint; a language model without encoders
+    /// is a model of text. [`ModelFamilies::model`] also knows other families.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
+    /// unknown, [`Error::Composition`](crate::Error::Composition) if the checkpoint is an encoder only.
+    pub fn from_hugging_face(name: &str, documents: &Documents) -> Result<Self> {
+        ModelFamilies::default().model(name, documents)
+    }
+
     /// Returns the preset of this name, one of [`ModelSpec::preset_names`].
     ///
     /// # Errors
@@ -186,7 +170,7 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::LlmDetails;
+    use crate::model::{FamilyId, LlmDetails};
     use crate::tokens::audio::AudioRule;
 
     #[test]

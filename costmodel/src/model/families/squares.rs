@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 
 use super::tower::{SquareInput, TowerSize};
-use super::{clip, siglip};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, VisionSpec};
@@ -24,24 +23,6 @@ pub(super) struct SquareTower {
     pub(super) image_pixels: u16,
     /// Patches along the side.
     pub(super) patches_per_side: u32,
-}
-
-/// Reads the tower of a `vision_config`; without a `model_type`, it is SigLIP.
-pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
-    tower_or(fields, "siglip_vision_model")
-}
-
-/// Reads the tower of a `vision_config`; without a `model_type`, it is that of `default_type`.
-pub(super) fn tower_or(fields: &ConfigFields<'_>, default_type: &str) -> Result<SquareTower> {
-    match fields.text("model_type")?.unwrap_or(default_type) {
-        "siglip_vision_model" => siglip::tower(fields),
-        "clip_vision_model" => clip::tower(fields),
-        unknown => {
-            let problem =
-                format!("= \"{unknown}\" is unknown, known are clip_vision_model, siglip_vision_model");
-            Err(fields.invalid("model_type", problem))
-        }
-    }
 }
 
 /// Returns the vision tower's fields: in `vision_config` in a checkpoint of both towers, else at the top.
