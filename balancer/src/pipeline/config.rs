@@ -1,11 +1,8 @@
 //! Describes a step's pipelines: stages, DP sizes and search objective.
 
 use super::memory_limits::PipelineMemoryLimits;
-use super::search::ScheduleState;
-use crate::caps::Caps;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
-use crate::partition::{Partition, Problem};
 use crate::schedule::{ENCODERS_MAX, EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use crate::simulate::StageTimes;
 
@@ -122,8 +119,12 @@ impl PipelineConfig {
         self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
     }
 
-    /// Returns the maximum number of microbatches whose activations a stage holds at once under the schedule,
-    /// at least 1.
+    /// Returns whether a module has a DP size of its own.
+    pub(in crate::pipeline) fn has_own_dp_size(&self, module: usize) -> bool {
+        self.module_dp_size(module) != self.dp_size
+    }
+
+    /// Returns the most microbatches whose activations a stage holds at once under the schedule, at least 1.
     ///
     /// - `stage`: below the number of stages
     /// - `microbatches`: number on a DP rank
@@ -202,29 +203,8 @@ impl PipelineConfig {
         loads.iter().map(|rank| self.split_loads(instance, rank)).collect()
     }
 
-    /// Returns the makespan for items assigned to ranks and microbatches, nanoseconds: the whole job, without
-    /// messages.
-    ///
-    /// - `ranks`: as in [`PipelineConfig::ranks_times`]
-    ///
-    /// # Errors
-    /// The errors of [`PipelineConfig::ranks_times`]; [`Error::Config`] if an item is missing or twice.
-    pub fn makespan_ns(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<u64> {
-        self.check_ranks(instance, ranks)?;
-        let mut items: Vec<u32> = ranks.iter().flatten().flatten().copied().collect();
-        items.sort_unstable();
-        if !items.into_iter().eq(0..instance.items() as u32) {
-            let reason = format!("expected each of {} items once", instance.items());
-            return Err(Error::Config { setting: "ranks", reason });
-        }
-        let caps = Caps::default();
-        let problem = Problem::new(instance, &caps)?;
-        let slots = Partition::from_groups(&problem, ranks.concat());
-        Ok(ScheduleState::new(&problem, slots, self).makespan_ns())
-    }
-
-    /// Checks the numbers of ranks and microbatches; returns the microbatches per rank.
-    fn check_ranks(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<usize> {
+    /// Checks the numbers of ranks and microbatches; returns the microbatches of each rank.
+    pub(super) fn check_ranks(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<usize> {
         self.check(instance)?;
         let microbatches = instance.groups() / self.dp_size;
         for (field, found, expected) in std::iter::once(("ranks", ranks.len(), self.dp_size))
@@ -309,7 +289,9 @@ impl PipelineConfig {
         if i64::try_from(total).is_err() {
             return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }
-        self.memory.as_ref().map_or(Ok(()), |limits| limits.check(instance, self))
+        self.memory
+            .as_ref()
+            .map_or(Ok(()), |limits| limits.check(instance, |module| self.has_own_dp_size(module)))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Memory limits for stage GPUs, which hold several microbatches at once.
 
-use super::config::PipelineConfig;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 
@@ -49,8 +48,8 @@ pub struct PipelineMemoryLimits {
 /// rank, and has factors only for such modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageMemoryLimit {
-    /// Maximum number of consecutive microbatches that the stage holds, at least 1; see
-    /// [`PipelineConfig::in_flight`].
+    /// Most consecutive microbatches that the stage holds, at least 1; see
+    /// [`PipelineConfig::in_flight`](crate::PipelineConfig::in_flight).
     pub in_flight: usize,
     /// Bytes kept per unit in each module for every held microbatch, `[modules]`.
     pub kept: Vec<u64>,
@@ -61,9 +60,10 @@ pub struct StageMemoryLimit {
 }
 
 impl StageMemoryLimit {
-    /// Whether the stage belongs to modules whose DP ranks share every slot.
-    pub(super) fn is_shared(&self, config: &PipelineConfig) -> bool {
-        self.modules().any(|module| config.module_dp_size(module) != config.dp_size)
+    /// Whether the stage belongs to modules whose DP ranks share every slot: those with a DP size of their
+    /// own.
+    pub(super) fn is_shared(&self, has_own_dp_size: impl Fn(usize) -> bool) -> bool {
+        self.modules().any(has_own_dp_size)
     }
 
     /// Lists the modules whose units take memory.
@@ -74,8 +74,8 @@ impl StageMemoryLimit {
 }
 
 impl PipelineMemoryLimits {
-    /// Checks that the limits fit an instance, so that no sum over units or bytes overflows.
-    pub(super) fn check(&self, instance: &Instance, config: &PipelineConfig) -> Result<()> {
+    /// Checks that the limits fit an instance, so that no sum of units or bytes overflows.
+    pub(super) fn check(&self, instance: &Instance, has_own_dp_size: impl Fn(usize) -> bool) -> Result<()> {
         let invalid = |reason| Err(Error::Config { setting: "memory", reason });
         let modules = instance.modules();
         let expected = instance.items() * modules;
@@ -100,8 +100,8 @@ impl PipelineMemoryLimits {
             if limit.in_flight == 0 {
                 return invalid(format!("`in_flight` of limit {stage} must be at least 1, got 0"));
             }
-            let is_shared = limit.is_shared(config);
-            if limit.modules().any(|module| (config.module_dp_size(module) != config.dp_size) != is_shared) {
+            let is_shared = limit.is_shared(&has_own_dp_size);
+            if limit.modules().any(|module| has_own_dp_size(module) != is_shared) {
                 let reason = "has bytes of modules with the DP size of the pipelines and of others";
                 return invalid(format!("limit {stage} {reason}; expected one kind"));
             }

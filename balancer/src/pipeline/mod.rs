@@ -13,6 +13,7 @@
 mod balance;
 mod bound;
 mod config;
+mod makespan;
 mod memory_limits;
 mod memory_start;
 mod order;

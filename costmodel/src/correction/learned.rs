@@ -4,9 +4,9 @@ use super::bins::{BINS, bin};
 use super::constants::MicrobatchConstants;
 use super::estimator::{Equation, Factors, factors};
 use super::microbatch_fit::{MicrobatchFit, Timed};
+use super::observation::Observation;
 use super::slow_ranks::{SlowRank, slow_ranks};
 use super::table::{CorrectionTable, FACTOR_MAX, FACTOR_ONE};
-use super::tracker::Observation;
 use crate::error::{Error, Result};
 use crate::module::{MODULES_MAX, Module};
 

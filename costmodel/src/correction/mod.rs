@@ -16,6 +16,7 @@ mod constants;
 mod estimator;
 mod learned;
 mod microbatch_fit;
+mod observation;
 mod slow_ranks;
 mod table;
 mod tracker;
@@ -23,9 +24,10 @@ mod tracking_rule;
 
 pub use bins::{BINS, BINS_PER_OCTAVE, bin, bin_sizes};
 pub use constants::{MicrobatchConstants, ModelConstants};
+pub use observation::{Observation, SampleTime};
 pub use slow_ranks::SlowRank;
 pub use table::{CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE};
-pub use tracker::{CorrectionTracker, IntervalReport, Observation, SampleTime};
+pub use tracker::{CorrectionTracker, IntervalReport};
 pub use tracking_rule::{CorrectionOptions, TrackingMode};
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::constants::MicrobatchConstants;
 use super::learned::{BinnedObservation, Learned};
+use super::observation::Observation;
 use super::slow_ranks::SlowRank;
 use super::table::CorrectionTable;
 use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
@@ -17,33 +17,7 @@ use crate::module::{MODULES_MAX, Module};
 /// on.
 const START_OBSERVATIONS: usize = 24;
 
-/// Measured microbatch time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Observation {
-    /// Measured module; `None` for all modules together.
-    pub module: Option<Module>,
-    /// Data-parallel rank that ran the microbatch.
-    pub rank: u32,
-    /// Measured forward and backward in nanoseconds.
-    pub measured_ns: u64,
-    /// Microbatch time in addition to the samples, **without** correction.
-    pub constants: MicrobatchConstants,
-    /// Samples with work for the module.
-    pub samples: Vec<SampleTime>,
-}
-
-/// Time that a sample adds to a microbatch in one module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct SampleTime {
-    /// Module that the time belongs to.
-    pub module: Module,
-    /// Tokens inside the module.
-    pub size: u64,
-    /// Nanoseconds **without** correction, as returned by [`crate::CostModel::predict_uncorrected`].
-    pub ns: u64,
-}
-
-/// Result for an interval of steps.
+/// Result of an interval of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IntervalReport {
     /// Number of steps since the start of the run.

@@ -17,7 +17,7 @@
 //! arXiv:1905.02928. Scores over expected errors, and the rank with the finite-sample correction: Lei et al.,
 //! "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
 
-use super::curve_query::{measured_knots, measured_points};
+use super::measured_points::{measured_knots, measured_points};
 use crate::curve::{IntervalRule, Score, curve_scores, surface_scores};
 use crate::profile::{Part, Phase, Point, REPEATS_MIN, SelectedPoints};
 use crate::quantiles::median_of_sorted;

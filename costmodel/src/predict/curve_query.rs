@@ -1,11 +1,10 @@
 //! Builds curves and surfaces from the points for one module, pass, TP degree and layer count.
 
-use std::collections::BTreeMap;
-
 use super::calibration::interval_rule;
-use super::layer_counts::{LayerCountTime, Method, at_layers, per_layer};
+use super::layer_counts::{Method, at_layers, per_layer};
+use super::measured_points::{knots, shapes, surface_points};
 use super::warning::ProfileWarning;
-use crate::curve::{Curve, Estimate, IntervalRule, Knot, LocalError, Surface, SurfacePoint};
+use crate::curve::{Curve, Estimate, IntervalRule, LocalError, Surface, SurfacePoint};
 use crate::error::Error;
 use crate::module::Module;
 use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
@@ -22,9 +21,6 @@ pub(super) struct CurveQuery<'a> {
     /// Rule that converts uncertainties to 90 % intervals.
     interval: IntervalRule,
 }
-
-/// Points by tokens and batch; points with the same shape differ only in layer count.
-type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
 
 impl<'a> CurveQuery<'a> {
     /// Selects a module's points, and calibrates the uncertainty for curves built from them.
@@ -189,49 +185,4 @@ impl<'a> CurveQuery<'a> {
             warnings.push(ProfileWarning::SingleShape { module: self.module, part, phase: self.phase });
         }
     }
-}
-
-fn shapes(points: &[Point]) -> Shapes<'_> {
-    let mut shapes = Shapes::new();
-    for point in points {
-        shapes.entry((point.setting.tokens, point.setting.batch)).or_default().push(point);
-    }
-    shapes
-}
-
-fn surface_points(shapes: &Shapes<'_>, time: impl Fn(&[&Point]) -> LayerCountTime) -> Vec<SurfacePoint> {
-    let point = |(&(tokens, batch), points): (&(u32, u32), &Vec<&Point>)| {
-        let LayerCountTime { ns, spread_ns, .. } = time(points);
-        SurfacePoint { batch: batch.into(), tokens: tokens.into(), ns, spread_ns }
-    };
-    shapes.iter().map(point).collect()
-}
-
-/// Returns points for one part, pass, TP degree and layer count as they were measured.
-pub(super) fn measured_points(points: &[Point]) -> Vec<SurfacePoint> {
-    surface_points(&shapes(points), |points| at_layers(points, points[0].setting.layers))
-}
-
-/// Returns such points by total tokens in a batch.
-pub(super) fn measured_knots(points: &[Point]) -> Vec<Knot> {
-    knots(&measured_points(points))
-}
-
-/// Joins points to knots by total tokens in a batch, ascending.
-fn knots(points: &[SurfacePoint]) -> Vec<Knot> {
-    let knot = |point: &SurfacePoint| Knot {
-        x: point.batch * point.tokens,
-        ns: point.ns,
-        spread_ns: point.spread_ns,
-    };
-    let mut knots: Vec<Knot> = points.iter().map(knot).collect();
-    knots.sort_by(|a, b| a.x.total_cmp(&b.x).then(a.ns.total_cmp(&b.ns)));
-    knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect()
-}
-
-/// Merges knots with the same work in different shapes: the mean, with the distance to it as spread.
-fn merge(knots: &[Knot]) -> Knot {
-    let ns = knots.iter().map(|knot| knot.ns).sum::<f64>() / knots.len() as f64;
-    let spread = |knot: &Knot| knot.spread_ns.max((knot.ns - ns).abs());
-    Knot { x: knots[0].x, ns, spread_ns: knots.iter().map(spread).fold(0.0, f64::max) }
 }

@@ -23,6 +23,7 @@ mod layer_flops;
 mod layer_matrices;
 mod layer_pass_times;
 mod layer_times;
+mod measured_points;
 mod microbatch;
 mod microbatch_curve;
 mod module_timing;

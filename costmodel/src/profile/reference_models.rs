@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::Profile;
 use crate::error::{Error, Result};
-use crate::model::families::intern_vl::{self, InternVitOptions};
+use crate::model::families::intern_vit::{self, InternVitOptions};
 use crate::model::families::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use crate::model::families::{llava_onevision, siglip};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec, VisionSpec};
@@ -71,7 +71,7 @@ fn compose(families: &BTreeSet<&str>, encoders: &Names<'_>, llms: &Names<'_>) ->
     let (of_encoder, rule) = if encoder_name == "siglip" {
         (llava_onevision::FAMILY, VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION))
     } else {
-        (intern_vl::FAMILY, VisionRule::DynamicTiles(DynamicTiles::INTERN_VL))
+        (intern_vit::FAMILY, VisionRule::DynamicTiles(DynamicTiles::INTERN_VL))
     };
     Ok(ModelSpec {
         name: format!("{family}-{encoder_name}-{encoder_size}-{llm_name}-{llm_size}"),
@@ -111,10 +111,10 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
         siglip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
     } else {
         let parts = if size == "6b" { InternVitOptions::LARGE } else { InternVitOptions::SMALL };
-        intern_vl::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
+        intern_vit::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)
     };
     let projector = match family {
-        "internvl" => intern_vl::projector(hidden, 4, llm.hidden),
+        "internvl" => intern_vit::projector(hidden, 4, llm.hidden),
         _ => llava_onevision::projector(hidden, llm.hidden, true),
     };
     Ok(EncoderSpec { projector, ..tower })

@@ -20,6 +20,7 @@ pub mod listed_grids;
 pub mod longest_edge;
 pub mod native;
 pub mod pan_and_scan;
+mod pixel_range;
 pub mod scaled_tiles;
 pub mod timed_video;
 

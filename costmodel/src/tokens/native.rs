@@ -10,6 +10,8 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::pixel_range::PixelRange;
+use super::pixel_range::{area, round_half_even};
 use super::timed_video::{LABEL_TOKENS, TimedVideo};
 use super::{EncoderWork, require_pixels};
 use crate::error::{Error, Result};
@@ -48,15 +50,6 @@ pub struct NativeResolution {
     /// Whether an image with a side shorter than a token's square is first enlarged to it (GLM-4.1V).
     #[serde(default)]
     pub enlarges_thin: bool,
-}
-
-/// Pixel range (width x height) into which an image is scaled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PixelRange {
-    /// Minimum number of pixels; smaller images are scaled up.
-    pub min: u32,
-    /// Maximum number of pixels; larger images are scaled down, which has precedence over `min`.
-    pub max: u32,
 }
 
 const fn at_least_one(value: u16) -> NonZeroU16 {
@@ -214,18 +207,7 @@ impl NativeResolution {
     }
 }
 
-pub(super) fn area(sides: [u64; 2]) -> f64 {
-    sides[0] as f64 * sides[1] as f64
-}
-
-/// Divides and rounds to the nearest integer, halves to the nearest even integer, as Python does.
-pub(super) fn round_half_even(value: u64, divisor: u64) -> u64 {
-    let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
-    let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
-    quotient + u64::from(is_up)
-}
-
-/// Returns the sum of squared lengths over the runs into which windows cut `length` patches.
+/// Returns the sum of squared lengths of the runs into which windows cut `length` patches.
 fn squared_runs(length: u64, window: u64) -> u64 {
     let rest = length % window;
     (length / window).saturating_mul(window * window).saturating_add(rest * rest)

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::native::{PixelRange, area, round_half_even};
+use super::pixel_range::{PixelRange, area, round_half_even};
 use super::require_pixels;
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};

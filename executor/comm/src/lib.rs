@@ -27,8 +27,6 @@
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
 mod api;
-mod async_collective;
-mod collective;
 mod communicator;
 pub mod conformance;
 mod dtype;
@@ -36,38 +34,16 @@ mod endpoint;
 mod error;
 #[doc(hidden)]
 pub mod fuzz;
-mod group;
-mod handle;
 pub mod launch;
-mod mailbox;
 mod message;
-mod parts;
-mod payload;
-mod rank_identity;
-mod receive_buffers;
 mod rendezvous;
-mod settings;
-mod slice;
-mod step_context;
 mod sync;
 pub mod tcp;
 pub mod threads;
-mod timeout_report;
-mod transport;
-mod tree;
-mod wait_record;
-mod waits;
 
-pub use api::{Comm, P2pOp};
+pub use api::{Comm, Completion, Handle, Limits, P2pOp, Settings, WaitRecord};
 pub use communicator::Communicator;
 pub use dtype::Dtype;
-pub use error::{Cause, EXIT_SECONDARY, Error, Failure, Result};
-pub use handle::{Completion, Handle};
-pub use parts::even_parts;
-pub use payload::{Buffer, Payload, PayloadShape};
-pub use rank_identity::{RankIdentity, RendezvousConfig};
-pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
-pub use settings::{Limits, Settings};
-pub use slice::Slice;
-pub use step_context::{ActionName, StepContext};
-pub use wait_record::WaitRecord;
+pub use error::{ActionName, Cause, EXIT_SECONDARY, Error, Failure, Result, StepContext};
+pub use message::{Buffer, Payload, PayloadShape, Slice, even_parts};
+pub use rendezvous::{JobToken, RankIdentity, RendezvousClient, RendezvousConfig, RendezvousServer};

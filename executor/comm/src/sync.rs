@@ -1,4 +1,4 @@
-//! Locks, channels and threads in this module. `tests/interleavings` compiles the other files separately.
+//! Locks, channels and threads in this crate. `tests/interleavings` compiles the other files separately.
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};

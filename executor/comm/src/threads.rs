@@ -1,15 +1,11 @@
 //! Thread transport: all ranks in one process, messages move into the mailbox of the receiver.
 
-use super::communicator::Communicator;
-use super::endpoint::Endpoint;
-use super::error::{Cause, Error, Failure, Result};
-use super::mailbox::{Interrupt, Mailbox};
-use super::message::Message;
-use super::settings::Settings;
-use super::step_context::StepContext;
-use super::sync::Mutex;
-use super::transport::{SendState, Transport};
-use super::waits::{Status, Wait};
+use crate::api::Settings;
+use crate::communicator::Communicator;
+use crate::endpoint::{Endpoint, Interrupt, Mailbox, SendState, Status, Transport, Wait};
+use crate::error::{Cause, Error, Failure, Result, StepContext};
+use crate::message::Message;
+use crate::sync::Mutex;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 

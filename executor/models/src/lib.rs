@@ -12,58 +12,35 @@
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 
-mod attention;
 mod block;
-mod context;
-mod declaration;
 pub mod encoder;
 mod error;
-mod experts;
 pub mod families;
-mod feed_forward;
-mod latent;
-mod layer;
-mod linear;
+mod layers;
 mod llm;
-mod mlp;
-mod model_config;
-mod norm;
 mod parameters;
-mod qk_norm;
-mod rope;
-mod sharding_check;
 mod stage;
-mod stage_blocks;
-mod tensor_parallel;
-mod weight_gradients;
-pub mod weights;
 
-pub use attention::{Attention, AttentionMask, AttentionSpec, HeadRotation, QkvNames};
-pub(crate) use block::expect_rows;
-pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
-pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
-pub use declaration::Declaration;
-pub use error::{Error, Result};
-pub use experts::{
-    ExpertGate, ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec,
+pub use block::{
+    BackwardPass, Block, BlockOutput, EncoderInputs, ForwardPass, KeptRows, LayerContext, MicrobatchContext,
+    ModuleInputs, PassParameters, SavedActivations, StageBlocks, TensorParallel, TensorPass, TextInputs,
 };
-pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
-pub use feed_forward::FeedForwardSpec;
-pub use latent::{LatentNames, LatentQueries, LatentSpec};
-pub use layer::{Layer, LayerSpec};
-pub use linear::Linear;
+pub use error::{Error, Result};
+pub use families::{
+    BlockFamilies, BlockSource, FamilyBlocks, FrozenModules, ModelConfig, ModuleKind, StageRange,
+};
+pub use layers::{
+    Attention, AttentionMask, AttentionSpec, DimensionFields, ExpertGate, ExpertGroups, ExpertNames, Experts,
+    ExpertsSpec, FeedForwardSpec, HeadRotation, LatentNames, LatentQueries, LatentSpec, Layer, LayerSpec,
+    Linear, Mlp, MlpNames, MlpSpec, Norm, NormKind, QkNorm, QkNormSpec, QkvNames, Rope, RouterRule,
+    SharedExpertsSpec,
+};
 pub use llm::{
     DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames,
     MatrixNames, QueryTemperature, TextBatch,
 };
-pub use mlp::{Mlp, MlpNames, MlpSpec};
-pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
-pub use norm::{Norm, NormKind};
-pub use parameters::{BUCKET_ELEMENTS, GatherTimes, GradientPair, ParameterBucket, Parameters};
-pub use qk_norm::{QkNorm, QkNormSpec};
-pub use rope::Rope;
-pub use sharding_check::DimensionFields;
+pub use parameters::{
+    BUCKET_ELEMENTS, Declaration, GatherTimes, GradientPair, LayerWeights, ParameterBucket, Parameters,
+    PendingWeights, WeightGradients, WeightMatrix, weights,
+};
 pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};
-pub use stage_blocks::StageBlocks;
-pub use tensor_parallel::{TensorParallel, TensorPass};
-pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};

@@ -11,7 +11,7 @@ use dflop_loader::files;
 use dflop_loader::store::file;
 use serde_json::{Value, json};
 
-use super::directory::{failed, sync};
+use super::files::{failed, sync};
 use crate::error::{Error, Result};
 
 const RECORD_FILE: &str = ".set-aside";

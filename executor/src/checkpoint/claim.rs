@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::agreement::agree_on_success;
-use super::directory::failed;
+use super::files::failed;
 use super::save::CheckpointDirectory;
 use crate::error::{Error, Result};
 use dflop_comm::Comm;

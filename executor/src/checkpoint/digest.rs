@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use dflop_loader::store::file;
 
-use super::directory::failed;
+use super::files::failed;
 use crate::error::Result;
 
 /// Number of bytes read at a time.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::MANIFEST_FILE;
 use super::aside::SetAside;
+use super::files::{failed, sync};
 use crate::error::{Error, Result};
 
 const PREFIX: &str = "step-";
@@ -188,17 +189,6 @@ fn remove(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Flushes directory entries to disk.
-pub(super) fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
-/// Adds action and path to an I/O error.
-pub(super) fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::File { action, path: path.clone(), source }
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ mod aside;
 mod claim;
 mod digest;
 mod directory;
+mod files;
 mod load;
 mod manifest;
 mod pieces;

@@ -1,16 +1,12 @@
-//! Checkpoint directory and settings; saves a checkpoint and waits for it.
+//! Checkpoint directory and settings.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::agreement::agree_on_success;
-use super::saver::CheckpointSaver;
-use super::{RunState, directory};
+use super::directory;
 use crate::error::Result;
-use crate::optimizer::JobOptimizer;
 use dflop_comm::Comm;
-use dflop_device::Device;
-use dflop_models::Stage;
 use dflop_models::weights::Tensor;
 
 /// Checkpoint directory.
@@ -91,25 +87,5 @@ impl CheckpointDirectory {
     pub fn set_aside(&self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
         let moved = if comm.rank() == 0 { directory::set_aside(&self.root) } else { Ok(None) };
         agree_on_success(comm, 0, "set earlier checkpoints aside", moved)
-    }
-
-    /// Saves a checkpoint between two steps and removes old checkpoints; all optimizer ranks call it.
-    /// Training waits; [`CheckpointSaver`] saves while training continues.
-    ///
-    /// - `stages`: same order as in [`JobOptimizer::update`]
-    /// - returns the checkpoint directory, which is on disk when this returns
-    ///
-    /// # Errors
-    /// See [`CheckpointSaver::start`] and [`CheckpointSaver::finish`].
-    pub fn save<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
-        &self,
-        optimizer: &JobOptimizer<D>,
-        stages: impl IntoIterator<Item = &'a S>,
-        run: &RunState,
-    ) -> Result<PathBuf> {
-        let mut saver = CheckpointSaver::new(self.clone());
-        saver.start(optimizer, stages, run)?;
-        saver.finish(&*optimizer.comm)?;
-        Ok(self.of_step(optimizer.steps()))
     }
 }

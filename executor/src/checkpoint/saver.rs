@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use super::agreement::{agree, agree_on_success};
-use super::directory::{self, failed};
+use super::directory;
+use super::files::failed;
 use super::publication::Publication;
 use super::save::CheckpointDirectory;
 use super::snapshot::{Snapshot, WrittenFiles};
@@ -148,6 +149,28 @@ impl CheckpointSaver {
                 Ok(Some(directory::of_step(&self.directory.root, step)))
             }
         }
+    }
+}
+
+impl CheckpointDirectory {
+    /// Saves a checkpoint between two steps and removes old checkpoints; all optimizer ranks call it.
+    /// Training waits; [`CheckpointSaver`] saves while training continues.
+    ///
+    /// - `stages`: same order as in [`JobOptimizer::update`]
+    /// - returns the checkpoint directory, which is on disk when this returns
+    ///
+    /// # Errors
+    /// See [`CheckpointSaver::start`] and [`CheckpointSaver::finish`].
+    pub fn save<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
+        &self,
+        optimizer: &JobOptimizer<D>,
+        stages: impl IntoIterator<Item = &'a S>,
+        run: &RunState,
+    ) -> Result<PathBuf> {
+        let mut saver = CheckpointSaver::new(self.clone());
+        saver.start(optimizer, stages, run)?;
+        saver.finish(&*optimizer.comm)?;
+        Ok(self.of_step(optimizer.steps()))
     }
 }
 

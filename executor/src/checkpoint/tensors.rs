@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::digest::{DigestWriter, FileDigest};
-use super::directory::failed;
+use super::files::failed;
 use crate::error::Result;
 use dflop_models::weights::Tensor;
 

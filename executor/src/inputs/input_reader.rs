@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::agreement::check_agreement;
-use super::inputs_ahead::Stop;
 use super::module_reader::{ModuleReader, ModuleSamples};
 use super::predicted_times::PredictedTimes;
 use super::step_media::StepMedia;
+use super::stop::Stop;
 use super::token_counts::{SkippedSample, TokenCounts};
 use crate::error::{Error, Result};
 use crate::pipeline::{Job, RankRole, RankStep};

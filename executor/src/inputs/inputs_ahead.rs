@@ -21,45 +21,14 @@ use futures::channel::oneshot;
 
 use super::input_reader::{InputReader, RankSamples, StepInputs};
 use super::same_digests::SameDigests;
+use super::stop::Stop;
 use super::token_counts::TokenCounts;
 use crate::error::{Error, Result};
 
 /// Polling interval for an exchange that no step waits for.
 const POLL: Duration = Duration::from_micros(200);
 
-/// Ends a wait for samples.
-pub(super) struct Stop {
-    stopped: oneshot::Receiver<()>,
-    /// Sender for a stop that never comes.
-    _kept: Option<oneshot::Sender<()>>,
-}
-
-impl Stop {
-    /// Returns a stop that never comes.
-    pub(super) fn never() -> Self {
-        let (sender, stopped) = oneshot::channel();
-        Self { stopped, _kept: Some(sender) }
-    }
-
-    /// Waits for the stop.
-    pub(super) async fn stopped(&mut self) {
-        // The sender is dropped, never used.
-        let _ = (&mut self.stopped).await;
-    }
-}
-
-/// Inputs of the next step, or why there are none; all ranks have inputs or none has.
-pub(crate) enum Taken<D: Device> {
-    /// Inputs of the step.
-    Step(Box<StepInputs<D>>),
-    /// The run has no more steps, or inputs failed: [`InputsAhead::resolve`] tells.
-    Other(Ending<D>),
-}
-
-/// Why there are no inputs.
-pub(crate) struct Ending<D: Device>(Option<Prepared<D>>);
-
-/// Inputs of the next step, or why there are none.
+/// Inputs for the next step, or the reason why there are none.
 enum Prepared<D: Device> {
     Step(Box<StepInputs<D>>),
     Failed(Error),
@@ -113,13 +82,8 @@ impl<D: Device> InputsAhead<D> {
         let (sender, prepared) = sync_channel(0);
         let is_awaited = Arc::new(AtomicBool::new(false));
         let step = planner.first_step();
-        let worker = Worker {
-            reader,
-            comm: own,
-            step,
-            stop: Stop { stopped, _kept: None },
-            is_awaited: Arc::clone(&is_awaited),
-        };
+        let worker =
+            Worker { reader, comm: own, step, stop: Stop::new(stopped), is_awaited: Arc::clone(&is_awaited) };
         let name = "dflop-prepare".to_owned();
         let thread = thread::Builder::new().name(name).spawn(move || worker.run(steps, &sender));
         Ok(Self {

@@ -17,6 +17,7 @@ mod predicted_times;
 mod replica_share;
 mod same_digests;
 mod step_media;
+mod stop;
 mod text_context;
 mod token_counts;
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use futures::future::{Either, select};
 use futures::{FutureExt, StreamExt};
 
-use super::inputs_ahead::Stop;
 use super::replica_share::ReplicaShare;
 use super::step_media::StepMedia;
+use super::stop::Stop;
 use super::token_counts::TokenCounts;
 use super::{media_context, text_context};
 use crate::error::{Error, Result};

@@ -7,23 +7,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::bucket_state::BucketState;
+use super::bucket_state::{BucketState, ParameterState, Precision};
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::ops::adamw::{AdamW, DecayRange};
 use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::{ParameterBucket, Parameters, Stage};
-
-/// Number format for stored weights.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// The device's native format; weights are updated directly.
-    #[default]
-    F32,
-    /// bf16; master weights in f32 are updated, and the weights are rounded from them.
-    Bf16,
-}
 
 /// Parameters with weight decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -93,13 +83,6 @@ impl AdamWSettings {
             _ => self.weight_decay,
         }
     }
-}
-
-/// Optimizer state for a parameter.
-pub(crate) struct ParameterState<T> {
-    pub(crate) mean: T,
-    pub(crate) square: T,
-    pub(crate) master: Option<T>,
 }
 
 /// `AdamW` with the state for all parameters on a rank.

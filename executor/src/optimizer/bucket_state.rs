@@ -10,13 +10,29 @@
 
 use std::ops::Range;
 
-use super::adamw::{ParameterState, Precision};
 use crate::error::Result;
 use dflop_comm::{StepContext, even_parts};
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
 use dflop_models::ParameterBucket;
+
+/// Number format for stored weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// The device's native format; weights are updated directly.
+    #[default]
+    F32,
+    /// bf16; master weights in f32 are updated, and the weights are rounded from them.
+    Bf16,
+}
+
+/// Optimizer state for a parameter.
+pub(crate) struct ParameterState<T> {
+    pub(crate) mean: T,
+    pub(crate) square: T,
+    pub(crate) master: Option<T>,
+}
 
 /// State for the bucket elements that this rank updates.
 pub(super) struct BucketState<D: Device> {

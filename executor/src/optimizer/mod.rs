@@ -17,8 +17,9 @@ mod ownership;
 mod preparation;
 mod step_figures;
 
-pub(crate) use adamw::ParameterState;
-pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters, Precision};
+pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters};
+pub(crate) use bucket_state::ParameterState;
+pub use bucket_state::Precision;
 pub use job_optimizer::{JobOptimizer, JobOptimizerSettings, UpdateReport};
 pub use learning_rate::{Decay, LearningRate};
 pub use ownership::Ownership;

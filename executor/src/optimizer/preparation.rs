@@ -7,7 +7,7 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Dtype};
 use dflop_models::Stage;
 
-use super::adamw::Precision;
+use super::bucket_state::Precision;
 
 /// Number of elements in the tensors that operations are tried on.
 const ELEMENTS: usize = 8;

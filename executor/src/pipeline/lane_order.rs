@@ -12,10 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use dflop_balancer::schedule::{Action, Pass, PassKind};
 
 use super::action_list::action_lists;
-use super::activation_transfer::{Flow, StageEdge, role_of};
 use super::job::Job;
 use super::rank_roles::RankRole;
-use super::step_order::{OwnMessage, StepOrder};
+use super::stage_edge::{Flow, StageEdge, role_of};
 use super::topology::Topology;
 use crate::error::Result;
 

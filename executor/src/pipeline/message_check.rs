@@ -11,10 +11,11 @@ use dflop_comm::{Cause, Comm, Failure, StepContext};
 use dflop_device::{Device, MessageLane};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::activation_transfer::{Flow, StageEdge, StepView};
+use super::activation_transfer::StepView;
 use super::job::Job;
 use super::lane_order::{SentMessage, sent_messages};
 use super::rank_step::tokens;
+use super::stage_edge::{Flow, StageEdge};
 use super::topology::Topology;
 use crate::error::Result;
 

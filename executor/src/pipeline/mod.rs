@@ -93,6 +93,7 @@ mod route;
 mod shared_lanes;
 mod shared_ranks;
 mod simulation;
+mod stage_edge;
 mod step_execution;
 mod step_order;
 mod step_plan;

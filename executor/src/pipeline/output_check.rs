@@ -2,7 +2,8 @@
 
 use dflop_balancer::schedule::Part;
 
-use super::activation_transfer::{Flow, StepView};
+use super::activation_transfer::StepView;
+use super::stage_edge::Flow;
 use crate::error::Result;
 use dflop_device::{Device, Dtype, Tensor};
 use dflop_models::{BlockOutput, Error};

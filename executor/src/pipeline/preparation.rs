@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, Part};
 
-use super::activation_transfer::{Flow, StepView, missing};
+use super::activation_transfer::StepView;
+use super::stage_edge::{Flow, missing};
 use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Dtype};

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, Part};
 
-use super::activation_transfer::{Flow, StepView, missing};
+use super::activation_transfer::StepView;
 use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace};
 use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
 use super::output_check::{check_forward, check_rows};
+use super::stage_edge::{Flow, missing};
 use super::timeline::Clock;
 use super::transfer_buffers::TransferBuffers;
 use crate::error::{Error, Result};

@@ -14,9 +14,10 @@ use dflop_samples::sample::{Sample, decoded_bytes};
 
 use super::batch::{Batch, Pixels};
 use super::fields::{
-    FieldError, FieldWork, PendingFields, PrepareStage, decode_fields, prepare, undecoded, wait_for_job,
+    FieldWork, PendingFields, PrepareStage, decode_fields, prepare, undecoded, wait_for_job,
 };
 use super::mode::Decode;
+use super::outcome::FieldError;
 use super::pool::{DecodePool, Pending};
 use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;

@@ -4,31 +4,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dflop_costmodel::ImageSize;
-use dflop_samples::inputs::{PrepareError, PreparedSample, SampleProcessor};
+use dflop_samples::inputs::{PrepareError, SampleProcessor};
 use dflop_samples::media::augment::ImageAugment;
 use dflop_samples::media::{DecodeLimits, Media, RgbImage, decode};
 use dflop_samples::sample::{Field, Sample};
 
+use super::outcome::{Decoded, FieldError};
 use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
 use crate::error::{Error, Result, reason_of};
 use crate::flow::LoaderStage;
 use crate::shard::{RawField, RawSample};
 
-/// Decoded sample fields, and the model inputs if the sample was prepared.
-pub(crate) type Decoded = (Vec<Field>, Option<PreparedSample>);
-
-/// Failure to decode a field or to prepare a sample.
-#[derive(Debug)]
-pub(crate) struct FieldError {
-    pub(crate) field: Option<String>,
-    pub(crate) reason: String,
-    pub(crate) is_dropped: bool,
-    /// Loader stage that failed.
-    pub(crate) stage: LoaderStage,
-}
-
-/// Decode method for a field.
+/// Decoding of one field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
     /// Not decoded here: a transform decodes the field.

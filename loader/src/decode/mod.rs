@@ -4,6 +4,7 @@ mod batch;
 mod collate;
 mod fields;
 mod mode;
+mod outcome;
 mod pool;
 mod tensor;
 mod transform;

@@ -7,8 +7,6 @@
 use std::borrow::Cow;
 use std::io::{Error, ErrorKind, Result};
 
-#[cfg(doc)]
-use super::ranges::ShardRanges;
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::index::{FieldRow, SampleRow};
 use crate::shard::split_key;
@@ -47,7 +45,8 @@ impl FieldRange {
         })
     }
 
-    /// Returns shard, offset and length for headers and payload, as [`ShardRanges::fetch`] expects them.
+    /// Returns shard, offset and length of headers and payload, as
+    /// [`ShardRanges::fetch`](super::ranges::ShardRanges::fetch) takes them.
     pub(crate) fn in_shard(self, shard: usize) -> (usize, u64, u64) {
         let (offset, bytes) = self.with_headers();
         (shard, offset, bytes)

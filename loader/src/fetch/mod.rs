@@ -7,6 +7,7 @@ mod read_samples;
 mod remote;
 mod share;
 mod step_reader;
+mod unpack;
 
 pub(crate) use self::field_range::FieldRange;
 pub(crate) use self::ranges::ShardRanges;

@@ -10,13 +10,13 @@ use std::sync::{Arc, PoisonError};
 
 use bytes::Bytes;
 use futures::future::try_join_all;
-use tokio::io::{AsyncBufRead, AsyncReadExt};
 
 use super::field_range::FieldRange;
 use super::remote::{IndexedRemote, WantedRanges, Whole};
+use super::unpack::unpack;
 use crate::error::{Error, Result, StorageError};
 use crate::index::{Index, IndexedShard, identity_of_file, is_version};
-use crate::shard::{Compression, decompress};
+use crate::shard::Compression;
 use crate::store::{Identity, LocalShard, Opened};
 
 /// Maximum number of open shards; the operating system limits the files and maps per process.
@@ -175,17 +175,6 @@ fn changed(indexed: &IndexedShard, found: &Identity) -> std::io::Error {
     };
     let reason = format!("it has changed since it was indexed: {how}");
     std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
-}
-
-/// Decompresses a shard up to the last sample's end; the rest is padding, or not part of the dataset.
-pub(super) fn unpack(
-    archive: impl AsyncBufRead + Send + Unpin,
-    shard: &IndexedShard,
-) -> std::io::Result<Bytes> {
-    let mut unpacked = Vec::with_capacity(shard.unpacked_bytes as usize);
-    let reader = decompress(shard.compression, archive);
-    futures::executor::block_on(reader.take(shard.unpacked_bytes).read_to_end(&mut unpacked))?;
-    Ok(unpacked.into())
 }
 
 /// Least-recently-used cache, up to a total weight.

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::ranges::unpack;
+use super::unpack::unpack;
 use crate::index::IndexedShard;
 use crate::shard::Compression;
 use crate::store::{

@@ -1,25 +1,15 @@
 //! Cuts the samples in a step into ranks and microbatches, by predicted cost.
 
-use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, balance_pipeline};
+use dflop_balancer::{Budget, Caps, Instance, balance_pipeline};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
+use super::config::PlanConfig;
 use super::cost_function::{self, CostInput};
 use super::lockstep::{common_constants, one_after_the_other};
-use super::planner::{PlanConfig, StepPlanner};
+use super::planner::StepPlanner;
+use super::step_plan::StepCut;
 use crate::error::{Result, reason_of};
 use crate::order::StepSample;
-
-/// A step cut into ranks and microbatches.
-pub(super) struct StepCut {
-    pub(super) assignment: PipelineAssignment,
-    pub(super) is_near_mean_cap_dropped: bool,
-}
-
-impl From<PipelineAssignment> for StepCut {
-    fn from(assignment: PipelineAssignment) -> Self {
-        Self { assignment, is_near_mean_cap_dropped: false }
-    }
-}
 
 impl StepPlanner {
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because

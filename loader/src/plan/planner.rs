@@ -8,56 +8,15 @@ use dflop_balancer::{Caps, PipelineConfig, PipelineObjective, Strategy};
 use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
-use super::builder::{self, StepPlannerBuilder};
+use super::config::{COUNT_MAX, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
-use super::cut::StepCut;
 use super::lockstep::{Synchronization, alike_together, step_ns};
-use super::padding::{PadTo, Padding};
-use super::stage_layers::StageLayers;
-use super::step_plan::{StepPlan, digest};
+use super::padding::Padding;
+use super::step_plan::{StepCut, StepPlan, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
-use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
-
-/// Settings for cutting global batches.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct PlanConfig {
-    pub(super) dp_size: usize,
-    pub(super) microbatches: usize,
-    /// Pipeline stages per module, in model order; a single entry for all modules where they share a device,
-    /// and an entry per stage kind where stages hold multiple modules.
-    pub(super) stages: Vec<usize>,
-    /// DP ranks per module, in the same order; empty if all have `dp_size`.
-    pub(super) module_dp_sizes: Vec<usize>,
-    /// Layers per module in every stage, where stages hold multiple modules.
-    pub(super) stage_layers: Option<StageLayers>,
-    /// Point at which ranks wait for each other, where the modules share a device.
-    pub(super) synchronization: Option<Synchronization>,
-    pub(super) strategy: Strategy,
-    /// Schedule that runs the microbatches.
-    pub(super) schedule: ScheduleKind,
-    pub(super) caps: Caps,
-    /// Fixed length for microbatches or rows.
-    pub(super) pad_to: Option<PadTo>,
-    /// Encoders that run in every microbatch.
-    pub(super) towers: Vec<Module>,
-    /// Maximum number of work units for the search per step.
-    pub(super) work: u64,
-}
-
-/// Datasets, and the rules by which samples are drawn from them.
-#[derive(Debug)]
-pub(super) struct SampleSource {
-    pub(super) datasets: Vec<Dataset>,
-    pub(super) rules: MixRules,
-    pub(super) seed: u64,
-    pub(super) shuffle: Shuffle,
-    pub(super) tail: Tail,
-    pub(super) first_epoch: u64,
-    /// First step in a restored run.
-    pub(super) first_step: u64,
-}
+use crate::order::{LoaderState, RunSettings, StepSample, Steps};
 
 /// Plans the steps in a run, any of them at any time.
 #[derive(Debug, Clone)]
@@ -75,14 +34,7 @@ pub struct StepPlanner {
 }
 
 impl StepPlanner {
-    /// Starts the settings for a planner over a dataset, a split or a mixture; only the global batch has no
-    /// default.
-    #[must_use]
-    pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
-        StepPlannerBuilder::new(data.into(), model)
-    }
-
-    /// Returns the datasets, in number order.
+    /// Returns the datasets, in the order of their numbers.
     #[must_use]
     pub fn datasets(&self) -> &[Dataset] {
         &self.source.datasets
@@ -115,7 +67,7 @@ impl StepPlanner {
     /// [`Error::Selection`] if the run ends before the step; [`Error::Config`] if the step is before the step
     /// at which changed data or a different global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
-        check_at_most("step", step, builder::COUNT_MAX)?;
+        check_at_most("step", step, COUNT_MAX)?;
         LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
     }
 
@@ -184,7 +136,7 @@ impl StepPlanner {
     /// the samples do not fit into microbatches with a fixed length. [`Error::Selection`] if the run has no
     /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
-        check_at_most("step", step, builder::COUNT_MAX)?;
+        check_at_most("step", step, COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::planner::{PlanConfig, SampleSource, StepPlanner};
+use super::config::{PlanConfig, SampleSource};
+use super::planner::StepPlanner;
 use crate::dataset::Dataset;
 
 impl StepPlanner {

@@ -1,6 +1,6 @@
 //! Describes a planned step: samples, costs, ranks and microbatches, and the digest that ranks compare.
 
-use dflop_balancer::{LowerBound, PlanDigest};
+use dflop_balancer::{LowerBound, PipelineAssignment, PlanDigest};
 use dflop_costmodel::{LaunchLimit, ModelConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +8,18 @@ use crate::order::StepSample;
 
 /// Fraction of step time from which launches limit the step.
 const LAUNCH_SHARE_NOTICED: f64 = 0.5;
+
+/// A step cut into ranks and microbatches.
+pub(super) struct StepCut {
+    pub(super) assignment: PipelineAssignment,
+    pub(super) is_near_mean_cap_dropped: bool,
+}
+
+impl From<PipelineAssignment> for StepCut {
+    fn from(assignment: PipelineAssignment) -> Self {
+        Self { assignment, is_near_mean_cap_dropped: false }
+    }
+}
 
 /// Planned global batch.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -20,13 +20,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::ShardAccess;
 use super::braces::Expansion;
-use super::variables::substituted;
+use super::variables::{invalid, substituted};
 use super::wids::listed_shards;
-use crate::error::{Error, Result, SelectionError, StorageError};
+use crate::error::{Error, Result, StorageError};
 use crate::files::{directory_of, lies_inside};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
-    redact, redact_name,
+    redact_name,
 };
 
 /// File name endings that count as shards in a directory.
@@ -195,13 +195,6 @@ fn local_path(url: &str) -> Result<PathBuf> {
         }
         None => Ok(url.into()),
     }
-}
-
-pub(super) fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
-    Error::Selection(SelectionError::ShardList {
-        pattern: redact_name(pattern).into_owned(),
-        reason: redact(&reason.into()).into_owned(),
-    })
 }
 
 /// Expands patterns to shards, in order, with the default [`ShardAccess`].

@@ -2,8 +2,8 @@
 
 use super::access::ShardAccess;
 use super::braces::Expansion;
-use super::list::invalid;
-use crate::error::Result;
+use crate::error::{Error, Result, SelectionError};
+use crate::store::{redact, redact_name};
 
 /// Maximum number of environment substitution rounds, as in webdataset.
 const SUBSTITUTION_ROUNDS: usize = 10;
@@ -38,6 +38,14 @@ fn substitute_environment(pattern: &str) -> Result<String> {
         text.replace_range(start..=start + length, &value);
     }
     Ok(text)
+}
+
+/// Returns the error for a list of shards that cannot be read.
+pub(super) fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
+    Error::Selection(SelectionError::ShardList {
+        pattern: redact_name(pattern).into_owned(),
+        reason: redact(&reason.into()).into_owned(),
+    })
 }
 
 #[cfg(test)]

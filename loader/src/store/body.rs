@@ -16,9 +16,10 @@ use futures::{Stream, StreamExt};
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
+use super::answer::{Identity, Ranges};
 use super::cache::CacheKey;
 use super::local::{Failure, LocalShard};
-use super::object::{Identity, Ranges, RemoteObject};
+use super::object::RemoteObject;
 use super::tasks::{Task, spawn};
 use crate::flow::{ByteBudget, ByteLease};
 

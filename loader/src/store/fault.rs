@@ -1,9 +1,9 @@
 //! Classifies store errors: whether to retry, and what to do about them.
 
-use std::io::{Error, ErrorKind};
+use std::io::{self, Error, ErrorKind};
 
-use super::object::{RemoteObject, is_missing, short_reason};
 use super::observed::Notes;
+use super::redact::redact;
 use super::retry::Fault;
 use super::url::StoreKind;
 
@@ -135,13 +135,21 @@ pub(super) fn other_version(difference: &str) -> Fault {
     Fault::is_final(ErrorKind::InvalidData, reason)
 }
 
-/// Returns an error message with advice.
-pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
-    let is_bucket = !object.is_http();
-    if is_bucket && is_missing(error) && !object.url().ends_with(".tar") {
-        return format!("{error}; the URL of a directory ends with `/`");
+/// Returns an error with its causes, without credentials, and shortened, because a server may send a whole
+/// page.
+pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
+    const CHARACTERS_MAX: usize = 400;
+    let reason = crate::error::reason_of(error);
+    let line = redact(&reason).split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &line[..end]),
+        None => line,
     }
-    error.to_string()
+}
+
+/// Returns whether the error is that of a missing object.
+pub(super) fn is_missing(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound
 }
 
 #[cfg(all(test, feature = "remote"))]

@@ -6,8 +6,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use futures::future::try_join_all;
 
+use super::answer::Identity;
 use super::coalesce::coalesce;
-use super::object::{Identity, RemoteObject};
+use super::object::RemoteObject;
 use super::tasks::spawn;
 
 /// Reads `wanted` and returns the bytes for each range, in the same order; ranges in the same request share

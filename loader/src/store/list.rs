@@ -2,8 +2,9 @@
 
 use std::io;
 
+use super::fault::is_missing;
 use super::fault::unwatched;
-use super::object::{RemoteObject, Source, is_missing};
+use super::object::{RemoteObject, Source};
 use super::tasks::spawn;
 
 /// Returns whether an object exists.

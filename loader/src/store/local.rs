@@ -321,9 +321,9 @@ fn read_all(mut file: &File) -> Result<Bytes> {
 /// Reads a whole file with at most `bytes_max` bytes; `None` if there is no file.
 ///
 /// # Errors
-/// [`crate::Error::Storage`] if the file cannot be read or is longer.
-pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
-    let error = |source| crate::Error::file(path, source);
+/// [`crate::Error::Storage`] if it cannot be read or if it is longer.
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::error::Result<Option<Vec<u8>>> {
+    let error = |source| crate::error::Error::file(path, source);
     let file = match file::open(path) {
         Ok(file) => file,
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(None),
@@ -333,7 +333,7 @@ pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(error)?;
     if bytes.len() as u64 > bytes_max {
         let reason = format!("it is longer than {bytes_max} bytes");
-        return Err(crate::Error::Storage(crate::error::StorageError::Index {
+        return Err(crate::error::Error::Storage(crate::error::StorageError::Index {
             path: path.display().to_string(),
             reason,
         }));

@@ -4,6 +4,7 @@
 //! whose settings determine how requests are retried, how many are in flight, and whether whole shards are
 //! cached on a local disk.
 
+mod answer;
 mod body;
 mod cache;
 mod coalesce;
@@ -26,6 +27,7 @@ mod stores;
 mod tasks;
 mod upload;
 mod url;
+mod url_parts;
 
 use std::io;
 use std::pin::Pin;
@@ -33,6 +35,7 @@ use std::process::Stdio;
 
 use tokio::io::{AsyncRead, BufReader};
 
+pub(crate) use self::answer::{Identity, comparable_tag};
 pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
 pub(crate) use self::cache::{CacheKey, PartWriter, Room, blocking};
 pub(crate) use self::fetch::fetch_ranges;
@@ -42,14 +45,14 @@ pub(crate) use self::local::{FileBody, LocalShard};
 pub use self::location::Location;
 pub(crate) use self::lock::{Patience, lock_patiently};
 pub use self::object::RemoteObject;
-pub(crate) use self::object::{Identity, comparable_tag};
 pub use self::redact::{redact, redact_name};
 pub use self::registry::ShardStore;
 pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
-pub(crate) use self::url::{is_remote, percent_decoded};
+pub(crate) use self::url::is_remote;
+pub(crate) use self::url_parts::percent_decoded;
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
 /// Crate that defines the stores opened by [`ShardStore`].

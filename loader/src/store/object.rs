@@ -12,98 +12,26 @@ use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 
+use super::answer::{Answer, Found, Identity, Ranges, Refusal, Wanted, check_version};
 use super::coalesce::CoalesceLimits;
-use super::fault::{fault_of, hinted, other_version};
+use super::connect::Retries;
+use super::fault::{fault_of, is_missing, short_reason};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::observed::Observed;
-use super::redact::{redact, redact_name};
+use super::redact::redact_name;
 use super::retry::{Attempts, Fault};
 use super::stores::Stores;
-use super::url::{RemoteUrl, without_signature, without_user};
+use super::url::{ObjectName, RemoteUrl};
+use super::url_parts::{without_signature, without_user};
+use crate::error::{Error, Result, SelectionError};
 
 /// Maximum memory reserved for a body before the first byte arrives, in bytes.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
 /// Maximum size of an object that is read to the end to determine the length, in bytes.
 const UNKNOWN_BYTES_MAX: u64 = 1 << 40;
 
-/// Object version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Identity {
-    /// Length in bytes.
-    pub(crate) bytes: u64,
-    /// Last modification time in nanoseconds since 1970; 0 if unknown.
-    pub(crate) modified_ns: u64,
-    /// Entity tag, as written by the server.
-    pub(crate) etag: Option<String>,
-}
-
-impl Identity {
-    /// Returns the tag for `If-Match`, which weak tags never match.
-    fn strong_etag(&self) -> Option<String> {
-        self.etag.clone().filter(|etag| !etag.starts_with("W/"))
-    }
-}
-
-/// Object properties in a response.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    /// Length in bytes; `None` if the server does not report it.
-    pub(super) bytes: Option<u64>,
-    /// Last modification time in nanoseconds since 1970; 0 if unknown.
-    pub(super) modified_ns: u64,
-    /// Entity tag, as written by the server.
-    pub(super) etag: Option<String>,
-}
-
-impl Found {
-    fn of_meta(meta: &object_store::ObjectMeta) -> Self {
-        let modified = meta.last_modified.timestamp_nanos_opt().and_then(|ns| u64::try_from(ns).ok());
-        Self { bytes: Some(meta.size), modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
-    }
-
-    fn of_length(self, bytes: u64) -> Identity {
-        Identity { bytes, modified_ns: self.modified_ns, etag: self.etag }
-    }
-}
-
-/// Request for an object.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Wanted {
-    /// Whether only the headers are requested.
-    pub(super) is_head: bool,
-    pub(super) range: Option<Range<u64>>,
-    /// Whether the range ends at the known object end.
-    #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "only HTTP servers are asked for less"))]
-    pub(super) is_to_end: bool,
-    /// Entity tag that the object must have.
-    pub(super) if_match: Option<String>,
-}
-
-/// Successful response.
-pub(super) struct Answer {
-    pub(super) found: Found,
-    pub(super) ranges: Ranges,
-    pub(super) chunks: BoxStream<'static, Result<Bytes, Fault>>,
-}
-
-/// Failed request.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) fault: Fault,
-    /// Response status, if a response arrived.
-    pub(super) status: Option<u16>,
-    /// Object length, if a range outside the object was requested.
-    pub(super) total: Option<u64>,
-}
-
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
-        Self { fault, status: None, total: None }
-    }
-}
-
-/// Source of object bytes.
+/// Source of an object's bytes.
 #[derive(Clone)]
 pub(super) enum Source {
     /// Key in a bucket.
@@ -140,13 +68,34 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// Server response to range requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ranges {
-    /// Sends the requested range.
-    Served,
-    /// Sends the whole object, so that many ranges cost many times the object.
-    Ignored,
+impl Stores {
+    /// Returns the object of a URL without requesting it.
+    ///
+    /// # Errors
+    /// [`Error::Selection`] if the URL is malformed or its store cannot be configured.
+    pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
+        let invalid = |reason| {
+            Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
+        };
+        let parsed = self.parse(url).map_err(invalid)?;
+        let source = self.source(&parsed).map_err(invalid)?;
+        Ok(RemoteObject::new(self.clone(), url.clone(), parsed, source))
+    }
+
+    /// Returns where the bytes of an object come from.
+    fn source(&self, url: &RemoteUrl) -> Result<Source, String> {
+        match &url.object {
+            ObjectName::Key(path) => {
+                Ok(Source::Bucket { store: self.connect(url, Retries::ByReader)?, path: path.clone() })
+            }
+            #[cfg(feature = "remote")]
+            ObjectName::Address(address) => {
+                Ok(Source::Server { server: self.server(&url.root, address)?, address: address.clone() })
+            }
+            #[cfg(not(feature = "remote"))]
+            ObjectName::Address(_) => Err(self.connect(url, Retries::ByReader).err().unwrap_or_default()),
+        }
+    }
 }
 
 impl RemoteObject {
@@ -440,46 +389,13 @@ impl RemoteObject {
     }
 }
 
-/// Rejects bytes from a different object version. Properties that a server does not report, or reports only
-/// once, are not compared.
-fn check_version(expected: &Identity, found: &Found) -> Result<(), Fault> {
-    if let (Some(expected), Some(found)) = (&expected.etag, &found.etag)
-        && comparable_tag(expected) != comparable_tag(found)
-    {
-        return Err(other_version(&format!("its entity tag was {expected} and is {found}")));
+/// Returns the message of an error, with advice.
+fn hinted(error: &io::Error, object: &RemoteObject) -> String {
+    let is_bucket = !object.is_http();
+    if is_bucket && is_missing(error) && !object.url().ends_with(".tar") {
+        return format!("{error}; the URL of a directory ends with `/`");
     }
-    if let Some(bytes) = found.bytes.filter(|&bytes| bytes != expected.bytes) {
-        return Err(other_version(&format!("it had {} bytes and has {bytes}", expected.bytes)));
-    }
-    let is_dated = expected.modified_ns.min(found.modified_ns) != 0;
-    if expected.etag.is_none() && is_dated && expected.modified_ns != found.modified_ns {
-        return Err(other_version(
-            "its date of the last change is another, and the server sends no entity tag",
-        ));
-    }
-    Ok(())
-}
-
-/// Returns an entity tag for the weak comparison (RFC 9110, section 8.8.3.2).
-pub(crate) fn comparable_tag(etag: &str) -> &str {
-    etag.strip_prefix("W/").unwrap_or(etag)
-}
-
-/// Returns an error with causes, without credentials, and shortened, because a server may send a whole
-/// page.
-pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
-    const CHARACTERS_MAX: usize = 400;
-    let reason = crate::error::reason_of(error);
-    let line = redact(&reason).split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(CHARACTERS_MAX) {
-        Some((end, _)) => format!("{}…", &line[..end]),
-        None => line,
-    }
-}
-
-/// Returns whether the error means a missing object.
-pub(super) fn is_missing(error: &io::Error) -> bool {
-    error.kind() == ErrorKind::NotFound
+    error.to_string()
 }
 
 #[cfg(test)]

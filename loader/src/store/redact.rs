@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::url::{is_secret, percent_decoded};
+use super::url_parts::{is_secret, percent_decoded};
 
 /// Schemes that start a URL even without slashes.
 const KNOWN: [&str; 19] = [

@@ -8,7 +8,6 @@ use super::coalesce::CoalesceLimits;
 use super::local::ReadMode;
 use super::registry::{ShardStore, StoreRegistry};
 use super::retry::RetryConfig;
-use super::stores::Stores;
 use crate::error::{Error, Result, check_at_most};
 
 /// Maximum number of requests that may be in flight.
@@ -23,7 +22,7 @@ pub struct ShardCache {
     pub bytes_max: u64,
 }
 
-/// Builder of [`Stores`].
+/// Builder of [`Stores`](super::Stores).
 #[derive(Debug, Clone)]
 pub struct StoresBuilder {
     pub(super) retry: RetryConfig,
@@ -129,12 +128,8 @@ impl StoresBuilder {
         self
     }
 
-    /// Checks the settings; opens the cache directory. No store is contacted.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if a number is zero or too large, [`Error::Storage`] if the cache directory cannot
-    /// be used.
-    pub fn build(self) -> Result<Stores> {
+    /// Checks the settings.
+    pub(super) fn check(&self) -> Result<()> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {
             return zero("requests_max");
@@ -147,6 +142,6 @@ impl StoresBuilder {
         }
         self.registry.check()?;
         check_at_most("requests_max", self.requests_max as u64, REQUESTS_MAX)?;
-        Stores::new(self)
+        Ok(())
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,13 +13,11 @@ use super::connect::{Retries, connect};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::local::ReadMode;
-use super::object::{RemoteObject, Source};
 use super::redact::redact_name;
 use super::retry::Wait;
 use super::settings::StoresBuilder;
-use super::upload::put_file;
-use super::url::{ObjectName, RemoteUrl, StoreKind, is_remote};
-use crate::error::{Error, Result, SelectionError};
+use super::url::{RemoteUrl, StoreKind, is_remote};
+use crate::error::Result;
 
 /// Time for which a store may fail before a report.
 const UNTIL_REPORT: Duration = Duration::from_secs(10);
@@ -80,6 +77,18 @@ impl Shared {
     }
 }
 
+impl StoresBuilder {
+    /// Checks the settings; opens the cache's directory. No store is contacted.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) if a number is zero or too large,
+    /// [`Error::Storage`](crate::Error::Storage) if the cache's directory cannot be used.
+    pub fn build(self) -> Result<Stores> {
+        self.check()?;
+        Stores::new(self)
+    }
+}
+
 impl Stores {
     /// Creates a builder with default settings.
     #[must_use]
@@ -104,34 +113,6 @@ impl Stores {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the object for a URL without requesting it.
-    ///
-    /// # Errors
-    /// [`Error::Selection`] if the URL is malformed or the store cannot be configured.
-    pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
-        let invalid = |reason| {
-            Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
-        };
-        let parsed = self.parse(url).map_err(invalid)?;
-        let source = self.source(&parsed).map_err(invalid)?;
-        Ok(RemoteObject::new(self.clone(), url.clone(), parsed, source))
-    }
-
-    /// Returns the source of an object's bytes.
-    fn source(&self, url: &RemoteUrl) -> Result<Source, String> {
-        match &url.object {
-            ObjectName::Key(path) => {
-                Ok(Source::Bucket { store: self.connect(url, Retries::ByReader)?, path: path.clone() })
-            }
-            #[cfg(feature = "remote")]
-            ObjectName::Address(address) => {
-                Ok(Source::Server { server: self.server(&url.root, address)?, address: address.clone() })
-            }
-            #[cfg(not(feature = "remote"))]
-            ObjectName::Address(_) => Err(self.connect(url, Retries::ByReader).err().unwrap_or_default()),
-        }
-    }
-
     /// Returns the client for a server and a user.
     #[cfg(feature = "remote")]
     pub(super) fn server(&self, root: &str, address: &url::Url) -> Result<Arc<HttpServer>, String> {
@@ -143,19 +124,7 @@ impl Stores {
         Ok(servers.entry(root.to_owned()).or_insert(server).clone())
     }
 
-    /// Uploads a file; blocks until the store has received all of it.
-    ///
-    /// Each request is retried according to [`super::RetryConfig`]. Readers see the old object, or no object,
-    /// until the upload is complete.
-    ///
-    /// # Errors
-    /// [`Error::Selection`] if the URL names no object, [`Error::Storage`] if the file cannot be read or if
-    /// the store permanently rejects it.
-    pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
-        put_file(self, url, path)
-    }
-
-    /// Returns whether a name is a remote shard URL.
+    /// Returns whether a name is the URL of a remote shard.
     pub(crate) fn is_remote(&self, url: &str) -> bool {
         is_remote(url) || self.shared.settings.registry.of_url(url).is_some()
     }

@@ -11,10 +11,10 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use url::Url;
 
 use super::connect::Retries;
+use super::fault::short_reason;
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::local::map_own;
-use super::object::short_reason;
 use super::redact::redact_name;
 #[cfg(feature = "remote")]
 use super::retry::Attempts;
@@ -31,8 +31,22 @@ const PARTS_MAX: u64 = 10_000;
 /// Number of parts that are uploaded in parallel.
 const PARTS_AT_ONCE: usize = 8;
 
+impl Stores {
+    /// Uploads a file; blocks until the store has all of it.
+    ///
+    /// Each request is retried by [`super::RetryConfig`]. Readers see the old object, or none, until
+    /// the last byte is there.
+    ///
+    /// # Errors
+    /// [`Error::Selection`] if the URL names no object, [`Error::Storage`] if the file cannot be read or
+    /// if the store refuses it for good.
+    pub fn put_file(&self, url: &str, path: &std::path::Path) -> Result<()> {
+        put_file(self, url, path)
+    }
+}
+
 /// Uploads a file, see [`Stores::put_file`].
-pub(super) fn put_file(stores: &Stores, url: &str, path: &std::path::Path) -> Result<()> {
+fn put_file(stores: &Stores, url: &str, path: &std::path::Path) -> Result<()> {
     let invalid = |reason: String| {
         Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
     };

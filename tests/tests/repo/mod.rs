@@ -1,6 +1,7 @@
 //! Holds the repository invariants: architecture, words, documents.
 
 mod architecture;
+mod circles;
 mod documents;
 mod floors;
 mod source;

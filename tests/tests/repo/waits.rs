@@ -60,15 +60,18 @@ const TESTS: [&str; 8] = [
 /// Files that open what cannot be a pipe of others, and what they open.
 const OPENERS: [(&str, &str); 18] = [
     ("loader/samples/src/file.rs", "the place where all others are opened"),
-    ("executor/models/src/weights/checkpoint.rs", "the same for weights"),
+    ("executor/models/src/parameters/weights/checkpoint.rs", "the same for weights"),
     ("loader/src/store/lock.rs", "/proc"),
     ("loader/src/files/mod.rs", "a directory, to sync it"),
     ("loader/src/store/cache/directory.rs", "files of the cache, whose directory is of this user"),
     ("loader/src/write/destination.rs", "a directory, to sync it"),
     ("executor/src/profile/memory_check.rs", "/proc"),
     ("executor/src/train/correction_record.rs", "a record that the command line names"),
-    ("executor/src/checkpoint/directory.rs", "a directory, to sync it"),
-    ("executor/models/src/weights/write.rs", "files that it has written, and a directory, to sync them"),
+    ("executor/src/checkpoint/files.rs", "a directory, to sync it"),
+    (
+        "executor/models/src/parameters/weights/write.rs",
+        "files that it has written, and a directory, to sync them",
+    ),
     ("executor/device/src/cpu/mod.rs", "/proc"),
     ("executor/cuda/src/cudnn/store.rs", "a cache of this user"),
     ("executor/cuda/src/compiler/cubin_cache.rs", "a cache of this user"),

@@ -23,7 +23,7 @@ pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
 pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for family in space.joint_families() {
-        for microbatches in super::uniform::counts(space.microbatches_max(&family)) {
+        for microbatches in counts(space.microbatches_max(&family)) {
             if memory::may_fit(space, &family, microbatches, microbatches) {
                 let estimate = bound::estimate(space, &family, microbatches, microbatches);
                 found.push((estimate.estimate_ns, Candidate { family, microbatches }));
@@ -87,4 +87,11 @@ pub(super) fn fastest(
         }
     }
     best.map(|(_, candidate)| candidate)
+}
+
+/// Lists the powers of two up to the most, and the most.
+pub(super) fn counts(most: u32) -> Vec<u32> {
+    let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
+    counts.push(most);
+    counts
 }

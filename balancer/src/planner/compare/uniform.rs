@@ -31,7 +31,7 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
             }
             (family.llm, family.llm_dp) = (llm, ranks);
             family.encoders.iter_mut().for_each(|part| part.dp = ranks);
-            for microbatches in counts(space.workload.global_batch() / ranks) {
+            for microbatches in joint::counts(space.workload.global_batch() / ranks) {
                 let candidate = Candidate { family, microbatches };
                 if paper::fits(space, &candidate) {
                     found.push((paper::makespan_ns(space, &candidate), candidate));
@@ -64,13 +64,6 @@ fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
         all = all.into_iter().flat_map(with).collect();
     }
     all.into_iter().map(|(_, encoders)| encoders).collect()
-}
-
-/// Lists the powers of two below the maximum, and the maximum.
-pub(super) fn counts(most: u32) -> Vec<u32> {
-    let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
-    counts.push(most);
-    counts
 }
 
 #[cfg(test)]

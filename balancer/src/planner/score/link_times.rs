@@ -8,22 +8,26 @@
 //! half gathers the updated weights, layer by layer before the next step's first forward pass.
 //! Tensor-parallel all-reduces are part of the layer time.
 
-use super::slot_assignment::SlotAssignment;
+use super::encoder_shares::LargestShares;
 use super::step_timeline::StepTimes;
 use crate::planner::cluster::{Link, Links, Placement};
 use crate::planner::space::{Candidate, EncoderPart, Family, ModuleSpace, SearchSpace};
 use std::ops::AddAssign;
 
 /// Adds hops and all-reduces to a step, if links are given.
+///
+/// - `tokens`: of each cell
+/// - `shares`: largest shares of the ranks of each encoder
 pub(super) fn add_links(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
-    assignment: &SlotAssignment,
+    tokens: &[u64],
+    shares: &[LargestShares],
     step: &mut StepTimes,
 ) {
     let Some(links) = &space.cluster.links else { return };
     let family = &candidate.family;
-    let (llm, tokens) = (space.llm_shape(family), &assignment.tokens);
+    let llm = space.llm_shape(family);
     let node = space.cluster.gpus_per_node;
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
     // Ranks that share experts are adjacent in a stage, so stages are further apart.
@@ -36,8 +40,8 @@ pub(super) fn add_links(
             step.layers.clone_from(&llm.layers);
             let gradients = &space.joint[family.llm].gradient_bytes;
             for (encoder, shape) in space.encoder_shapes(family).enumerate() {
-                gather_rows(space, links, family, encoder, &assignment.shares[encoder].tiles, step);
-                // Every GPU in a tensor-parallel group has the encoder's gradients, and takes part in the
+                gather_rows(space, links, family, encoder, &shares[encoder].tiles, step);
+                // Every GPU of a tensor-parallel group has the encoder's gradients, and takes part in their
                 // sum.
                 let own = reduce_ns(space, links, shape.pp, family.encoders[encoder].dp, &gradients[encoder]);
                 add(&mut step.reduce_ns, &own);
@@ -55,7 +59,7 @@ pub(super) fn add_links(
             for (encoder, part) in family.encoders.iter().enumerate() {
                 let (module, shape) = (&space.encoders[encoder], space.encoder_shape(family, encoder));
                 let link = links.spanning(shape.gpus(), node);
-                let tiles = &assignment.shares[encoder].tiles;
+                let tiles = &shares[encoder].tiles;
                 let chain = &mut step.encoders[encoder];
                 chain.hop_ns = tiles.iter().map(|tiles| send(link, *tiles, module.border_bytes)).collect();
                 let sent = tokens.chunks(step.ranks / chain.lanes).map(fullest);

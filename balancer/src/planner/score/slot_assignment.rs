@@ -97,7 +97,7 @@ impl SlotAssignment {
                 step.llm = ChainTimes::new(self.ranks, rows(&all));
             }
         }
-        link_times::add_links(space, candidate, self, &mut step);
+        link_times::add_links(space, candidate, &self.tokens, &self.shares, &mut step);
         step
     }
 

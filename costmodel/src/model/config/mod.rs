@@ -40,11 +40,11 @@ pub use self::config_fields::ConfigFields;
 pub(crate) use self::config_fields::excerpt;
 pub use self::crops::pan_and_scan;
 pub use self::json_text::parse_json;
-use crate::error::Result;
-pub use crate::model::families::described::DESCRIBED;
-use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelFamilies, ModelSpec, VisionSpec};
+use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
 
-/// File name of the model description.
+/// `model_type` of a description, and the family of its model.
+pub const DESCRIBED: &str = "described";
+/// Name of the file that describes a model.
 pub const CONFIG_FILE: &str = "config.json";
 /// File name of the image processor or feature extractor.
 pub const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
@@ -82,30 +82,6 @@ pub struct PartialModelSpec {
 impl From<ModelSpec> for PartialModelSpec {
     fn from(spec: ModelSpec) -> Self {
         Self { family: spec.family, vision: spec.vision, audio: spec.audio, llm: Some(spec.llm) }
-    }
-}
-
-impl PartialModelSpec {
-    /// Reads the modules in a checkpoint from a built-in family; [`ModelFamilies::read`] also supports your
-    /// own families.
-    ///
-    /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
-    /// unknown.
-    pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
-        ModelFamilies::default().read(documents)
-    }
-}
-
-impl ModelSpec {
-    /// Reads a model in a built-in family from checkpoint files; a language model without encoders is a text
-    /// model. [`ModelFamilies::model`] also supports your own families.
-    ///
-    /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
-    /// unknown, [`Error::Composition`](crate::Error::Composition) if the checkpoint is an encoder only.
-    pub fn from_hugging_face(name: &str, documents: &Documents) -> Result<Self> {
-        ModelFamilies::default().model(name, documents)
     }
 }
 

@@ -4,7 +4,7 @@ use super::language_models::{QWEN2_5_7B, TINY_LLM};
 use super::llava_onevision::siglip_so400m;
 use super::qwen2_audio::{self, whisper, whisper_large};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
-use super::{intern_vl, siglip};
+use super::{intern_vit, siglip};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{AudioSpec, EncoderSpec, FamilyId, ModelFamily, Preset, VisionSpec};
@@ -47,9 +47,9 @@ const PRESETS: [Preset; 2] = [
 const TINY: TowerSize = TowerSize { layers: 4, hidden: 256, heads: 4, ffn: 1024 };
 
 const TINY_VIT: VisionSpec = VisionSpec {
-    family: intern_vl::FAMILY,
+    family: intern_vit::FAMILY,
     encoder: EncoderSpec {
-        projector: intern_vl::projector(256, 4, TINY_LLM.hidden),
+        projector: intern_vit::projector(256, 4, TINY_LLM.hidden),
         ..siglip::encoder(TINY, SquareInput { patch_inputs: PATCH_INPUTS, patches: 256 }, false)
     },
     rule: VisionRule::DynamicTiles(DynamicTiles {

@@ -11,7 +11,7 @@ use super::language_models::text_config;
 use super::squares::{FRAMES_MAX, dimensions, patch_inputs};
 use super::tower::{product, tower};
 use crate::error::Result;
-use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
+use crate::model::config::{CheckpointFields, ConfigFields, DESCRIBED, PartialModelSpec};
 use crate::model::{
     AudioSpec, EncoderDetails, EncoderSpec, FamilyId, Mlp, ModelFamily, Projector, VisionSpec,
 };
@@ -22,8 +22,6 @@ use crate::tokens::dynamic_tiles::DynamicTiles;
 use crate::tokens::fixed_tile::FixedTile;
 use crate::tokens::native::{NativeResolution, PixelRange};
 
-/// `model_type` in a description, and the model family.
-pub const DESCRIBED: &str = "described";
 const FAMILY: FamilyId = FamilyId::new(DESCRIBED);
 
 /// Encoder fields in addition to projector fields.

@@ -8,7 +8,8 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use super::squares::{SquareTower, check_processor_side, tower};
+use super::square_towers::tower;
+use super::squares::{SquareTower, check_processor_side};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::{language_models, siglip};
 use crate::error::Result;

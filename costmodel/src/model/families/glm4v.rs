@@ -2,8 +2,7 @@
 
 use std::num::NonZeroU16;
 
-use super::language_models;
-use super::llava::language_model;
+use super::language_models::{self, language_model};
 use super::squares::patch_inputs;
 use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
 use crate::error::Result;

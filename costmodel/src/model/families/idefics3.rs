@@ -1,7 +1,6 @@
 //! Idefics3 and `SmolVLM`: SigLIP on tiles, with the image's longer side scaled to a fixed length.
 
-use super::language_models;
-use super::llava::language_model;
+use super::language_models::{self, language_model};
 use super::siglip;
 use super::squares::{SquareTower, square_tower_of};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};

@@ -1,6 +1,6 @@
 //! Reads InternVL 2, 2.5 and 3 in the original repositories' form, `model_type` `internvl_chat`.
 
-use super::intern_vl::{InternVitOptions, Tiling, compose, encoder, is_rms_norm};
+use super::intern_vit::{InternVitOptions, Tiling, compose, encoder, is_rms_norm};
 use super::language_models;
 use super::squares::{SquareTower, dimensions, square};
 

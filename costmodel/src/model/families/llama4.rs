@@ -1,7 +1,7 @@
 //! Llama 4: a CLIP-like encoder on tiles, in the grid that changes an image least.
 
 use super::clip;
-use super::llava::language_model;
+use super::language_models::language_model;
 use super::squares::{SquareTower, check_processor_side, square_tower_of};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};

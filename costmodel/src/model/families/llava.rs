@@ -8,7 +8,8 @@ use super::feature_layers::{check_class_token, feature_layers};
 use super::language_models;
 use super::llava_onevision::projector;
 use super::pixtral;
-use super::squares::{SquareTower, check_processor_side, tower_or};
+use super::square_towers::tower_or;
+use super::squares::{SquareTower, check_processor_side};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -92,18 +93,11 @@ pub(super) fn square_encoder(
     Ok(SquareTower { encoder, ..tower })
 }
 
-/// Reads a LLaVA-like model's language model, whose embeddings are tied if either part of the file states it.
-pub(super) fn language_model(config: &ConfigFields<'_>, default_type: &str) -> Result<LlmSpec> {
-    let mut llm = LlmSpec::from_fields(&config.child_or_empty("text_config")?, default_type)?;
-    llm.details.has_tied_embeddings |= config.flag("tie_word_embeddings", false)?;
-    Ok(llm)
-}
-
 /// # Source
 /// `LlavaConfig`, `LlavaProcessor`, and `CLIPImageProcessor` or `SiglipImageProcessor` in transformers
 /// 5.24.0.
 fn read(source: &CheckpointFields<'_>, vision: &ConfigFields<'_>) -> Result<PartialModelSpec> {
-    let llm = language_model(&source.config, "llama")?;
+    let llm = language_models::language_model(&source.config, "llama")?;
     let tower = square_encoder(&source.config, vision, &llm)?;
     let image = source.image();
     let is_cropped = tower.encoder.details.class_tokens > 0;

@@ -1,7 +1,7 @@
 //! LLaVA-NeXT (LLaVA 1.6): CLIP or SigLIP on tiles, in one of a few listed grids.
 
 use super::language_models;
-use super::llava::{VICUNA_7B, VICUNA_13B, check_patch, clip_336, language_model, square_encoder};
+use super::llava::{VICUNA_7B, VICUNA_13B, check_patch, clip_336, square_encoder};
 use super::squares::check_processor_side;
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -52,7 +52,7 @@ const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
 /// `LlavaNextConfig`, `LlavaNextProcessor` and `LlavaNextImageProcessor` in transformers 5.24.0.
 fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
-    let llm = language_model(config, "llama")?;
+    let llm = language_models::language_model(config, "llama")?;
     let tower = square_encoder(config, &config.child_or_empty("vision_config")?, &llm)?;
     check_patch(source, &tower)?;
     let image = source.image();

@@ -11,7 +11,8 @@ mod feature_layers;
 mod gemma3;
 mod glm4v;
 mod idefics3;
-pub(crate) mod intern_vl;
+pub(crate) mod intern_vit;
+mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
 mod llama4;
@@ -19,6 +20,7 @@ mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
 mod llava_onevision_1_5;
+mod model_family;
 mod pixtral;
 mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
@@ -27,11 +29,13 @@ mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 pub(crate) mod siglip;
+mod square_towers;
 mod squares;
 pub(crate) mod tower;
 
+pub use self::model_family::{ModelFamily, Preset};
 pub use self::qwen3_vl::deepstack_layers;
-pub use self::registry::{ModelFamilies, ModelFamily, Preset};
+pub use self::registry::ModelFamilies;
 
 /// Built-in families except language models without encoders, in preset order.
 static BUILT_IN: [&dyn ModelFamily; 24] = [

@@ -3,8 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::feature_layers::feature_layers;
-use super::language_models;
-use super::llava::language_model;
+use super::language_models::{self, language_model};
 use super::llava_onevision::projector;
 use super::squares::{dimensions, patch_inputs};
 use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};

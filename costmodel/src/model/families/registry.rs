@@ -1,57 +1,20 @@
 //! Finds a checkpoint's or preset's family, among the built-in families and your own.
 
 use std::cmp::Reverse;
-use std::fmt::Debug;
 use std::sync::{Arc, LazyLock};
 
+use super::model_family::{ModelFamily, Preset};
 use super::{BUILT_IN, language_models};
 use crate::error::{Error, Result};
+use crate::model::ModelSpec;
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
-use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
 
 /// Document about models without a family, for messages.
 const ANY_MODEL: &str = "docs/any-model.md";
 /// Minimum common prefix of two similar types, in bytes.
 const COMMON_BYTES_MIN: usize = 4;
 
-/// Model family: reads sizes and token rules from checkpoints.
-///
-/// A family outside this crate implements this trait and is added by [`ModelFamilies::with`]. The token rule
-/// is a [`VisionRule`](crate::tokens::VisionRule) or an [`AudioRule`](crate::tokens::audio::AudioRule), with
-/// the family's own sizes.
-pub trait ModelFamily: Debug + Send + Sync {
-    /// Returns the id stored in the family's models.
-    fn id(&self) -> FamilyId;
-
-    /// Returns the `model_type` values in the family's checkpoints.
-    fn model_types(&self) -> &[&str];
-
-    /// Reads a checkpoint's modules, each with the family.
-    ///
-    /// # Errors
-    /// [`Error::Configuration`] if a field is invalid or not supported.
-    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec>;
-
-    /// Returns the published models available by name. Default: none.
-    fn presets(&self) -> &[Preset] {
-        &[]
-    }
-}
-
-/// Model available by name.
-#[derive(Debug, Clone, Copy)]
-pub struct Preset {
-    /// Name for [`ModelSpec::preset`].
-    pub name: &'static str,
-    /// Image and video encoder.
-    pub vision: Option<VisionSpec>,
-    /// Audio encoder.
-    pub audio: Option<AudioSpec>,
-    /// Language model.
-    pub llm: LlmSpec,
-}
-
-/// Model families by `model_type` and by preset: the built-in families and your own.
+/// Model families by `model_type` and by preset: the built-in ones and your own.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFamilies {
     own: Vec<Arc<dyn ModelFamily>>,
@@ -160,8 +123,29 @@ fn edits(one: &str, two: &str) -> usize {
     row[two.len()]
 }
 
+impl PartialModelSpec {
+    /// Reads the modules of a checkpoint of a built-in family; [`ModelFamilies::read`] also knows others.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
+    /// unknown.
+    pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
+        ModelFamilies::default().read(documents)
+    }
+}
+
 impl ModelSpec {
-    /// Returns the preset with a name in [`ModelSpec::preset_names`].
+    /// Reads a model of a built-in family from the files of its checkpoint; a language model without encoders
+    /// is a model of text. [`ModelFamilies::model`] also knows other families.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
+    /// unknown, [`Error::Composition`](crate::Error::Composition) if the checkpoint is an encoder only.
+    pub fn from_hugging_face(name: &str, documents: &Documents) -> Result<Self> {
+        ModelFamilies::default().model(name, documents)
+    }
+
+    /// Returns the preset of this name, one of [`ModelSpec::preset_names`].
     ///
     /// # Errors
     /// [`Error::UnknownModel`] with the known names, if the name is unknown.
@@ -186,7 +170,7 @@ impl ModelSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::LlmDetails;
+    use crate::model::{FamilyId, LlmDetails};
     use crate::tokens::audio::AudioRule;
 
     #[test]

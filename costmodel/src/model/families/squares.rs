@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 
 use super::tower::{SquareInput, TowerSize};
-use super::{clip, siglip};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, VisionSpec};
@@ -27,26 +26,7 @@ pub(super) struct SquareTower {
     pub(super) patches_per_side: u32,
 }
 
-/// Reads the tower in a `vision_config`; without a `model_type`, it is SigLIP.
-pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
-    tower_or(fields, "siglip_vision_model")
-}
-
-/// Reads the tower in a `vision_config`; without a `model_type`, it has `default_type`.
-pub(super) fn tower_or(fields: &ConfigFields<'_>, default_type: &str) -> Result<SquareTower> {
-    match fields.text("model_type")?.unwrap_or(default_type) {
-        "siglip_vision_model" => siglip::tower(fields),
-        "clip_vision_model" => clip::tower(fields),
-        unknown => {
-            let problem =
-                format!("= \"{unknown}\" is unknown, known are clip_vision_model, siglip_vision_model");
-            Err(fields.invalid("model_type", problem))
-        }
-    }
-}
-
-/// Returns the vision tower's fields: in `vision_config` in a checkpoint with both towers, otherwise at the
-/// top.
+/// Returns the vision tower's fields: in `vision_config` in a checkpoint of both towers, else at the top.
 pub(super) fn vision_fields<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     match config.text("model_type")? {
         Some("siglip" | "clip") => config.child_or_empty("vision_config"),

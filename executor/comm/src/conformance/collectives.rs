@@ -3,8 +3,7 @@
 use super::Case;
 use super::inputs::{at, floats, row, stay};
 use crate::api::Comm;
-use crate::payload::PayloadShape;
-use crate::slice::Slice;
+use crate::message::{PayloadShape, Slice};
 use half::bf16;
 use std::time::{Duration, SystemTime};
 

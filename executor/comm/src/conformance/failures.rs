@@ -4,10 +4,8 @@ use super::Case;
 use super::inputs::{at, floats, row, stay};
 use crate::api::{Comm, P2pOp};
 use crate::dtype::Dtype;
-use crate::error::{Cause, Error, Failure, Result};
-use crate::payload::{Buffer, Payload, PayloadShape};
-use crate::slice::Slice;
-use crate::step_context::StepContext;
+use crate::error::{Cause, Error, Failure, Result, StepContext};
+use crate::message::{Buffer, Payload, PayloadShape, Slice};
 use half::bf16;
 use std::fmt::Debug;
 
@@ -93,7 +91,7 @@ fn another_step(comm: &dyn Comm) {
 
 fn another_shape(comm: &dyn Comm) {
     let values = floats(comm.rank(), if comm.rank() == 2 { 9 } else { 12 });
-    let sum = comm.start_all_reduce(at(2), Buffer::F32(values)).and_then(crate::handle::Handle::wait);
+    let sum = comm.start_all_reduce(at(2), Buffer::F32(values)).and_then(crate::api::Handle::wait);
     let found = failure(comm, sum.and_then(|_| comm.barrier(at(2))));
     assert_eq!(found.cause, Cause::Mismatch, "{found}");
 }

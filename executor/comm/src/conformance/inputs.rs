@@ -1,9 +1,8 @@
 //! Test case inputs and expected results.
 
 use crate::api::Comm;
-use crate::parts::even_parts;
-use crate::payload::Payload;
-use crate::step_context::StepContext;
+use crate::error::StepContext;
+use crate::message::{Payload, even_parts};
 
 pub(super) fn at(step: u64) -> StepContext {
     StepContext::step(step, "conformance")

@@ -3,7 +3,7 @@
 use super::inputs::{at, floats, row, stay};
 use super::{Case, Promises};
 use crate::api::{Comm, P2pOp};
-use crate::payload::{Buffer, Payload, PayloadShape};
+use crate::message::{Buffer, Payload, PayloadShape};
 use half::bf16;
 
 pub(super) const CASES: &[Case] = &[

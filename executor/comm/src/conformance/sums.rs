@@ -4,8 +4,7 @@ use super::Case;
 use super::inputs::{at, floats, ring_sum, stay};
 use crate::api::Comm;
 use crate::error::Error;
-use crate::parts::even_parts;
-use crate::payload::Buffer;
+use crate::message::{Buffer, even_parts};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "sums_are_close_and_equal_on_all_ranks", sizes: SIZES, run: close_sums, needs: |_| true },

@@ -2,7 +2,8 @@
 
 use super::host_list::first_host;
 use super::machine_ranks::ranks_of_node;
-use crate::{Error, JobToken, RankIdentity, RendezvousConfig, Result};
+use crate::error::{Error, Result};
+use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig};
 use std::str::FromStr;
 
 const PORT: u16 = 29501;

@@ -3,7 +3,8 @@
 use super::output::{WhenClosed, pass_on, prefix};
 use super::signals::{SAME_REQUEST, StopSignals};
 use super::status::RankStatus;
-use crate::{Error, JobToken, RendezvousServer, Result};
+use crate::error::{Error, Result};
+use crate::rendezvous::{JobToken, RendezvousServer};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io;

@@ -1,6 +1,6 @@
 //! Ends a rank whose launcher was killed.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Returns whether a [`Launcher`](super::Launcher) started this process: it passes signals on, and kills a
 /// rank that does not end.

@@ -1,6 +1,6 @@
 //! Turns `SIGINT` and `SIGTERM` into stop requests; a second signal ends the process.
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};

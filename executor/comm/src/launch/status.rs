@@ -1,6 +1,6 @@
 //! Exit status of a rank process.
 
-use crate::EXIT_SECONDARY;
+use crate::error::EXIT_SECONDARY;
 use rustix::process::Signal;
 use std::fmt;
 use std::process::ExitStatus;

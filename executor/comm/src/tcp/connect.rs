@@ -3,17 +3,15 @@
 use super::dialer::Dialer;
 use super::door::Door;
 use super::tcp_transport::TcpTransport;
+use crate::api::Settings;
 use crate::communicator::Communicator;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Mailbox, tree};
 use crate::error::{Error, Result};
-use crate::mailbox::Mailbox;
-use crate::rank_identity::{RankIdentity, RendezvousConfig};
 use crate::rendezvous::{
-    Deadline, Hello, JobToken, Purpose, RendezvousClient, RendezvousServer, dial, resolve,
+    Deadline, Hello, JobToken, Purpose, RankIdentity, RendezvousClient, RendezvousConfig, RendezvousServer,
+    dial, resolve,
 };
-use crate::settings::Settings;
 use crate::threads;
-use crate::tree;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;

@@ -1,13 +1,11 @@
 //! Control messages: job end, farewells, status requests and replies, facts from all ranks.
 
 use super::frame::{Frame, decode, encode};
-use crate::collective::NUMBERS_MAX;
+use crate::communicator::NUMBERS_MAX;
 use crate::dtype::Dtype;
-use crate::error::{Cause, Failure};
-use crate::message::Header;
-use crate::payload::PayloadShape;
-use crate::step_context::{ActionName, StepContext};
-use crate::waits::{OpenWait, Status};
+use crate::endpoint::{OpenWait, Status};
+use crate::error::{ActionName, Cause, Failure, StepContext};
+use crate::message::{Header, PayloadShape};
 use std::io::{self, Read};
 use std::time::Duration;
 

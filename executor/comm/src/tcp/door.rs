@@ -1,9 +1,9 @@
 //! Rank listener: accepts tree children while the job forms, and other ranks while it runs.
 
 use super::links::Links;
+use crate::endpoint::tree;
 use crate::error::Error;
 use crate::rendezvous::{Hello, Host, JobToken, Purpose, Refusal, Refusals, greet_callers};
-use crate::tree;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};

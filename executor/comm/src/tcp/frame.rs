@@ -1,9 +1,8 @@
 //! Wire format for message headers: fixed length, little-endian.
 
 use crate::dtype::Dtype;
-use crate::message::{Header, Op};
-use crate::payload::PayloadShape;
-use crate::step_context::{ActionName, StepContext};
+use crate::error::{ActionName, StepContext};
+use crate::message::{Header, Op, PayloadShape};
 
 /// Header length in bytes.
 pub(super) const HEADER_BYTES: usize = 80;

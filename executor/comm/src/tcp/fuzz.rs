@@ -6,7 +6,7 @@ use super::control::Control;
 use super::inbox::read_messages;
 use super::links::Links;
 use super::no_one::NoOne;
-use crate::mailbox::Mailbox;
+use crate::endpoint::Mailbox;
 
 /// Limit for unreceived bytes; more than any input has.
 const BUFFERED_BYTES_MAX: usize = 1 << 20;

@@ -3,10 +3,9 @@
 use super::frame::{Frame, HEADER_BYTES, decode};
 use super::links::Links;
 use super::socket::Socket;
+use crate::endpoint::{Expected, Interrupt};
 use crate::error::Cause;
-use crate::mailbox::{Expected, Interrupt};
-use crate::message::{Header, Message};
-use crate::payload::Buffer;
+use crate::message::{Buffer, Header, Message};
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,12 +124,9 @@ mod tests {
     use super::super::no_one::NoOne;
     use super::*;
     use crate::dtype::Dtype;
-    use crate::error::Failure;
-    use crate::mailbox::Mailbox;
-    use crate::message::Op;
-    use crate::payload::PayloadShape;
-    use crate::step_context::StepContext;
-    use crate::waits::Wait;
+    use crate::endpoint::{Mailbox, Wait};
+    use crate::error::{Failure, StepContext};
+    use crate::message::{Op, PayloadShape};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;

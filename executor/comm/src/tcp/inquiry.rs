@@ -7,7 +7,7 @@ use super::control::Control;
 use super::dial::Line;
 use super::links::Links;
 use super::socket::{Socket, send_all, set_read_limit};
-use crate::waits::Status;
+use crate::endpoint::Status;
 use std::io;
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,9 @@
 //! Jobs beyond the data connection limit: only the tree.
 
 use super::connect::{Session, connect_tree};
-use crate::api::Comm;
-use crate::error::{Cause, Failure};
-use crate::rank_identity::{RankIdentity, RendezvousConfig};
-use crate::rendezvous::{JobToken, RendezvousServer};
-use crate::settings::Settings;
-use crate::step_context::StepContext;
+use crate::api::{Comm, Settings};
+use crate::error::{Cause, Failure, StepContext};
+use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig, RendezvousServer};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -112,7 +109,7 @@ fn a_failure_reaches_the_ranks_beyond_one_that_has_left() {
             rank => {
                 // the parent of the last rank cannot leave before it; no rank has a data connection
                 let from = if rank == 1 { 2 } else { 1 };
-                let received = comm.recv(from, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                let received = comm.recv(from, 0, at, crate::message::PayloadShape::f32(1, 1));
                 Some(received.unwrap_err().failure().unwrap().clone())
             }
         }
@@ -132,12 +129,12 @@ fn a_rank_that_finishes_after_the_root_is_named() {
             0 => drop(comm),
             1 => std::thread::sleep(Duration::from_secs(2)),
             2 => {
-                let received = comm.recv(1, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                let received = comm.recv(1, 0, at, crate::message::PayloadShape::f32(1, 1));
                 return Some(received.unwrap_err().failure().unwrap().clone());
             }
             _ => {
                 // in the job until rank 2 has failed
-                let received = comm.recv(2, 0, at, crate::payload::PayloadShape::f32(1, 1));
+                let received = comm.recv(2, 0, at, crate::message::PayloadShape::f32(1, 1));
                 received.unwrap_err();
             }
         }

@@ -2,8 +2,8 @@
 
 use super::control::Control;
 use super::links::Links;
+use crate::endpoint::tree;
 use crate::sync::MutexGuard;
-use crate::tree;
 use std::sync::PoisonError;
 use std::time::Duration;
 

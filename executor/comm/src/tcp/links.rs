@@ -5,13 +5,10 @@ use super::control_line::ControlLine;
 use super::dial::{Dial, Line};
 use super::leaving::Leaving;
 use super::socket::{Socket, send_all};
-use crate::error::{Cause, Failure};
-use crate::mailbox::Mailbox;
-use crate::message::{Header, Message};
-use crate::payload::Buffer;
-use crate::step_context::StepContext;
+use crate::endpoint::{Mailbox, tree};
+use crate::error::{Cause, Failure, StepContext};
+use crate::message::{Buffer, Header, Message};
 use crate::sync::{AtomicBool, Condvar, Mutex, Ordering, thread};
-use crate::tree;
 use std::io;
 use std::net::Shutdown;
 use std::sync::{Arc, PoisonError, TryLockError};
@@ -272,7 +269,7 @@ impl Links {
 mod tests {
     use super::super::no_one::NoOne;
     use super::*;
-    use crate::waits::{OpenWait, Status};
+    use crate::endpoint::{OpenWait, Status};
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 

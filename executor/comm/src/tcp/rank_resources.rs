@@ -1,11 +1,9 @@
 //! Files and threads for every rank in a job with one process per rank: neither grows with the job.
 
 use super::connect::connect_tree;
-use crate::api::Comm;
-use crate::rank_identity::{RankIdentity, RendezvousConfig};
-use crate::rendezvous::JobToken;
-use crate::settings::Settings;
-use crate::step_context::StepContext;
+use crate::api::{Comm, Settings};
+use crate::error::StepContext;
+use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -8,13 +8,12 @@
 //! buffers are released first, as they are the cheapest to allocate again.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use super::memory::CpuMemory;
 use crate::error::{Error, Result};
 
 /// Maximum ratio between buffer length and requested length.
-const SLACK: usize = 4;
+pub(super) const SLACK: usize = 4;
 
 /// Used and free device buffers.
 #[derive(Debug, Default)]
@@ -63,17 +62,8 @@ impl FreeBuffers {
 }
 
 impl BufferPool {
-    /// Takes a buffer of unspecified contents: NaN in debug builds, so that a read before a write is noticed.
-    pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
-        self.take_up_to(len, len.saturating_mul(SLACK))
-    }
-
-    /// Takes a buffer with exactly this length.
-    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
-        self.take_up_to(len, len)
-    }
-
-    fn take_up_to(self: &Arc<Self>, len: usize, longest: usize) -> Result<CpuMemory> {
+    /// Takes a buffer of unspecified contents, of this length up to a longer one.
+    pub(super) fn take_up_to(&self, len: usize, longest: usize) -> Result<Vec<f32>> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(len) as usize;
         let none = Error::out_of_memory(bytes, free_buffers.used_bytes + free_buffers.reserved_bytes);
@@ -94,7 +84,7 @@ impl BufferPool {
         if cfg!(debug_assertions) {
             values[..len].fill(f32::NAN);
         }
-        Ok(CpuMemory::f32(values, Arc::clone(self)))
+        Ok(values)
     }
 
     pub(super) fn give_back(&self, values: Vec<f32>) {
@@ -114,11 +104,11 @@ impl BufferPool {
         }
     }
 
-    /// Counts a vector allocated outside the pool as a used buffer.
+    /// Counts values allocated outside the pool as a used buffer.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if it exceeds the limit.
-    pub(super) fn adopt(self: &Arc<Self>, values: Vec<f32>) -> Result<CpuMemory> {
+    pub(super) fn own(&self, values: &[f32]) -> Result<()> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = bytes_of(values.len());
         if free_buffers.exceeds(bytes) {
@@ -127,8 +117,7 @@ impl BufferPool {
         }
         free_buffers.used_bytes += bytes;
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
-        drop(free_buffers);
-        Ok(CpuMemory::f32(values, Arc::clone(self)))
+        Ok(())
     }
 
     /// Stops counting a used buffer, which leaves the device.
@@ -169,7 +158,10 @@ impl BufferPool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::cpu::memory::CpuMemory;
     use crate::runtime::Memory;
 
     #[test]

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::Cpu;
-use super::buffer_pool::BufferPool;
+use super::buffer_pool::{BufferPool, SLACK};
 use crate::dtype::Dtype;
+use crate::error::Result;
 use crate::runtime::{Memory, Tensor};
 
 /// CPU device allocation.
@@ -63,6 +64,29 @@ impl<T> Drop for Cells<T> {
     fn drop(&mut self) {
         // SAFETY: as in `take`; it is not used again.
         drop(unsafe { Vec::from_raw_parts(self.pointer.as_ptr(), self.len, self.capacity) });
+    }
+}
+
+impl BufferPool {
+    /// Takes a buffer of unspecified contents: NaN in debug builds, so that a read before a write is noticed.
+    pub(super) fn take(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
+        let values = self.take_up_to(len, len.saturating_mul(SLACK))?;
+        Ok(CpuMemory::f32(values, Arc::clone(self)))
+    }
+
+    /// Takes a buffer with exactly this length.
+    pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
+        let values = self.take_up_to(len, len)?;
+        Ok(CpuMemory::f32(values, Arc::clone(self)))
+    }
+
+    /// Takes a vector allocated outside the pool as a used buffer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if it exceeds the limit.
+    pub(super) fn adopt(self: &Arc<Self>, values: Vec<f32>) -> Result<CpuMemory> {
+        self.own(&values)?;
+        Ok(CpuMemory::f32(values, Arc::clone(self)))
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod event;
 mod host_work;
+mod memory;
 mod operations;
 mod order;
 mod queue;
@@ -26,9 +27,9 @@ use crate::error::{Error, Result};
 use crate::runtime::{HostTask, Lane, Runtime, Span, Tensor, Transfer};
 pub use event::DeferredEvent;
 use host_work::HostWork;
+pub use memory::DeferredMemory;
 pub use order::Order;
 use queue::{Queue, Work};
-pub use slot::DeferredMemory;
 use slot::{Place, Slot};
 
 /// Runs the operations of a device late, in an order that events allow.

@@ -5,12 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Deferred;
-use super::queue::{Queue, Work};
 use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::ops::elementwise::CopyRange;
-use crate::runtime::{Lane, Memory, Tensor};
+use crate::runtime::Tensor;
 
 /// Allocation contents, on the inner device.
 pub(super) struct Slot<D: Device> {
@@ -27,38 +25,6 @@ impl<D: Device> Slot<D> {
     pub(super) fn free(&self) {
         self.is_freed.store(true, Ordering::Relaxed);
         *self.contents.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-/// [`Deferred`] allocation.
-pub struct DeferredMemory<D: Device> {
-    slot: Arc<Slot<D>>,
-    dtype: Dtype,
-    len: usize,
-    queue: Arc<Queue<D>>,
-}
-
-impl<D: Device> DeferredMemory<D> {
-    pub(super) fn new(slot: Arc<Slot<D>>, dtype: Dtype, len: usize, queue: Arc<Queue<D>>) -> Self {
-        Self { slot, dtype, len, queue }
-    }
-}
-
-impl<D: Device> Memory for DeferredMemory<D> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-}
-
-impl<D: Device> Drop for DeferredMemory<D> {
-    /// Frees in compute lane order, as a stream-ordered allocator does: work in other lanes that no event
-    /// orders before it finds the memory freed.
-    fn drop(&mut self) {
-        self.queue.push(Lane::Compute, Work::Free(Arc::clone(&self.slot)));
     }
 }
 

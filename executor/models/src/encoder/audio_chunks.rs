@@ -7,7 +7,7 @@
 use super::audio_windows::unfold;
 use super::input::{HostContext, refuse};
 use crate::error::Result;
-use crate::weights::sinusoids;
+use crate::parameters::weights::sinusoids;
 use dflop_device::ops::sparse_rows::SparseRows;
 
 /// Checks and arranges clip log-mel features, `[mel bins, frames]` each.

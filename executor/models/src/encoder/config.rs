@@ -2,19 +2,17 @@
 
 use std::ops::Range;
 
-use super::convolution::AudioStem;
+use super::convolution::{AudioPositions, AudioStem};
 use super::deepstack::{JoinKept, Snapshot, SplitKept, StackedProjectors};
 use super::native_resolution::NativeResolution;
 use super::projector::{Projector, ProjectorSpec};
 use super::stem::{PatchStem, PatchStemSpec};
 use super::tail::{Tail, TailSpec};
 use super::tiles::Tiles;
-use crate::block::Block;
-use crate::declaration::Declaration;
+use crate::block::{Block, StageBlocks, single_layers};
 use crate::error::{Error, Result};
-use crate::layer::{Layer, LayerSpec};
-use crate::sharding_check::{self, DimensionFields};
-use crate::stage_blocks::{StageBlocks, single_layers};
+use crate::layers::{DimensionFields, Layer, LayerSpec, sharding_check};
+use crate::parameters::Declaration;
 use dflop_device::Device;
 
 /// First encoder block, which turns a medium into first-layer rows.
@@ -31,15 +29,6 @@ pub enum Stem {
         /// Positions in a window or chunk.
         positions: AudioPositions,
     },
-}
-
-/// Fixed audio encoder positions, which are sinusoids.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AudioPositions {
-    /// Checkpoint table with this number of rows.
-    Stored(usize),
-    /// Computed for this number of rows; the checkpoint has no such tensor.
-    Computed(usize),
 }
 
 /// Media kind and row arrangement.
@@ -116,16 +105,6 @@ pub enum EncoderInputKind {
         /// Number of elements in a log-mel frame.
         elements: usize,
     },
-}
-
-impl AudioPositions {
-    /// Returns the number of rows.
-    #[must_use]
-    pub const fn rows(self) -> usize {
-        match self {
-            Self::Stored(rows) | Self::Computed(rows) => rows,
-        }
-    }
 }
 
 impl EncoderConfig {

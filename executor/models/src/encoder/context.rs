@@ -1,9 +1,10 @@
 //! Uploads microbatch media to the device.
 
-use super::config::{Arrangement, AudioPositions, EncoderConfig, Stem};
+use super::config::{Arrangement, EncoderConfig, Stem};
+use super::convolution::AudioPositions;
 use super::input::{EncoderInput, refuse};
 use super::{audio_chunks, audio_windows};
-use crate::context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
+use crate::block::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, DeviceSparseRows, Segments};

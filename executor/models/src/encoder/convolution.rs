@@ -5,11 +5,10 @@
 //! which accounts for strides and window ends.
 
 use super::INIT;
-use super::config::AudioPositions;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::weights::{Init, ParameterId};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{Init, ParameterId};
 use dflop_device::DeviceSparseRows;
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
@@ -18,6 +17,25 @@ use dflop_device::{Device, Tensor};
 
 /// Number of kernel taps.
 pub(super) const TAPS: usize = 3;
+
+/// Fixed audio encoder positions, which are sinusoids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AudioPositions {
+    /// Checkpoint table with this number of rows.
+    Stored(usize),
+    /// Computed for this number of rows; the checkpoint has no such tensor.
+    Computed(usize),
+}
+
+impl AudioPositions {
+    /// Returns the number of rows.
+    #[must_use]
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::Stored(rows) | Self::Computed(rows) => rows,
+        }
+    }
+}
 
 /// Convolution followed by GELU.
 #[derive(Debug)]

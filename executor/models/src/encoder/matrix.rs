@@ -4,9 +4,9 @@
 
 use super::INIT;
 use crate::block::{BackwardPass, ForwardPass};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::weights::ParameterId;
+use crate::parameters::Declaration;
+use crate::parameters::weights::ParameterId;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};
 

@@ -19,7 +19,8 @@ mod stem;
 mod tail;
 mod tiles;
 
-pub use config::{Arrangement, AudioPositions, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
+pub use config::{Arrangement, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
+pub use convolution::AudioPositions;
 pub use input::{EncoderInput, TiledMedium};
 pub use native_resolution::NativeResolution;
 pub use projector::{ProjectorMap, ProjectorSpec};
@@ -27,7 +28,7 @@ pub use stem::PatchStemSpec;
 pub use tail::TailSpec;
 pub use tiles::{TileRule, Tiles};
 
-use crate::weights::Init;
+use crate::parameters::weights::Init;
 
 /// Matrix initialization without a checkpoint.
 pub(crate) const INIT: Init = Init::Normal(0.02);

@@ -2,7 +2,7 @@
 
 use super::input::{HostContext, refuse};
 use crate::error::Result;
-use crate::rope::Rope;
+use crate::layers::Rope;
 use dflop_device::ops::sparse_rows::SparseRows;
 
 /// Patch arrangement in rows.

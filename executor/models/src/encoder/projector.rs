@@ -4,12 +4,10 @@
 use super::INIT;
 use super::matrix::Matrix;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
-use crate::declaration::Declaration;
 use crate::error::{Error, Result};
-use crate::linear::Linear;
-use crate::mlp::{Mlp, MlpNames, MlpSpec};
-use crate::norm::{Norm, NormKind};
-use crate::weights::ParameterId;
+use crate::layers::{Linear, Mlp, MlpNames, MlpSpec, Norm, NormKind};
+use crate::parameters::Declaration;
+use crate::parameters::weights::ParameterId;
 use dflop_device::ops::activation::Activation;
 use dflop_device::{Device, Tensor};
 
@@ -145,7 +143,7 @@ impl<D: Device> Block<D> for Projector {
         is_input_needed: bool,
     ) -> Result<Option<Tensor<D>>> {
         let (device, inputs) = (pass.device, pass.context.inputs.encoder()?);
-        let mut d = super::super::expect_rows::<D>(gradient, inputs.tokens, self.outputs)?;
+        let mut d = crate::block::expect_rows::<D>(gradient, inputs.tokens, self.outputs)?;
         let newline = self.newline.and_then(|newline| pass.parameters.gradient_mut(newline));
         if let (Some(newline), Some(newlines)) = (newline, &inputs.newlines) {
             device.gather_scatter(&newlines.backward, self.outputs, &d, newline)?;

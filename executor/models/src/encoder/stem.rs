@@ -2,11 +2,10 @@
 
 use super::INIT;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::linear::Linear;
-use crate::norm::{Norm, NormKind};
-use crate::weights::{Init, ParameterId};
+use crate::layers::{Linear, Norm, NormKind};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{Init, ParameterId};
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 

@@ -1,9 +1,9 @@
 //! Selects or averages last-layer rows, with an optional norm before and after.
 
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::norm::{Norm, NormKind};
+use crate::layers::{Norm, NormKind};
+use crate::parameters::Declaration;
 use dflop_device::{Device, Tensor};
 
 /// Layer norm names and epsilons for a tail.

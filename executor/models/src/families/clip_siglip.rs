@@ -2,7 +2,7 @@
 
 use dflop_costmodel::FamilyId;
 
-use super::registry::FamilyBlocks;
+use super::family_blocks::FamilyBlocks;
 use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, TailSpec, TileRule};

@@ -13,16 +13,15 @@ use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
+use super::family_blocks::FamilyBlocks;
 use super::language_models::FIELDS;
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;
+use crate::layers::{NormKind, Rope};
 use crate::llm::{DecoderForm, LlmConfig, LlmNames};
-use crate::norm::NormKind;
-use crate::rope::Rope;
-use crate::weights::Init;
+use crate::parameters::weights::Init;
 use dflop_device::ops::activation::Activation;
 
 /// Gemma 3 with images.

@@ -5,8 +5,8 @@
 
 use dflop_costmodel::FamilyId;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use crate::error::Result;
 use crate::llm::LlmConfig;

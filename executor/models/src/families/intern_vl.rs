@@ -4,17 +4,15 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::squares::{Tower, tiles};
 use super::{activation, full_attention, plain_mlp};
-use crate::attention::QkvNames;
 use crate::encoder::{EncoderConfig, PatchStemSpec, ProjectorMap, ProjectorSpec, TailSpec, TileRule, Tiles};
 use crate::error::Result;
-use crate::layer::LayerSpec;
+use crate::layers::{LayerSpec, NormKind, QkvNames};
 use crate::llm::LlmConfig;
-use crate::norm::NormKind;
 use dflop_device::ops::activation::Activation;
 
 /// Default epsilon for PyTorch layer norms.

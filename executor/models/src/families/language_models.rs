@@ -1,33 +1,15 @@
 //! Decoders: Llama, Qwen2 and Qwen3, with or without encoders.
 
-use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::LlmSpec;
 
-use super::activation;
-use super::registry::FamilyBlocks;
-use super::routing;
 use super::source::BlockSource;
-use crate::DimensionFields;
+use super::{activation, routing};
 use crate::error::Result;
+use crate::layers::{DimensionFields, Rope};
 use crate::llm::{DecoderForm, LlmConfig, LlmLatent, LlmNames};
-use crate::rope::Rope;
-use crate::weights::Init;
+use crate::parameters::weights::Init;
 use dflop_device::ops::activation::Activation;
-
-/// Language model without encoders, for the architecture with this name.
-#[derive(Debug)]
-pub(super) struct LanguageModel(pub(super) [&'static str; 1]);
-
-impl FamilyBlocks for LanguageModel {
-    fn id(&self) -> FamilyId {
-        FamilyId::new(self.0[0])
-    }
-
-    fn model_types(&self) -> &[&str] {
-        &self.0
-    }
-}
 
 /// Dimension fields in a language model configuration, and inside a multimodal configuration.
 pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [

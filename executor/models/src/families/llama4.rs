@@ -9,12 +9,12 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::model::LayerSet;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, FIELDS, decoder};
-use super::registry::FamilyBlocks;
 use super::routing;
 use super::source::BlockSource;
-use crate::DimensionFields;
 use crate::error::Result;
+use crate::layers::DimensionFields;
 use crate::llm::{DecoderForm, LlmConfig, LlmNames, QueryTemperature};
 
 /// Decoder `model_type`.

@@ -4,8 +4,8 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::activation;
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};

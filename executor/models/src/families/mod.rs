@@ -1,15 +1,18 @@
 //! Builds encoder and decoder configurations for a model family, from checkpoints or only from sizes.
 //!
-//! Each file contains one family. [`BlockFamilies`] finds the family by the `model_type` in a checkpoint or
-//! by the id in a [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
+//! Each file contains one family; [`ModelConfig`] is the configuration of a complete model. [`BlockFamilies`]
+//! finds the family by the `model_type` in a checkpoint or by the id in a
+//! [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
 
 mod clip_siglip;
+mod family_blocks;
 mod gemma3;
 mod glm4_moe;
 mod intern_vl;
 mod language_models;
 mod llama4;
 mod llava_onevision;
+mod model_config;
 mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen3_vl;
@@ -22,14 +25,14 @@ mod squares;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::EncoderSpec;
 
+pub use self::family_blocks::FamilyBlocks;
 pub use self::language_models::{DecoderDefaults, decoder};
-pub use self::registry::{BlockFamilies, FamilyBlocks};
+pub use self::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
+pub use self::registry::BlockFamilies;
 pub use self::source::BlockSource;
-use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::encoder::INIT;
 use crate::error::Result;
-use crate::feed_forward::FeedForwardSpec;
-use crate::mlp::{MlpNames, MlpSpec};
+use crate::layers::{AttentionMask, AttentionSpec, FeedForwardSpec, MlpNames, MlpSpec, QkvNames};
 use dflop_device::ops::activation::Activation;
 
 /// Reads an activation name.

@@ -9,14 +9,14 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::audio::AudioRule;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
 use super::qwen_vl::{VisionNames, qwen2_5_vl};
 use super::qwen2_audio::{AudioNames, whisper};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
-use crate::DimensionFields;
 use crate::encoder::{Arrangement, AudioPositions, EncoderConfig};
 use crate::error::{Error, Result};
+use crate::layers::DimensionFields;
 use crate::llm::LlmConfig;
 
 /// Default base for the decoder rotation frequencies.

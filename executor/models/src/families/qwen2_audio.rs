@@ -7,19 +7,16 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::audio::AudioRule;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
-use crate::DimensionFields;
-use crate::attention::QkvNames;
 use crate::encoder::{
     Arrangement, AudioPositions, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec,
 };
 use crate::error::{Error, Result};
-use crate::layer::LayerSpec;
+use crate::layers::{DimensionFields, LayerSpec, NormKind, QkvNames};
 use crate::llm::LlmConfig;
-use crate::norm::NormKind;
 use dflop_device::ops::activation::Activation;
 
 /// Epsilon for all norms, which is not part of the configuration.

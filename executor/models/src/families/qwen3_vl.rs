@@ -10,20 +10,16 @@ use dflop_costmodel::model::{EncoderSpec, deepstack_layers};
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution as Rule;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
-use crate::DimensionFields;
-use crate::attention::{AttentionSpec, HeadRotation, QkvNames};
 use crate::encoder::{
     Arrangement, EncoderConfig, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
 use crate::error::Result;
-use crate::layer::LayerSpec;
+use crate::layers::{AttentionSpec, DimensionFields, HeadRotation, LayerSpec, NormKind, QkvNames, Rope};
 use crate::llm::LlmConfig;
-use crate::norm::NormKind;
-use crate::rope::Rope;
 use dflop_device::ops::activation::Activation;
 
 /// Epsilon for all encoder norms, which is not part of the configuration.

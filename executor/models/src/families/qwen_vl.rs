@@ -12,22 +12,19 @@ use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution as Rule;
 
+use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
-use crate::DimensionFields;
-use crate::attention::{AttentionMask, AttentionSpec, HeadRotation, QkvNames};
 use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
 use crate::error::Result;
-use crate::feed_forward::FeedForwardSpec;
-use crate::layer::LayerSpec;
+use crate::layers::{
+    AttentionMask, AttentionSpec, DimensionFields, FeedForwardSpec, HeadRotation, LayerSpec, MlpNames,
+    MlpSpec, NormKind, QkvNames, Rope,
+};
 use crate::llm::LlmConfig;
-use crate::mlp::{MlpNames, MlpSpec};
-use crate::norm::NormKind;
-use crate::rope::Rope;
 use dflop_device::ops::activation::Activation;
 
 /// Epsilon for all norms, which is not part of the configuration.

@@ -1,6 +1,5 @@
 //! Finds the family for a checkpoint or a model spec, among built-in and user-defined families.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, Documents, PartialModelSpec};
@@ -8,19 +7,20 @@ use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::family_blocks::FamilyBlocks;
 use super::gemma3::{Gemma3, Gemma3Text};
 use super::glm4_moe::Glm4Moe;
 use super::intern_vl::InternVl;
-use super::language_models::{self, LanguageModel};
+use super::language_models;
 use super::llama4::Llama4Text;
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
 use super::qwen2_5_omni::Qwen25Omni;
 use super::qwen2_audio::Qwen2Audio;
 use super::qwen3_vl::Qwen3Vl;
-use super::source::{BlockSource, missing};
+use super::source::BlockSource;
 use crate::encoder::EncoderConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::llm::LlmConfig;
 
 /// All built-in families.
@@ -50,41 +50,17 @@ static BUILT_IN: [&dyn FamilyBlocks; 23] = [
     &Siglip,
 ];
 
-/// Model family: builds encoder and decoder blocks, with the checkpoint tensor names.
-///
-/// Implement this trait for a family outside this crate and pass the family to [`BlockFamilies::with`].
-pub trait FamilyBlocks: Debug + Send + Sync {
-    /// Returns the id used in all modules of the family.
-    fn id(&self) -> FamilyId;
+/// Language model without encoders, for the architecture with this name.
+#[derive(Debug)]
+struct LanguageModel([&'static str; 1]);
 
-    /// Returns the `model_type` values in checkpoints with these tensor names.
-    fn model_types(&self) -> &[&str];
-
-    /// Builds the image encoder. Default: the family has none.
-    ///
-    /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
-    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
-    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
-        let _ = source;
-        Err(missing("image encoder"))
+impl FamilyBlocks for LanguageModel {
+    fn id(&self) -> FamilyId {
+        FamilyId::new(self.0[0])
     }
 
-    /// Builds the audio encoder. Default: the family has none.
-    ///
-    /// # Errors
-    /// As [`vision`](Self::vision).
-    fn audio(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
-        let _ = source;
-        Err(missing("audio encoder"))
-    }
-
-    /// Builds the decoder. Default: a Llama or a Qwen2 with the names in language model checkpoints.
-    ///
-    /// # Errors
-    /// As [`vision`](Self::vision).
-    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
-        language_models::alone(source)
+    fn model_types(&self) -> &[&str] {
+        &self.0
     }
 }
 
@@ -200,7 +176,7 @@ impl BlockFamilies {
         self.get(id).ok_or_else(|| {
             let known: Vec<String> = self.iter().map(|family| family.id().to_string()).collect();
             let problem = format!("`{id}` has no blocks, known are {}", known.join(", "));
-            crate::Error::ModelConfig { field: "family".to_owned(), problem }
+            Error::ModelConfig { field: "family".to_owned(), problem }
         })
     }
 

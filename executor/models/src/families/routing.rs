@@ -7,7 +7,7 @@ use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::{ExpertsSpec, LlmSpec};
 
 use crate::error::{Error, Result};
-use crate::experts::{ExpertGroups, RouterRule};
+use crate::layers::{ExpertGroups, RouterRule};
 use crate::llm::{LlmExpertNames, LlmExperts, MatrixNames};
 use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};

@@ -5,14 +5,11 @@ use dflop_costmodel::model::{EncoderSpec, VisionSpec};
 use dflop_costmodel::tokens::VisionRule;
 
 use super::{activation, full_attention, plain_mlp};
-use crate::DimensionFields;
-use crate::attention::QkvNames;
 use crate::encoder::{
     Arrangement, EncoderConfig, PatchStemSpec, ProjectorSpec, Stem, TailSpec, TileRule, Tiles,
 };
 use crate::error::Result;
-use crate::layer::LayerSpec;
-use crate::norm::NormKind;
+use crate::layers::{DimensionFields, LayerSpec, NormKind, QkvNames};
 use dflop_device::ops::activation::Activation;
 
 const FIELDS: DimensionFields = DimensionFields {

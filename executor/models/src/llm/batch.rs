@@ -1,9 +1,9 @@
 //! Turns microbatch tokens into a decoder context.
 
 use super::LlmConfig;
-use crate::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+use crate::block::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 use crate::error::{Error, Result};
-use crate::rope::Rope;
+use crate::layers::Rope;
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, Dtype};
 use half::bf16;

@@ -9,18 +9,14 @@ use super::experts::LlmExperts;
 use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
 use super::{DecoderForm, Embedding, Head};
-use crate::attention::{AttentionMask, AttentionSpec, HeadRotation, QkvNames};
 use crate::block::Block;
-use crate::declaration::Declaration;
 use crate::error::{Error, Result};
-use crate::feed_forward::FeedForwardSpec;
-use crate::layer::{Layer, LayerSpec};
-use crate::mlp::{MlpNames, MlpSpec};
-use crate::norm::NormKind;
-use crate::qk_norm::QkNormSpec;
-use crate::rope::Rope;
-use crate::sharding_check::{self, DimensionFields};
-use crate::weights::Init;
+use crate::layers::{
+    AttentionMask, AttentionSpec, DimensionFields, FeedForwardSpec, HeadRotation, Layer, LayerSpec, MlpNames,
+    MlpSpec, NormKind, QkNormSpec, QkvNames, Rope, sharding_check,
+};
+use crate::parameters::Declaration;
+use crate::parameters::weights::Init;
 use dflop_device::Device;
 
 /// Decoder dimensions, names and rotation.

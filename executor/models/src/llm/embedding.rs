@@ -5,12 +5,12 @@
 
 use super::vocabulary::Vocabulary;
 use crate::block::{
-    BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows, join_columns, split_columns,
+    BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows, join_columns,
+    split_columns, tensor_parallel,
 };
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::tensor_parallel;
-use crate::weights::{Init, ParameterId};
+use crate::parameters::Declaration;
+use crate::parameters::weights::{Init, ParameterId};
 use dflop_device::SparseBuffers;
 use dflop_device::{Device, Tensor};
 

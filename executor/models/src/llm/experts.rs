@@ -1,8 +1,7 @@
 //! Routing and names for decoder experts, which are not part of the sizes.
 
-use crate::experts::{ExpertGate, ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
-use crate::mlp::{MlpNames, MlpSpec};
-use crate::weights::Init;
+use crate::layers::{ExpertGate, ExpertNames, ExpertsSpec, MlpNames, MlpSpec, RouterRule, SharedExpertsSpec};
+use crate::parameters::weights::Init;
 use dflop_costmodel::model::ExpertsSpec as ExpertSizes;
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::clamped_gate::GateBounds;

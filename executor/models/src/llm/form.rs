@@ -1,8 +1,7 @@
 //! Decoder properties other than dimensions.
 
 use super::QueryTemperature;
-use crate::norm::NormKind;
-use crate::rope::Rope;
+use crate::layers::{NormKind, Rope};
 use dflop_costmodel::model::LayerSet;
 use dflop_device::ops::activation::Activation;
 

@@ -13,13 +13,12 @@
 use super::vocabulary::Vocabulary;
 use crate::block::{
     BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations, expect_rows,
+    tensor_parallel,
 };
-use crate::declaration::Declaration;
 use crate::error::Result;
-use crate::norm::{Norm, NormKind};
-use crate::parameters::Parameters;
-use crate::tensor_parallel;
-use crate::weights::ParameterId;
+use crate::layers::{Norm, NormKind};
+use crate::parameters::weights::ParameterId;
+use crate::parameters::{Declaration, Parameters};
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Dtype, Tensor};
 
@@ -200,13 +199,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::block::KeptRows;
+    use crate::block::{KeptRows, TensorParallel};
     use crate::llm::{LlmConfig, TextBatch};
-    use crate::parameters::{BUCKET_ELEMENTS, Parameters};
-    use crate::tensor_parallel::TensorParallel;
-    use crate::weight_gradients::WeightGradients;
-    use crate::weights::Seed;
-    use crate::weights::{Init, TpRank};
+    use crate::parameters::weights::{Init, Seed, TpRank};
+    use crate::parameters::{BUCKET_ELEMENTS, Parameters, WeightGradients};
     use dflop_comm::{Settings, threads};
     use dflop_device::{Cpu, Runtime};
 

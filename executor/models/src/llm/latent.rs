@@ -1,6 +1,6 @@
 //! Names and constants for latent attention in a decoder.
 
-use crate::latent::{LatentNames, LatentQueries, LatentSpec};
+use crate::layers::{LatentNames, LatentQueries, LatentSpec};
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use dflop_device::ops::latent_heads::LatentShape;
 

@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
+use crate::block::TensorPass;
 use crate::error::Result;
-use crate::tensor_parallel::TensorPass;
-use crate::weights::{AxisPartition, TpRank};
+use crate::parameters::weights::{AxisPartition, TpRank};
 use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
 use dflop_device::{Device, Dtype, Tensor};
 

@@ -1,4 +1,4 @@
-//! Holds parameter values and gradients for a stage.
+//! Holds parameter values and gradients for a stage, and reads and writes weights.
 //!
 //! Trained parameters are in *buckets*, the last parameter first: an allocation has the values for several
 //! parameters and a second allocation the gradients in the same order, so that one message sums all gradients
@@ -10,15 +10,20 @@
 
 mod bucket;
 mod bucket_values;
+mod declaration;
+mod weight_gradients;
+pub mod weights;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::weights::{ParameterId, ParameterSpec, WeightSource};
 pub use bucket::ParameterBucket;
 pub use bucket_values::GatherTimes;
+pub use declaration::Declaration;
 use dflop_device::{Bucket, Device, Dtype, Tensor};
+pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};
+use weights::{ParameterId, ParameterSpec, WeightSource};
 
 /// Default bucket size in elements: 4 MiB of gradients.
 pub const BUCKET_ELEMENTS: usize = 1 << 20;

@@ -2,7 +2,7 @@
 
 use super::Stage;
 use crate::error::Result;
-use crate::weights::Tensor;
+use crate::parameters::weights::Tensor;
 use dflop_device::Device;
 
 /// Returns complete stage parameters as in checkpoints, on the first tensor-parallel rank; `None` on all

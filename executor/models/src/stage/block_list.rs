@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use super::Activations;
+use crate::block::{
+    BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations,
+};
 use crate::error::{Error, Result};
 use crate::parameters::Parameters;
-use crate::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 use dflop_device::{Device, Tensor};
 
 /// Blocks in a stage, and the buffers that passes save and skip.

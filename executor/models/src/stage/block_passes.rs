@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::block_stage::{BlockStage, InFlight, PassName};
 use super::{GradientsDone, Stage};
-use crate::context::MicrobatchContext;
+use crate::block::{
+    BackwardPass, BlockOutput, ForwardPass, KeptRows, MicrobatchContext, PassParameters, SavedActivations,
+    TensorParallel,
+};
 use crate::error::Result;
-use crate::parameters::Parameters;
-use crate::tensor_parallel::TensorParallel;
-use crate::weight_gradients::WeightGradients;
-use crate::{BackwardPass, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
+use crate::parameters::{Parameters, WeightGradients};
 use dflop_device::{Device, Tensor};
 
 impl<D: Device> Stage<D> for BlockStage<D> {

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use super::block_list::BlockList;
 use super::{Stage, StageOptions};
-use crate::context::MicrobatchContext;
+use crate::block::{
+    BlockOutput, ForwardPass, KeptRows, MicrobatchContext, PassParameters, SavedActivations, StageBlocks,
+    TensorParallel,
+};
 use crate::error::{Error, Result};
-use crate::parameters::Parameters;
-use crate::tensor_parallel::TensorParallel;
-use crate::weight_gradients::PendingWeights;
-use crate::weights::WeightSource;
-use crate::{BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations, StageBlocks};
+use crate::parameters::weights::WeightSource;
+use crate::parameters::{Parameters, PendingWeights};
 use dflop_device::{Device, Tensor};
 
 /// Microbatch and action for a pass.

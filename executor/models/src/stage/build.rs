@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{Activations, BlockStage, StageOptions};
+use crate::block::TensorParallel;
 use crate::error::Result;
-use crate::model_config::{FrozenModules, ModelConfig, StageRange};
+use crate::families::{FrozenModules, ModelConfig, StageRange};
 use crate::parameters::BUCKET_ELEMENTS;
-use crate::tensor_parallel::TensorParallel;
-use crate::weights::WeightSource;
+use crate::parameters::weights::WeightSource;
 use dflop_device::Device;
 
 /// Stage options that do not depend on the model.

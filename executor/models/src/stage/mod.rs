@@ -13,11 +13,9 @@ mod options;
 
 use std::sync::Arc;
 
-use crate::BlockOutput;
-use crate::context::MicrobatchContext;
+use crate::block::{BlockOutput, MicrobatchContext, TensorParallel};
 use crate::error::Result;
 use crate::parameters::Parameters;
-use crate::tensor_parallel::TensorParallel;
 pub use assemble::assemble;
 pub use block_stage::BlockStage;
 pub use build::StageSettings;

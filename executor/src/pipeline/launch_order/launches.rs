@@ -6,12 +6,10 @@ use dflop_balancer::schedule::{Action, Part, Pass, PassKind};
 use dflop_device::MessageLane;
 
 use super::super::action_list::action_lists;
-use super::super::activation_transfer::{Flow, StageEdge, role_of};
 use super::super::lane_order::LaneOrder;
 use super::super::rank_roles::RankRole;
 use super::super::rank_step::tokens;
-use super::super::shared_lanes::SharedLanes;
-use super::super::step_order::OwnMessage;
+use super::super::stage_edge::{Flow, StageEdge, role_of};
 use super::super::topology::Topology;
 use super::super::{Job, PipelineStepPlan};
 use super::graph::{Group, Lane, Launch, Op};

@@ -13,7 +13,7 @@ use dflop_balancer::schedule::ScheduleKind;
 use proptest::prelude::*;
 
 use super::Placement;
-use super::activation_transfer::Flow;
+use super::stage_edge::Flow;
 use graph::{Group, Problem, check};
 use launches::{Messages, Posting, Rules, launches};
 use layouts::{Layout, Sizes, grid, plan};

@@ -11,7 +11,7 @@ use dflop_costmodel::{FamilyId, Result};
 use dflop_samples::inputs::PixelValues;
 
 use super::llava_onevision::LlavaOneVisionFamily;
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText, llava_onevision};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::normalize::Normalization;

@@ -10,7 +10,7 @@ use dflop_costmodel::tokens::fixed_tile::FixedTile;
 use dflop_costmodel::{FamilyId, Result};
 
 use super::cropped_squares::CroppedSquares;
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{CropWords, ImageWord, PixelLayout, Placeholder, Square, VideoText};
 use crate::image::config::{filter_or, normalization, square_side};
 use crate::image::normalize::Normalization;

@@ -5,8 +5,8 @@ use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::{FamilyId, Result};
 
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::qwen_vl::{self, QwenVl};
-use super::registry::{ProcessorFamily, VisionInputs};
 use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::normalize::Normalization;
 use crate::image::{Filter, ImageProcessor};

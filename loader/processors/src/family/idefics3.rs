@@ -7,7 +7,7 @@ use dflop_costmodel::tokens::scaled_tiles::ScaledTiles;
 use dflop_costmodel::{Error, FamilyId, Result};
 use dflop_samples::inputs::PixelValues;
 
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter_or, normalization, square_side};
 use crate::image::normalize::Normalization;

@@ -7,7 +7,7 @@ use dflop_costmodel::tokens::dynamic_tiles::DynamicTiles;
 use dflop_costmodel::{FamilyId, Result};
 use dflop_samples::inputs::PixelValues;
 
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, Placeholder, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::normalize::Normalization;

@@ -7,7 +7,7 @@ use dflop_costmodel::{FamilyId, Result};
 
 use super::clip_siglip::{self, Square};
 use super::llava_onevision;
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText};
 use crate::image::ImageProcessor;
 

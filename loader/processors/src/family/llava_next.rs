@@ -9,7 +9,7 @@ use dflop_samples::inputs::PixelValues;
 
 use super::llava::LlavaFamily;
 use super::llava_onevision::{self, base_and_grid};
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::normalize::Normalization;

@@ -16,6 +16,7 @@ mod llava;
 mod llava_next;
 mod llava_onevision;
 mod pixtral;
+mod processor_family;
 mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen3_omni;
@@ -29,8 +30,9 @@ pub use self::intern_vl::InternVl;
 pub use self::llava_next::LlavaNext;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::pixtral::Pixtral;
+pub use self::processor_family::{AudioInputs, ProcessorFamily, VisionInputs};
 pub use self::qwen_vl::QwenVl;
-pub use self::registry::{AudioInputs, ProcessorFamilies, ProcessorFamily, VisionInputs};
+pub use self::registry::ProcessorFamilies;
 use std::num::NonZeroU32;
 
 use dflop_samples::media::Modality;

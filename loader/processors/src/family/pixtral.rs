@@ -9,7 +9,7 @@ use dflop_costmodel::tokens::longest_edge::LongestEdge;
 use dflop_costmodel::{Error, FamilyId, Result};
 use dflop_samples::inputs::PixelValues;
 
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{filter, normalization};
 use crate::image::normalize::Normalization;

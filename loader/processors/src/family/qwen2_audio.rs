@@ -6,7 +6,7 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::model::AudioSpec;
 
 use super::Placeholder;
-use super::registry::{AudioInputs, ProcessorFamily};
+use super::processor_family::{AudioInputs, ProcessorFamily};
 use crate::audio::AudioProcessor;
 
 /// Audio clip placeholder.

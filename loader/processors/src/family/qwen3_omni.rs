@@ -6,8 +6,8 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::model::{AudioSpec, VisionSpec};
 use dflop_costmodel::tokens::audio::AudioRule;
 
+use super::processor_family::{AudioInputs, ProcessorFamily, VisionInputs};
 use super::qwen_vl::{IMAGE, VIDEO, patches};
-use super::registry::{AudioInputs, ProcessorFamily, VisionInputs};
 use super::{LayerTime, Placeholder};
 use crate::audio::ClipProcessor;
 use crate::image::normalize::Normalization;

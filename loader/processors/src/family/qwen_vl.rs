@@ -9,7 +9,7 @@ use dflop_costmodel::tokens::native::{NativeResolution, PixelRange};
 use dflop_costmodel::{FamilyId, ImageSize, Result, VideoShape};
 use dflop_samples::inputs::PixelValues;
 
-use super::registry::{ProcessorFamily, VisionInputs};
+use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{filter, normalization};
 use crate::image::normalize::{Normalization, Tables};

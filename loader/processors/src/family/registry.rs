@@ -1,10 +1,9 @@
 //! Finds the family for a model or an image processor, among built-in and user-defined families.
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use dflop_costmodel::config::{ConfigFields, PREPROCESSOR_FILE};
-use dflop_costmodel::model::{AudioSpec, VisionSpec};
+use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::{FamilyId, ModelSpec};
 use dflop_samples::{Error, Result};
 use serde_json::Value;
@@ -18,13 +17,13 @@ use super::llava::LlavaFamily;
 use super::llava_next::LlavaNextFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::pixtral::PixtralFamily;
+use super::processor_family::{AudioInputs, CHATML, CHATML_TOKEN, ProcessorFamily, VisionInputs};
 use super::qwen_vl::QwenVlFamily;
 use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
 use super::qwen3_omni::Qwen3OmniFamily;
-use super::{Arrangement, Family, ImageWord, PixelLayout, Placeholder, VideoText};
+use super::{Arrangement, Family};
 use crate::image::ImageProcessor;
-use crate::tensors::AudioTensors;
 
 /// All built-in families.
 static BUILT_IN: [&dyn ProcessorFamily; 21] = [
@@ -51,97 +50,9 @@ static BUILT_IN: [&dyn ProcessorFamily; 21] = [
     &Glm4vFamily::EXPERTS,
 ];
 
-/// Text form, layout and processor for a model's images and videos.
-#[derive(Debug, Clone)]
-pub struct VisionInputs {
-    /// Text form for an image.
-    pub image: Placeholder,
-    /// Text form for a video.
-    pub video: VideoText,
-    /// Pixel layout for several images in a tensor.
-    pub layout: PixelLayout,
-    /// Image and video processor, with the statistics from the published checkpoints.
-    pub processor: ImageProcessor,
-}
-
-/// Text form and processor for a model's audio clips.
-#[derive(Debug, Clone)]
-pub struct AudioInputs {
-    /// Text form for a clip.
-    pub clip: Placeholder,
-    /// Clip processor.
-    pub processor: Arc<dyn AudioTensors>,
-}
-
-/// Model family as implemented by a Hugging Face processor: placeholders, tensors and chat template.
-///
-/// A family outside this crate implements this trait and is registered with [`ProcessorFamilies::with`].
-/// Unsupported modalities return `None`, and so do encoders with a token rule that the family does not
-/// support.
-pub trait ProcessorFamily: Debug + Send + Sync {
-    /// Returns the id in encoders of this family.
-    fn id(&self) -> FamilyId;
-
-    /// Returns text form, layout and processor for images and videos. Default: none.
-    fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
-        let _ = vision;
-        None
-    }
-
-    /// Returns the arrangement of image tokens. Default: a single placeholder run.
-    fn arrangement(&self, vision: &VisionSpec) -> Arrangement {
-        let _ = vision;
-        Arrangement::Run
-    }
-
-    /// Returns text form and processor for audio clips. Default: none.
-    fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
-        let _ = audio;
-        None
-    }
-
-    /// Returns the word that chat templates write for an image, if the image's text form replaces a word
-    /// before tokenization. Default: none, templates write the placeholder.
-    fn image_word(&self, vision: &VisionSpec) -> Option<ImageWord> {
-        let _ = vision;
-        None
-    }
-
-    /// Returns the chat template, in Jinja, for models whose files contain no template. Default: `ChatML`.
-    fn chat_template(&self) -> &'static str {
-        CHATML
-    }
-
-    /// Returns the token that the vocabulary must have for this chat template; `None` if the template writes
-    /// turns as words, so that the `ChatML` and Llama 3 formats have precedence. Default: the `ChatML` token.
-    fn turn_token(&self) -> Option<&'static str> {
-        Some(CHATML_TOKEN)
-    }
-
-    /// Returns the values of `image_processor_type` that this family reads, without `Fast` and `Pil` at the
-    /// end. Default: none.
-    fn image_processor_types(&self) -> &[&str] {
-        &[]
-    }
-
-    /// Reads the image processor from a `preprocessor_config.json`; missing settings have defaults.
-    ///
-    /// # Errors
-    /// [`dflop_costmodel::Error::Configuration`] that names the field. Default: the family has no image
-    /// processor.
-    fn read_image_processor(&self, fields: &ConfigFields<'_>) -> dflop_costmodel::Result<ImageProcessor> {
-        Err(fields.invalid("image_processor_type", "belongs to a family without an image processor"))
-    }
-}
-
-/// Token that begins a `ChatML` turn.
-const CHATML_TOKEN: &str = "<|im_start|>";
-/// Token that begins a turn in the Llama 3 format.
+/// Token that begins a turn in the format of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
-/// Template for models without media, or with media from several families.
-const CHATML: &str = include_str!("templates/chatml.jinja");
-
-/// Processor families by [`FamilyId`]: built-in and user-defined families.
+/// Families of processors by [`FamilyId`]: the built-in ones and your own.
 #[derive(Debug, Clone, Default)]
 pub struct ProcessorFamilies {
     own: Vec<Arc<dyn ProcessorFamily>>,

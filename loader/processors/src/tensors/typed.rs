@@ -1,7 +1,8 @@
-//! Image processor whose pixel type is not single precision.
+//! Image processor on videos, and with pixels of another type than single precision.
 
 use std::sync::Arc;
 
+use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::{ImageSize, VideoShape};
 use dflop_samples::BoxError;
 use dflop_samples::inputs::{PixelValues, VideoValues};
@@ -39,6 +40,22 @@ impl ImageTensors for TypedProcessor {
 
     fn normalization(&self) -> Option<Normalization> {
         Some(self.processor.normalization())
+    }
+}
+
+impl VideoTensors for ImageProcessor {
+    fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
+        self.video_as(video, PixelType::Float32)
+    }
+
+    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
+    }
+
+    fn tensor_bytes(&self, shape: VideoShape) -> u64 {
+        let of_rule = |rule: VisionRule| rule.video(shape).map_or(0, |work| work.items);
+        let items = self.rule().map_or(u64::from(shape.frames), of_rule);
+        items.saturating_mul(self.item_bytes())
     }
 }
 

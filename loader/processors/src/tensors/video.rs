@@ -14,7 +14,6 @@ use dflop_samples::BoxError;
 use dflop_samples::inputs::{PixelValues, VideoValues};
 use dflop_samples::media::{PixelType, Video};
 
-use super::typed::TypedProcessor;
 use crate::image::{ImageProcessor, places_taken};
 
 /// Frames per second if neither the video nor the time stamps define a rate; the default in `transformers`.
@@ -84,22 +83,6 @@ impl VideoTensors for CountedVideos {
 
     fn of_type(&self, _: PixelType) -> Option<Arc<dyn VideoTensors>> {
         Some(Arc::new(*self))
-    }
-}
-
-impl VideoTensors for ImageProcessor {
-    fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
-        self.video_as(video, PixelType::Float32)
-    }
-
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
-        Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
-    }
-
-    fn tensor_bytes(&self, shape: VideoShape) -> u64 {
-        let of_rule = |rule: VisionRule| rule.video(shape).map_or(0, |work| work.items);
-        let items = self.rule().map_or(u64::from(shape.frames), of_rule);
-        items.saturating_mul(self.item_bytes())
     }
 }
 

@@ -9,12 +9,13 @@ use dflop_samples::media::Media;
 use dflop_samples::media::augment::field_seed;
 use dflop_samples::sample::{Field, Sample};
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 
+use super::pending::{AbortOnDrop, PendingTransforms};
 use super::pool::{CallAnswer, TransformPool};
 use super::{SampleInput, SampleTransform, TransformFault, TransformInput};
 use super::{Transform, Transforms, UserCode};
-use crate::decode::fields::{Decoded, FieldError, PendingFields, PrepareStage};
+use crate::decode::fields::{PendingFields, PrepareStage};
+use crate::decode::outcome::{Decoded, FieldError};
 use crate::error::{BoxError, Error, Result, UserCodeError, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::shard::{FieldSelection, RawSample};
@@ -40,31 +41,7 @@ struct BatchTicket {
     done: oneshot::Sender<()>,
 }
 
-/// Sample fields that are being transformed.
-#[derive(Debug)]
-pub(crate) struct PendingTransforms {
-    answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
-    _task: Arc<AbortOnDrop>,
-}
-
-/// Aborts a task when the last waiter is dropped.
-#[derive(Debug)]
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl PendingTransforms {
-    /// Waits for the last transform and for the preparer.
-    pub(crate) async fn finish(self) -> Result<Result<Decoded, FieldError>> {
-        self.answer.await.unwrap_or(Err(Error::StageEnded { stage: "transform" }))
-    }
-}
-
-/// Sample between two transforms.
+/// A sample between two transforms.
 struct SampleInTransit {
     raw: RawSample,
     outcome: Result<Decoded, FieldError>,

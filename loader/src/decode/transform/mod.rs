@@ -24,6 +24,7 @@
 //!   threads, and after a restore.
 
 mod batch;
+mod pending;
 mod pool;
 mod whole_sample;
 
@@ -33,7 +34,8 @@ use std::sync::Arc;
 use dflop_samples::media::codec::extensions_of;
 use dflop_samples::media::{Media, Modality};
 
-pub(crate) use self::batch::{PendingTransforms, TransformStage};
+pub(crate) use self::batch::TransformStage;
+pub(crate) use self::pending::PendingTransforms;
 pub use self::whole_sample::{SampleAnswer, SampleInput, SampleTransform};
 
 use super::mode::Decode;

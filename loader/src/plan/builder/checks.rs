@@ -2,10 +2,9 @@
 
 use std::num::NonZeroU64;
 
-use super::{COUNT_MAX, StepPlannerBuilder};
+use super::StepPlannerBuilder;
 use crate::error::{Error, Result, check_at_most};
-use crate::plan::padding::{PAD_TO_TOKENS_MAX, PadTo};
-use crate::plan::planner::PlanConfig;
+use crate::plan::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig};
 use crate::plan::stage_layers::StageLayers;
 
 /// Largest global batch, in samples.

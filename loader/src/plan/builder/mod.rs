@@ -10,20 +10,17 @@ use dflop_costmodel::{CostModel, Module, SampleShape};
 use dflop_samples::sample::BatchLayout;
 
 use super::blank_media::BlankMedia;
+use super::config::{PadTo, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
-use super::padding::PadTo;
-use super::planner::{PlanConfig, SampleSource, StepPlanner};
+use super::planner::StepPlanner;
 use crate::error::{Error, Result, reason_of};
 use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
     StepPositionsInput, Steps, Tail,
 };
 
-/// Maximum step or epoch; far from overflow.
-pub(in crate::plan) const COUNT_MAX: u64 = 1 << 40;
-
-/// Settings for a [`StepPlanner`].
+/// Settings of a [`StepPlanner`].
 #[derive(Debug, Clone)]
 pub struct StepPlannerBuilder {
     mixture: Mixture,
@@ -45,8 +42,17 @@ pub struct StepPlannerBuilder {
     config: PlanConfig,
 }
 
+impl StepPlanner {
+    /// Starts the settings of a planner over a dataset, a split of one or a mixture; only the global batch
+    /// has no default.
+    #[must_use]
+    pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
+        StepPlannerBuilder::new(data.into(), model)
+    }
+}
+
 impl StepPlannerBuilder {
-    pub(in crate::plan) fn new(mixture: Mixture, model: CostModel) -> Self {
+    fn new(mixture: Mixture, model: CostModel) -> Self {
         let config = PlanConfig {
             dp_size: 1,
             microbatches: 1,

@@ -25,11 +25,12 @@ use tokio::sync::Semaphore;
 use self::directory::{CacheFault, Directory, Reserved, is_stuck};
 pub(crate) use self::directory::{PartWriter, Room};
 
+use super::answer::{Identity, comparable_tag};
 use super::local::{LocalShard, ReadMode};
-use super::object::{Identity, RemoteObject, comparable_tag};
+use super::object::RemoteObject;
 use super::settings::ShardCache;
 use super::tasks::detach;
-use super::url::without_signature;
+use super::url_parts::without_signature;
 use crate::error::Result;
 
 /// Minimum time for which a process waits for a shard writer that makes no progress.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use object_store::HeaderMap;
 
-use crate::store::object::Found;
+use crate::store::answer::Found;
 
 /// Minimum age of a modification time: a younger time belongs to the response, not to the object.
 const MODIFIED_AGE_MIN: Duration = Duration::from_secs(2);

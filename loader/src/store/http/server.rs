@@ -22,12 +22,13 @@ use url::Url;
 
 use super::client::install_tls;
 use super::headers::{content_length, content_range, found, text, total_without_range};
-use crate::store::fault::{permanent_cause, replaced};
-use crate::store::object::{Answer, Ranges, Refusal, Wanted, short_reason};
+use crate::store::answer::{Answer, Ranges, Refusal, Wanted};
+use crate::store::fault::{permanent_cause, replaced, short_reason};
 use crate::store::observed::wait_asked_for;
 use crate::store::redact::redact;
 use crate::store::retry::Fault;
-use crate::store::url::{StoreKind, percent_decoded};
+use crate::store::url::StoreKind;
+use crate::store::url_parts::percent_decoded;
 
 /// Maximum number of error page bytes that a message quotes.
 const QUOTED_BYTES: usize = 400;

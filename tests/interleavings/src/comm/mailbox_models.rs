@@ -1,11 +1,8 @@
 //! The mailbox of a rank: messages are received once, in order, within bounds, and every wait ends.
 
-use super::error::{Cause, Failure};
-use super::mailbox::{Interrupt, Mailbox};
-use super::waits::Wait;
-use super::message::{Header, Message, Op};
-use super::payload::{Buffer, PayloadShape};
-use super::step_context::StepContext;
+use super::endpoint::{Interrupt, Mailbox, Wait};
+use super::error::{Cause, Failure, StepContext};
+use super::message::{Buffer, Header, Message, Op, PayloadShape};
 use super::sync::thread;
 use crate::model::Model;
 use std::sync::Arc;

@@ -1,10 +1,8 @@
 //! Ranks that are threads: messages, collectives, failures and farewells between them.
 
-use super::api::Comm;
-use super::error::{Error, Result};
-use super::payload::{Buffer, Payload, PayloadShape};
-use super::settings::Settings;
-use super::step_context::StepContext;
+use super::api::{Comm, Settings};
+use super::error::{Error, Result, StepContext};
+use super::message::{Buffer, Payload, PayloadShape};
 use super::sync::thread;
 use super::threads;
 use crate::model::Model;

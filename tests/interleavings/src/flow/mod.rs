@@ -8,6 +8,8 @@ mod job_queue;
 #[path = "../../../../loader/src/flow/metrics.rs"]
 mod metrics;
 mod models;
+#[path = "../../../../loader/src/flow/source_meter.rs"]
+mod source_meter;
 mod sync;
 
 pub(crate) use models::models;

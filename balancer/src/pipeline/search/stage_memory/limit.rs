@@ -39,7 +39,7 @@ pub(super) struct Lane {
 
 impl<'a> Limit<'a> {
     pub(super) fn new(of: &'a StageMemoryLimit, config: &PipelineConfig, microbatches: usize) -> Self {
-        let is_shared = of.is_shared(config);
+        let is_shared = of.is_shared(|module| config.has_own_dp_size(module));
         let lanes = if is_shared { 1 } else { config.dp_size };
         Self {
             of,

@@ -216,11 +216,13 @@ mod tests {
         };
         let mut excess = 0;
         for limit in &limits.stages {
-            for rank in 0..if limit.is_shared(config) { 1 } else { config.dp_size } {
+            for rank in
+                0..if limit.is_shared(|module| config.has_own_dp_size(module)) { 1 } else { config.dp_size }
+            {
                 let bytes = |factors: &[u64], place: usize| -> u64 {
                     let of_module = |module: usize| {
                         let pool = (place..groups.len()).step_by(microbatches);
-                        let units = if limit.is_shared(config) {
+                        let units = if limit.is_shared(|module| config.has_own_dp_size(module)) {
                             let pool: u64 = pool.map(|slot| units(slot, module)).sum();
                             pool.div_ceil(config.module_dp_size(module) as u64)
                         } else {

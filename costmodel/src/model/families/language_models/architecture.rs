@@ -5,7 +5,7 @@ use super::latent::LatentDefaults;
 use super::windows::WindowFields;
 use crate::error::Result;
 use crate::model::config::ConfigFields;
-use crate::model::{AttentionBias, LayerSet, LlmDetails, LlmSpec};
+use crate::model::{AttentionBias, LlmDetails, LlmSpec};
 
 /// Fields and defaults for an architecture.
 pub(super) struct Architecture {
@@ -43,15 +43,6 @@ pub(super) enum Bias {
     Always(AttentionBias),
     /// These, if a field is true; with the field's default.
     Field(&'static str, bool, AttentionBias),
-}
-
-/// Checks that a layer set can represent every layer, for a model with different layers.
-pub(super) fn require_few_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<()> {
-    if layers <= LayerSet::LAYERS_MAX {
-        return Ok(());
-    }
-    let problem = format!("= {layers} must be at most {} where layers differ", LayerSet::LAYERS_MAX);
-    Err(fields.invalid("num_hidden_layers", problem))
 }
 
 impl Architecture {

@@ -1,7 +1,6 @@
 //! Reads mixtures of experts.
 
-use super::architecture::require_few_layers;
-use super::windows::require_length;
+use super::windows::{require_few_layers, require_length};
 use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{ExpertsDetails, ExpertsSpec, LayerSet};

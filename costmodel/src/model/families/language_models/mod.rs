@@ -75,7 +75,15 @@ pub(super) fn text_config(fields: &ConfigFields<'_>, default_type: &str) -> Resu
     architecture.read(fields)
 }
 
-/// Reads the Qwen2-VL or Qwen2.5-VL language model, whose fields are at the top in older files.
+/// Reads the language model of a model of the LLaVA kind, whose embeddings are tied if either of two files'
+/// parts states it.
+pub(super) fn language_model(config: &ConfigFields<'_>, default_type: &str) -> Result<LlmSpec> {
+    let mut llm = LlmSpec::from_fields(&config.child_or_empty("text_config")?, default_type)?;
+    llm.details.has_tied_embeddings |= config.flag("tie_word_embeddings", false)?;
+    Ok(llm)
+}
+
+/// Reads the language model of Qwen2-VL and Qwen2.5-VL, whose fields are at the top in older files.
 pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Result<LlmSpec> {
     match config.child("text_config")? {
         Some(text) => text_config(&text, text_type),

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 
-use super::architecture::require_few_layers;
 use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{LayerSet, Window, WindowedAttention};
@@ -180,6 +179,15 @@ fn no_windows(fields: &ConfigFields<'_>) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Checks that a set can tell the layers apart, for a model in which they differ.
+pub(super) fn require_few_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<()> {
+    if layers <= LayerSet::LAYERS_MAX {
+        return Ok(());
+    }
+    let problem = format!("= {layers} must be at most {} where layers differ", LayerSet::LAYERS_MAX);
+    Err(fields.invalid("num_hidden_layers", problem))
 }
 
 /// Checks that a list has one entry for each layer.

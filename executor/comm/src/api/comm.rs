@@ -1,0 +1,309 @@
+//! Trait that all transports implement: sends, receives and collectives between ranks.
+
+use super::handle::Handle;
+use super::settings::Settings;
+use super::wait_record::WaitRecord;
+use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
+use crate::message::{Buffer, Payload, PayloadShape, Slice};
+use std::fmt::Debug;
+use std::time::Duration;
+
+/// Rank endpoint in a communicator.
+///
+/// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages
+/// with the same tag keep their order. A receiver states step, microbatch and shape; a message that differs
+/// ends the job. Several threads may send and receive; collectives must start in the same order on all ranks.
+/// A transport that matches only by order (NCCL) needs the sends and receives between two ranks posted in the
+/// same order on both sides; schedules do that.
+///
+/// # Errors
+/// [`Error::Failed`] once the job has ended for any reason; [`Error::Rank`] for a rank that does not exist.
+pub trait Comm: Send + Sync + Debug {
+    /// Returns this rank, below [`size`](Self::size).
+    fn rank(&self) -> usize;
+
+    /// Returns the number of ranks.
+    fn size(&self) -> usize;
+
+    /// Returns the world rank (rank in the complete job) for a rank in this communicator; errors name world
+    /// ranks.
+    ///
+    /// # Panics
+    /// If `rank` is not below [`size`](Self::size).
+    fn world_rank(&self, rank: usize) -> usize;
+
+    /// Starts a send. Never waits for the receiver.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
+
+    /// Starts a receive. Handles for the same sender and tag receive messages in call order. Dropping a
+    /// handle still consumes its message.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>>;
+
+    /// Starts a sum over all ranks while the caller computes. The result has the same bits as
+    /// [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>>;
+
+    /// Sums over all ranks, element by element, in an order that depends only on the number of ranks.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes and bf16.
+    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
+
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves only part `r` of the sum on rank `r`.
+    ///
+    /// `parts[r]` is the number of elements in part `r`; parts are contiguous, in rank order, with any
+    /// length. The remaining parts are unspecified afterwards. Over threads and TCP, every element has the
+    /// same bits as in an `all_reduce` over the same elements, for any parts: an
+    /// [`all_gather`](Self::all_gather) with the same parts completes the `all_reduce`.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes and bf16.
+    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+
+    /// Starts [`reduce_scatter`](Self::reduce_scatter) while the caller computes; the result has the same
+    /// bits. Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Errors from [`reduce_scatter`](Self::reduce_scatter).
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.reduce_scatter(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
+    /// Starts [`all_gather`](Self::all_gather) while the caller computes. Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Errors from [`all_gather`](Self::all_gather).
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.all_gather(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
+    /// Gathers the parts of all ranks on every rank; each rank contributes its part, in place.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm); [`Error::Parts`].
+    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
+
+    /// Copies the values on `root` to every rank.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()>;
+
+    /// Waits until every rank has called it.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn barrier(&self, at: StepContext) -> Result<()>;
+
+    /// Creates a communicator per color, with the ranks that passed the color, ordered by `key`, then by
+    /// rank. A rank without a color takes part in the call and gets no communicator.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
+
+    /// Returns the number of message bytes that this rank has sent to other ranks, over all communicators in
+    /// the job.
+    ///
+    /// Counts elements, without headers, from the start of each send; messages from a rank to itself are not
+    /// counted.
+    fn bytes_sent(&self) -> u64;
+
+    /// Gathers a few numbers from every rank on all ranks, in rank order; all ranks must pass equally many.
+    ///
+    /// Over TCP, a gather over the complete job uses the control connections in the job tree, for any job
+    /// size.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn gather(&self, at: StepContext, own: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0; own.len() * self.size()];
+        all[own.len() * self.rank()..][..own.len()].copy_from_slice(own);
+        self.all_gather(at, all.as_mut_slice().into(), &vec![own.len(); self.size()])?;
+        Ok(all)
+    }
+
+    /// Returns the failure that has ended the job, if this rank knows about it. Never waits.
+    fn failure(&self) -> Option<Failure> {
+        None
+    }
+
+    /// Records that this rank waits for a peer outside the message layer, for example in a transfer between
+    /// devices, until the record is dropped. Status requests to this rank return the wait.
+    fn record_wait(&self, peer: usize, at: StepContext) -> WaitRecord {
+        let _ = (peer, at);
+        WaitRecord::empty()
+    }
+
+    /// Returns the time limit for waits for a rank that is not busy.
+    fn wait_max(&self) -> Duration {
+        Settings::default().wait
+    }
+
+    /// Checks whether a [recorded](Self::record_wait) wait may continue.
+    ///
+    /// - `what`: description of the wait, such as `receive from rank 1`
+    /// - `waited`: time since the wait began
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the time limits of the communicator, by the same
+    /// rules as for message waits; the job has then ended. Without other limits after 30 minutes.
+    fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
+        if waited < Settings::default().slow {
+            return Ok(());
+        }
+        let (by, peer) = (self.world_rank(self.rank()), self.world_rank(peer));
+        let message = format!("rank {by} waited {} to {what}", seconds(waited));
+        Err(self.fail(Failure { cause: Cause::TimedOut, culprit: Some(peer), by, at, message }))
+    }
+
+    /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
+    fn note(&self, at: StepContext);
+
+    /// Ends the job on all ranks for a caller-supplied reason, and returns the error to report.
+    fn abort(&self, at: StepContext, reason: &str) -> Error;
+
+    /// Ends the job on all ranks with this failure, if it is the first failure, and returns the error to
+    /// report.
+    fn fail(&self, failure: Failure) -> Error;
+
+    /// Sends a message, and waits until the message has left.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<()> {
+        self.start_send(to, tag, at, payload)?.wait()
+    }
+
+    /// Receives a message, and waits for it.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn recv(&self, from: usize, tag: u64, at: StepContext, shape: PayloadShape) -> Result<Payload> {
+        self.start_recv(from, tag, at, shape)?.wait()
+    }
+
+    /// Sends and receives together, for any order on the peers, and returns the received messages in receive
+    /// order.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn group(&self, at: StepContext, exchanges: Vec<P2pOp>) -> Result<Vec<Payload>> {
+        let size = self.size();
+        let peer = |exchange: &P2pOp| match *exchange {
+            P2pOp::Send { to: rank, .. } | P2pOp::Recv { from: rank, .. } => rank,
+        };
+        if let Some(rank) = exchanges.iter().map(peer).find(|&rank| rank >= size) {
+            return Err(Error::Rank { rank, size });
+        }
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for exchange in exchanges {
+            match exchange {
+                P2pOp::Send { to, tag, payload } => sends.push(self.start_send(to, tag, at, payload)?),
+                P2pOp::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
+            }
+        }
+        // receives first: a peer's sends may complete only once this rank receives its messages
+        let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
+        sends.into_iter().try_for_each(Handle::wait)?;
+        Ok(received)
+    }
+
+    /// Compares plan digests over all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with [`Cause::Digest`] if a digest differs; the failure names both sides and blames
+    /// the rank whose digest fewer ranks share.
+    fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
+        let at = StepContext::step(step, "check digest");
+        let mut digests = vec![0; self.size()];
+        // every rank gathers all digests, so all ranks find the same culprit without another message
+        digests[self.rank()] = digest;
+        self.all_gather(at, digests.as_mut_slice().into(), &vec![1; self.size()])?;
+        compare_digests(self, at, &digests)
+    }
+}
+
+/// Ends the job if a digest differs.
+pub(crate) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
+    let Some((culprit, other)) = odd_one(digests) else { return Ok(()) };
+    let (culprit_rank, other_rank) = (comm.world_rank(culprit), comm.world_rank(other));
+    let message = format!(
+        "plan digests of step {} differ: rank {culprit_rank} has {:#018x}, rank {other_rank} has {:#018x}",
+        at.step, digests[culprit], digests[other]
+    );
+    let by = comm.world_rank(comm.rank());
+    Err(comm.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
+}
+
+/// A send or receive in a [`Comm::group`].
+#[derive(Debug)]
+pub enum P2pOp {
+    /// Sends a message.
+    Send {
+        /// Receiving rank.
+        to: usize,
+        /// Message tag.
+        tag: u64,
+        /// Message content.
+        payload: Payload,
+    },
+    /// Receives a message.
+    Recv {
+        /// Sending rank.
+        from: usize,
+        /// Message tag.
+        tag: u64,
+        /// Expected type, rows and columns.
+        shape: PayloadShape,
+    },
+}
+
+/// Returns the first rank without the most frequent digest, and the first rank with it. Between two equally
+/// frequent digests, the digest of the lower rank counts as normal.
+fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
+    let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
+    let most = digests.iter().map(|&digest| count(digest)).max()?;
+    let usual = digests.iter().position(|&digest| count(digest) == most)?;
+    let odd = digests.iter().position(|&digest| digest != digests[usual])?;
+    Some((odd, usual))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rarer_digest_is_blamed() {
+        assert_eq!(odd_one(&[7, 7, 7]), None);
+        assert_eq!(odd_one(&[7, 8, 8]), Some((0, 1)));
+        assert_eq!(odd_one(&[7, 8]), Some((1, 0)));
+    }
+}

@@ -1,0 +1,333 @@
+//! State shared by all communicators on a rank: mailbox, transport, failure.
+
+mod mailbox;
+mod timeout_report;
+mod transport;
+pub(crate) mod tree;
+mod waits;
+
+pub(crate) use mailbox::{Expected, Interrupt, Mailbox};
+pub(crate) use transport::{SendState, Transport};
+pub(crate) use waits::{OpenWait, Status, Wait};
+
+use crate::api::{Completion, Handle, Settings};
+use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
+use crate::message::{Buffer, Header, Key, Message, Payload};
+use crate::sync::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use timeout_report::{Inquirer, TimeoutReport, Verdict};
+
+/// Job rank, as seen by communicators.
+pub(super) struct Endpoint {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) settings: Settings,
+    /// Element bytes that were sent to other ranks.
+    pub(super) bytes_sent: AtomicU64,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {}", self.rank, self.size)
+    }
+}
+
+impl Endpoint {
+    pub(super) fn new(
+        rank: usize,
+        size: usize,
+        mailbox: Arc<Mailbox>,
+        transport: Box<dyn Transport>,
+        settings: Settings,
+    ) -> Self {
+        Self { rank, size, mailbox, transport, settings, bytes_sent: AtomicU64::new(0) }
+    }
+
+    /// Starts a send. Results may be awaited in any order.
+    pub(super) fn start_send(
+        self: &Arc<Self>,
+        to: usize,
+        header: Header,
+        buffer: Buffer,
+        is_overlapped: bool,
+    ) -> Result<PendingSend> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, header.at));
+        }
+        self.mailbox.note(header.at);
+        let message = Message { header, buffer };
+        let sent = if to == self.rank {
+            self.mailbox.deliver(self.rank, message);
+            SendState::Done
+        } else {
+            self.bytes_sent.fetch_add(message.buffer.as_bytes().len() as u64, Ordering::Relaxed);
+            self.transport.post(to, message)
+        };
+        let begin = Instant::now();
+        Ok(PendingSend { endpoint: self.clone(), to, header, sent, begin, is_overlapped })
+    }
+
+    /// Sends a small message to a neighbor in the job tree, on the control connection.
+    pub(super) fn send_control(&self, to: usize, header: Header, buffer: Buffer) -> Result<()> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, header.at));
+        }
+        self.mailbox.note(header.at);
+        self.bytes_sent.fetch_add(buffer.as_bytes().len() as u64, Ordering::Relaxed);
+        self.transport.send_control(to, Message { header, buffer });
+        Ok(())
+    }
+
+    /// Reserves the next message with the tag in this header.
+    pub(super) fn start_recv(
+        self: &Arc<Self>,
+        from: usize,
+        header: Header,
+        is_overlapped: bool,
+    ) -> PendingRecv {
+        let key = header.key(from);
+        // reserved now, so that several pending receives get messages in call order
+        let number = self.mailbox.post(key, header);
+        let endpoint = self.clone();
+        PendingRecv { endpoint, from, header, key, number, is_overlapped, is_taken: false }
+    }
+
+    /// Receives a message, and waits for it.
+    pub(super) fn recv(self: &Arc<Self>, from: usize, header: Header, is_overlapped: bool) -> Result<Buffer> {
+        self.start_recv(from, header, is_overlapped).receive()
+    }
+
+    /// Ends the job on all ranks and returns the error for this rank. The first failure is kept.
+    pub(super) fn fail(&self, failure: Failure) -> Error {
+        let at = failure.at;
+        self.failed(self.transport.end_job(failure), at)
+    }
+
+    /// Returns the error for this rank in a job that has ended.
+    pub(super) fn failed(&self, failure: Failure, at: StepContext) -> Error {
+        Error::Failed { failure: Box::new(failure), rank: self.rank, at: Box::new(at) }
+    }
+
+    /// Returns the failure that this rank noticed.
+    pub(super) fn failure(
+        &self,
+        cause: Cause,
+        culprit: Option<usize>,
+        at: StepContext,
+        message: String,
+    ) -> Failure {
+        Failure { cause, culprit, by: self.rank, at, message }
+    }
+
+    fn inquirer(&self) -> Inquirer<'_> {
+        let Self { rank, transport, mailbox, settings, .. } = self;
+        Inquirer { rank: *rank, transport: &**transport, mailbox, settings }
+    }
+
+    /// Waits until an attempt succeeds. An attempt that exceeds the short limit is repeated while the peer is
+    /// busy, up to the long limit.
+    ///
+    /// - `what`: description of the wait, such as `receive … from rank 1`
+    fn wait<T>(
+        &self,
+        mut wait: Wait,
+        what: impl Fn() -> String,
+        mut attempt: impl FnMut(&mut Wait, Duration) -> Result<T, Interrupt>,
+    ) -> Result<T> {
+        let slow = self.settings.slow.max(self.settings.wait);
+        let begin = Instant::now();
+        let mut limit = self.settings.wait;
+        loop {
+            match attempt(&mut wait, limit) {
+                Ok(value) => return Ok(value),
+                Err(Interrupt::TimedOut) => {}
+                Err(interrupt) => return Err(self.interrupted(interrupt, &wait, &what())),
+            }
+            let report = timeout_report::find(&self.inquirer(), wait.peer);
+            let left = slow.saturating_sub(begin.elapsed());
+            if report.verdict == Verdict::Busy && !left.is_zero() {
+                limit = left.min(self.settings.wait);
+                continue;
+            }
+            // the awaited event may have occurred during the inquiry
+            return match attempt(&mut wait, Duration::ZERO) {
+                Ok(value) => Ok(value),
+                Err(Interrupt::TimedOut) => Err(self.timed_out(&report, begin.elapsed(), &wait, &what())),
+                Err(interrupt) => Err(self.interrupted(interrupt, &wait, &what())),
+            };
+        }
+    }
+
+    /// Records a wait outside the message layer, until the record is dropped.
+    pub(super) fn open_wait(&self, peer: usize, at: StepContext) -> ForeignWait {
+        let mut wait = Wait::new(peer, at, false);
+        self.mailbox.begin_wait(&mut wait);
+        ForeignWait { mailbox: Arc::clone(&self.mailbox), wait }
+    }
+
+    /// Decides whether a wait outside the message layer may continue.
+    pub(super) fn check_wait(
+        &self,
+        peer: usize,
+        at: StepContext,
+        what: &str,
+        waited: Duration,
+    ) -> Result<()> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, at));
+        }
+        let Settings { wait, slow, .. } = self.settings;
+        if waited < wait {
+            return Ok(());
+        }
+        let report = timeout_report::find(&self.inquirer(), peer);
+        if report.verdict == Verdict::Busy && waited < slow.max(wait) {
+            return Ok(());
+        }
+        Err(self.timed_out(&report, waited, &Wait::new(peer, at, false), what))
+    }
+
+    fn timed_out(&self, report: &TimeoutReport, waited: Duration, wait: &Wait, what: &str) -> Error {
+        let limit = match report.verdict {
+            Verdict::Busy => format!("the limit for a busy rank is {}", seconds(self.settings.slow)),
+            Verdict::Dead | Verdict::Deadlock => {
+                format!("the limit for a rank that is not busy is {}", seconds(self.settings.wait))
+            }
+        };
+        let (rank, waited) = (self.rank, seconds(waited));
+        let message = format!("rank {rank} waited {waited} to {what}; {}; {limit}", report.message);
+        self.fail(self.failure(Cause::TimedOut, report.culprit, wait.at, message))
+    }
+
+    fn interrupted(&self, interrupt: Interrupt, wait: &Wait, what: &str) -> Error {
+        let Interrupt::Failed(failure) = interrupt else {
+            let (peer, rank) = (wait.peer, self.rank);
+            let message = format!("rank {peer} finished while rank {rank} waited to {what}");
+            return self.fail(self.failure(Cause::Left, Some(peer), wait.at, message));
+        };
+        self.failed(failure, wait.at)
+    }
+}
+
+/// Recorded wait outside the message layer.
+pub(super) struct ForeignWait {
+    mailbox: Arc<Mailbox>,
+    wait: Wait,
+}
+
+impl Drop for ForeignWait {
+    fn drop(&mut self) {
+        self.mailbox.end_wait(&mut self.wait);
+    }
+}
+
+/// Message that is being sent.
+pub(super) struct PendingSend {
+    endpoint: Arc<Endpoint>,
+    to: usize,
+    header: Header,
+    sent: SendState,
+    begin: Instant,
+    is_overlapped: bool,
+}
+
+impl PendingSend {
+    /// Waits until the message has left.
+    pub(super) fn finish(&self) -> Result<()> {
+        let Self { endpoint, to, header, sent, is_overlapped, .. } = self;
+        let wait = Wait::new(*to, header.at, *is_overlapped);
+        let attempt = |wait: &mut Wait, limit| endpoint.transport.wait_sent(sent, wait, limit);
+        endpoint.wait(wait, || format!("send {header} to rank {to}"), attempt)
+    }
+}
+
+impl Completion<()> for PendingSend {
+    fn is_complete(&self) -> bool {
+        self.endpoint.transport.is_sent(self.to, &self.sent)
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.finish()
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<((), Instant)> {
+        self.finish()?;
+        let left = match self.sent {
+            SendState::Queued(count) => self.endpoint.mailbox.written_at(self.to, count),
+            _ => Some(self.begin),
+        };
+        Ok(((), left.unwrap_or_else(Instant::now)))
+    }
+}
+
+/// Message that is being received.
+pub(super) struct PendingRecv {
+    endpoint: Arc<Endpoint>,
+    from: usize,
+    header: Header,
+    key: Key,
+    number: u64,
+    is_overlapped: bool,
+    /// Whether the message has left the mailbox.
+    is_taken: bool,
+}
+
+impl PendingRecv {
+    /// Waits for the message and checks the header.
+    pub(super) fn receive(self) -> Result<Buffer> {
+        self.receive_timed().map(|(buffer, _)| buffer)
+    }
+
+    /// Waits for the message, and also returns the arrival time.
+    fn receive_timed(mut self) -> Result<(Buffer, Instant)> {
+        let Self { endpoint, from, header, key, number, is_overlapped, is_taken } = &mut self;
+        let wait = Wait::new(*from, header.at, *is_overlapped);
+        let attempt = |wait: &mut Wait, limit| endpoint.mailbox.take(*key, *number, wait, limit);
+        let (message, arrived) =
+            endpoint.wait(wait, || format!("receive {header} from rank {from}"), attempt)?;
+        *is_taken = true;
+        // tags match already; a difference in step, microbatch or shape means different plans
+        if header.admits(&message.header) {
+            return Ok((message.buffer, arrived));
+        }
+        let text = format!(
+            "rank {from} sent {}, but rank {} expects {header}: their plans differ",
+            message.header, endpoint.rank
+        );
+        Err(endpoint.fail(endpoint.failure(Cause::Mismatch, Some(*from), header.at, text)))
+    }
+}
+
+impl Drop for PendingRecv {
+    fn drop(&mut self) {
+        // a message that is never received must not keep its share of the buffered bytes limit
+        if !self.is_taken {
+            self.endpoint.mailbox.discard(self.key, self.number, self.from);
+        }
+    }
+}
+
+impl Completion<Payload> for PendingRecv {
+    fn is_complete(&self) -> bool {
+        self.endpoint.mailbox.is_ready(self.key, self.number)
+    }
+
+    fn wait(self: Box<Self>) -> Result<Payload> {
+        self.wait_timed().map(|(payload, _)| payload)
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<(Payload, Instant)> {
+        let shape = self.header.shape;
+        let (buffer, arrived) = self.receive_timed()?;
+        Ok((Payload::new(shape.rows, shape.cols, buffer)?, arrived))
+    }
+}
+
+impl From<PendingSend> for Handle<()> {
+    fn from(sending: PendingSend) -> Self {
+        if sending.sent == SendState::Done { Self::ready(()) } else { Self::new(sending) }
+    }
+}

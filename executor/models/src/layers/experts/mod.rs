@@ -1,0 +1,258 @@
+//! Mixture of experts in place of an MLP: a router sends every token through a few gated MLPs.
+//!
+//! Rows are ordered by expert, each expert multiplies its rows, and weighted outputs are added up by token.
+//! Experts without tokens cost nothing. The router decision is read on the host once per pass. Each
+//! tensor-parallel rank holds a column range between the matrices in every expert.
+//!
+//! # Source
+//! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
+
+mod biases;
+mod dispatch;
+mod gate;
+mod matrices;
+mod router;
+mod shared;
+mod spec;
+
+use super::linear::Linear;
+use crate::block::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
+use crate::error::Result;
+use crate::parameters::weights::{AxisPartition, Init, ParameterId};
+use crate::parameters::{Declaration, PendingWeights};
+use biases::Biases;
+use dflop_device::ops::bias::Columns;
+use dflop_device::{Device, Dtype, Tensor};
+use dispatch::{Dispatch, RowOrder, rows_of};
+pub use gate::ExpertGate;
+use matrices::{Divided, Matrices};
+pub use router::{ExpertGroups, RouterRule};
+use shared::SharedExperts;
+pub use spec::{ExpertNames, ExpertsSpec, SharedExpertsSpec};
+
+/// Mixture of experts.
+#[derive(Debug)]
+pub struct Experts {
+    router: Linear,
+    /// Correction that is added to expert scores only for the choice.
+    correction: Option<ParameterId>,
+    rule: RouterRule,
+    /// Gate and up matrices, or both in one.
+    inner: Vec<Matrices>,
+    down: Matrices,
+    shared: Option<SharedExperts>,
+    hidden: usize,
+    /// Width between the matrices in an expert on this rank.
+    middle: usize,
+    is_input_weighted: bool,
+    gate: ExpertGate,
+    /// Gate and up biases, and down biases.
+    biases: Option<[Biases; 2]>,
+}
+
+impl Experts {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &ExpertsSpec) -> Self {
+        let ExpertsSpec { hidden, middle, rule, init, .. } = *spec;
+        let (experts, tp_rank) = (rule.weights.experts, declaration.tp_rank());
+        let sizes = [experts, hidden];
+        let router = Linear::declare(declaration, &spec.router, sizes, spec.has_router_bias, init);
+        let correction =
+            spec.correction.as_ref().map(|name| declaration.add_frozen(name, &[experts], Init::Zeros));
+        let parts = AxisPartition::even(middle, tp_rank.size);
+        let held = parts.len(tp_rank.rank);
+        let mut biases = None;
+        let (inner, down) = match &spec.names {
+            ExpertNames::Separate { prefix, matrices: [gate, up, down] } => {
+                let names = |matrix: &String| {
+                    let name = |expert| format!("{prefix}{expert}.{matrix}.weight");
+                    (0..experts).map(name).collect()
+                };
+                // gate and up are adjacent in one row, so that the gate is one operation
+                let columns = |index: usize| Columns { first: index * held, stride: 2 * held };
+                let (sizes, divided) = ([middle, hidden], Divided::Outputs(&parts));
+                let gate = Matrices::separate(declaration, names(gate), sizes, init, divided, columns(0));
+                let up = Matrices::separate(declaration, names(up), sizes, init, divided, columns(1));
+                let (sizes, divided) = ([hidden, middle], Divided::Inputs(&parts));
+                let all = Columns::all(hidden);
+                let down = Matrices::separate(declaration, names(down), sizes, init, divided, all);
+                (vec![gate, up], down)
+            }
+            ExpertNames::Fused { gate_up, down, biases: names } => {
+                let both = match spec.gate {
+                    ExpertGate::Halves(_) => AxisPartition::joined(&[(&parts, middle), (&parts, middle)]),
+                    ExpertGate::Clamped(_) => parts.scaled(2),
+                };
+                let (sizes, divided) = ([experts, hidden, 2 * middle], Divided::Outputs(&both));
+                let gate_up = Matrices::fused(declaration, gate_up, sizes, init, divided);
+                let (sizes, divided) = ([experts, middle, hidden], Divided::Inputs(&parts));
+                let down = Matrices::fused(declaration, down, sizes, init, divided);
+                biases = names.as_ref().map(|[gate_up, down]| {
+                    [
+                        Biases::of_outputs(declaration, gate_up, [experts, 2 * middle], &both),
+                        Biases::of_sums(declaration, down, [experts, hidden]),
+                    ]
+                });
+                (vec![gate_up], down)
+            }
+        };
+        let shared = spec.shared.as_ref().map(|shared| SharedExperts::declare(declaration, shared));
+        let ExpertsSpec { is_input_weighted, gate, .. } = *spec;
+        Self {
+            router,
+            correction,
+            rule,
+            inner,
+            down,
+            shared,
+            hidden,
+            middle: held,
+            is_input_weighted,
+            gate,
+            biases,
+        }
+    }
+
+    /// Computes the experts for rows, which are saved.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        let (device, hidden) = (pass.device, self.hidden);
+        let (logits, chosen, order) = self.route(pass, &x, rows)?;
+        let mut weights = device.alloc_as(Dtype::F32, chosen.len())?;
+        device.expert_weights(&self.rule.weights, &logits, &chosen, &mut weights)?;
+        let mut dispatch = Dispatch::new(device, &order, self.rule.weights.chosen, weights)?;
+        let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
+        let slots = chosen.len();
+        let mut before = device.alloc(slots * 2 * self.middle)?;
+        for (expert, rows) in rows_of(&order.starts) {
+            for matrices in &self.inner {
+                matrices.forward(pass, (expert, &rows), &inputs, &mut before)?;
+            }
+        }
+        drop(inputs);
+        if let Some([inner, _]) = &self.biases {
+            inner.add(device, &pass.parameters, &order.starts, &mut before)?;
+        }
+        let mut after = device.alloc(slots * self.middle)?;
+        self.gate.forward(device, &before, self.middle, &mut after)?;
+        let mut outputs = device.alloc(slots * hidden)?;
+        for (expert, rows) in rows_of(&order.starts) {
+            self.down.forward(pass, (expert, &rows), &after, &mut outputs)?;
+        }
+        if let Some([_, down]) = &self.biases {
+            down.add(device, &pass.parameters, &order.starts, &mut outputs)?;
+        }
+        let mut y = dispatch.collect(device, hidden, &outputs, !self.is_input_weighted)?;
+        tensor_parallel::all_reduce(pass.tensor, &mut y)?;
+        if let Some(shared) = &self.shared {
+            shared.forward(pass, &x, rows, &mut y, saved)?;
+        }
+        dispatch.keep(saved);
+        for buffer in [x, logits, chosen, before, after, outputs] {
+            saved.keep(buffer);
+        }
+        saved.keep_numbers(order.starts);
+        Ok(y)
+    }
+
+    /// Computes logits for all experts in `f32`, and chooses an expert for every slot, with the row order.
+    fn route<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &Tensor<D>,
+        rows: usize,
+    ) -> Result<(Tensor<D>, Tensor<D>, RowOrder)> {
+        let (device, experts) = (pass.device, self.rule.weights.experts);
+        let mut logits = device.alloc_as(Dtype::F32, rows * experts)?;
+        self.router.forward_into(pass, x, rows, &mut logits, Columns::all(experts))?;
+        let correction = match self.correction {
+            Some(correction) => device.download_in_pass(pass.parameters.value(correction))?,
+            None => Vec::new(),
+        };
+        let chosen = self.rule.choose(&device.download_in_pass(&logits)?, &correction);
+        let order = RowOrder::new(&chosen, experts);
+        Ok((logits, device.upload_indices(&chosen)?, order))
+    }
+
+    /// Accumulates parameter gradients and returns the row gradient.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        let (device, hidden) = (pass.device, self.hidden);
+        let starts = saved.take_numbers();
+        let (outputs, after, before) = (saved.take(), saved.take(), saved.take());
+        let (chosen, logits, x) = (saved.take(), saved.take(), saved.take());
+        let mut dispatch = Dispatch::take(saved);
+        let d_outputs = dispatch.spread(device, hidden, dy, !self.is_input_weighted)?;
+        let mut d_weights = device.alloc_as(Dtype::F32, chosen.len())?;
+        if !self.is_input_weighted {
+            device.row_products(hidden, dy, &outputs, dispatch.places(), &mut d_weights)?;
+        }
+        drop(outputs);
+        if let Some([_, down]) = &self.biases {
+            down.backward(device, pass.parameters, &starts, &d_outputs)?;
+        }
+        let d_before = self.backward_down(pass, &starts, (&before, after), d_outputs)?;
+        if let Some([inner, _]) = &self.biases {
+            inner.backward(device, pass.parameters, &starts, &d_before)?;
+        }
+        let mut d_inputs = device.alloc(chosen.len() * hidden)?;
+        for (expert, rows) in rows_of(&starts) {
+            for (index, matrices) in self.inner.iter().enumerate() {
+                matrices.backward(pass, (expert, &rows), &d_before, index > 0, &mut d_inputs)?;
+            }
+        }
+        // rows are copied again instead of saved
+        let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
+        let weights = rows_of(&starts)
+            .flat_map(|(expert, rows)| self.inner.iter().map(move |all| (all.weights(expert), rows.clone())));
+        pass.add_weights(PendingWeights::of_rows(weights.collect(), inputs, d_before))?;
+        if self.is_input_weighted {
+            device.row_products(hidden, &x, &d_inputs, dispatch.places(), &mut d_weights)?;
+        }
+        // each rank has a part of every output
+        tensor_parallel::all_reduce(pass.tensor, &mut d_weights)?;
+        let mut dx = dispatch.collect(device, hidden, &d_inputs, self.is_input_weighted)?;
+        drop(d_inputs);
+        tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
+        if let Some(shared) = &self.shared {
+            shared.backward(pass, dy, rows, &mut dx, saved)?;
+        }
+        // only now, because every rank has the complete router gradient
+        let experts = self.rule.weights.experts;
+        let mut d_logits = device.alloc(rows * experts)?;
+        device.expert_weights_backward(&self.rule.weights, &logits, &chosen, &d_weights, &mut d_logits)?;
+        self.router.backward_into(pass, &d_logits, rows, Columns::all(experts), true, &mut dx)?;
+        self.router.backward_weight(pass, x, &d_logits, rows)?;
+        Ok(dx)
+    }
+
+    /// Returns the gradient before the gates, and accumulates down matrix gradients.
+    fn backward_down<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        starts: &[usize],
+        (before, after): (&Tensor<D>, Tensor<D>),
+        d_outputs: Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        let device = pass.device;
+        let mut d_after = device.alloc(after.len())?;
+        for (expert, rows) in rows_of(starts) {
+            self.down.backward(pass, (expert, &rows), &d_outputs, false, &mut d_after)?;
+        }
+        let weights = rows_of(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
+        pass.add_weights(PendingWeights::of_rows(weights, after, d_outputs))?;
+        let mut d_before = device.alloc(before.len())?;
+        self.gate.backward(device, &d_after, before, self.middle, &mut d_before)?;
+        Ok(d_before)
+    }
+}
