@@ -28,7 +28,18 @@ use crate::error::{Error, Result};
 /// Polling interval for an exchange that no step waits for.
 const POLL: Duration = Duration::from_micros(200);
 
-/// Inputs for the next step, or the reason why there are none.
+/// Inputs of the next step, or why there are none; all ranks have inputs or none has.
+pub(crate) enum Taken<D: Device> {
+    /// Inputs of the step.
+    Step(Box<StepInputs<D>>),
+    /// The run has no more steps, or inputs failed: [`InputsAhead::resolve`] tells.
+    Other(Ending<D>),
+}
+
+/// Why there are no inputs.
+pub(crate) struct Ending<D: Device>(Option<Prepared<D>>);
+
+/// Inputs of the next step, or why there are none.
 enum Prepared<D: Device> {
     Step(Box<StepInputs<D>>),
     Failed(Error),

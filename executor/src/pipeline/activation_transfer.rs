@@ -7,22 +7,12 @@ use super::lane_order::LaneOrder;
 use super::rank_roles::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
-use super::stage_edge::{Flow, StageEdge, missing, role_of};
+use super::stage_edge::{Flow, StageEdge, StageTransfer, missing, role_of};
 use super::topology::Topology;
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 use dflop_models::ModuleKind;
-
-/// Action that sends or receives.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct StageTransfer {
-    pub(super) flow: Flow,
-    pub(super) is_send: bool,
-    pub(super) edge: StageEdge,
-    /// Pipeline rank at the other end.
-    pub(super) peer: usize,
-}
 
 /// Everything a rank needs to know about other ranks while it runs a step.
 pub(super) struct StepView<'a, D: Device> {

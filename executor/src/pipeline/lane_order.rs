@@ -15,6 +15,7 @@ use super::action_list::action_lists;
 use super::job::Job;
 use super::rank_roles::RankRole;
 use super::stage_edge::{Flow, StageEdge, role_of};
+use super::step_order::{OwnMessage, StepOrder};
 use super::topology::Topology;
 use crate::error::Result;
 

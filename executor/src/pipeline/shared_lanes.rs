@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use dflop_device::MessageLane;
 
-use super::activation_transfer::StageEdge;
+use super::stage_edge::StageEdge;
 use super::step_order::OwnMessage;
 use crate::error::{Error, Result};
 

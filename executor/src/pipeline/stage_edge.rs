@@ -1,6 +1,6 @@
 //! Edges between stages, over which activations and gradients go.
 
-use dflop_balancer::schedule::Part;
+use dflop_balancer::schedule::{Action, Part};
 
 use super::rank_roles::RankRole;
 use super::topology::Topology;
@@ -22,6 +22,16 @@ pub(super) struct StageEdge {
     pub(super) downstream: Part,
 }
 
+/// Action that sends or receives.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StageTransfer {
+    pub(super) flow: Flow,
+    pub(super) is_send: bool,
+    pub(super) edge: StageEdge,
+    /// Pipeline rank at the other end.
+    pub(super) peer: usize,
+}
+
 impl Flow {
     /// Returns the lowest bit in the message tags.
     pub(super) fn bit(self) -> u64 {
@@ -31,6 +41,24 @@ impl Flow {
     /// Returns the part that receives over an edge.
     pub(super) fn receiver(self, edge: StageEdge) -> Part {
         if self == Self::Activations { edge.downstream } else { edge.upstream }
+    }
+}
+
+impl StageTransfer {
+    /// Returns the transfer of an action; `None` if it sends and receives nothing.
+    pub(super) fn of(topology: &Topology, action: Action) -> Option<Self> {
+        let (flow, is_send, message) = match action {
+            Action::Recv(message) => (Flow::Activations, false, message),
+            Action::Send(message) => (Flow::Activations, true, message),
+            Action::RecvGrad(message) => (Flow::Gradients, false, message),
+            Action::SendGrad(message) => (Flow::Gradients, true, message),
+            _ => return None,
+        };
+        let (peer, own) = (usize::from(message.peer), message.part());
+        // A part can have several edges; the one of this message leads to the peer's rank.
+        let is_there = |edge: &StageEdge| topology.rank(edge.other(own)) == peer;
+        let edge = StageEdge::of_part(topology, flow, own, is_send).into_iter().find(is_there)?;
+        Some(Self { flow, is_send, edge, peer })
     }
 }
 

@@ -19,10 +19,10 @@ use dflop_balancer::schedule::{Action, Pass, PassKind};
 use dflop_device::MessageLane;
 
 use super::action_list::action_lists;
-use super::activation_transfer::{Flow, StageEdge, StageTransfer, role_of};
 use super::job::Job;
 use super::lane_order::{SentMessage, messages_of};
 use super::rank_roles::RankRole;
+use super::stage_edge::{Flow, StageEdge, StageTransfer, role_of};
 use super::topology::Topology;
 use crate::error::{Error, Result};
 

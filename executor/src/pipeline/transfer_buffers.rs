@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_balancer::schedule::{Action, Part};
 
-use super::activation_transfer::{StageTransfer, StepView};
+use super::activation_transfer::StepView;
 use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
-use super::stage_edge::{Flow, StageEdge};
+use super::shared_lanes::SharedLanes;
+use super::stage_edge::{Flow, StageEdge, StageTransfer};
 use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Lane, MessageLane, RowShape, Tensor, Transfer};
