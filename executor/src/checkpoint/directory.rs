@@ -1,14 +1,14 @@
 //! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete
 //! checkpoint.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::MANIFEST_FILE;
 use super::aside::SetAside;
 use super::files::{failed, sync};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 const PREFIX: &str = "step-";
 /// Suffix for a directory being written.

@@ -7,7 +7,7 @@ use dflop_loader::store::file;
 use serde_json::{Value, json};
 
 use super::digest::{FileDigest, write_file};
-use super::directory::failed;
+use super::files::failed;
 use super::{FORMAT, MANIFEST_FILE};
 use crate::error::{Error, Result};
 use dflop_models::weights::Checkpoint;
