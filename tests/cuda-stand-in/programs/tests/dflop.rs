@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::command::{Run, command, text};
 use crate::config::{Job, loss_bits, losses};
 
-/// Runs a command whose libraries of CUDA are in a directory.
+/// Runs a command with the CUDA libraries in a directory.
 fn on(libraries: &Path, command: &mut Command) -> Run {
     command.env("DFLOP_CUDA_LIBRARY_PATH", libraries).env("LD_LIBRARY_PATH", libraries);
     command.output().expect("the command starts").into()
@@ -31,7 +31,7 @@ fn a_run_on_cuda_devices_has_the_losses_of_one_on_cpus() {
     }
 }
 
-/// Times of a step in which a device has nothing to do.
+/// Report keys for device idle times in a step.
 const IDLE_PARTS: [&str; 6] = [
     "data_wait_seconds",
     "input_seconds",
@@ -41,14 +41,14 @@ const IDLE_PARTS: [&str; 6] = [
     "checkpoint_seconds",
 ];
 
-/// Operations that streams of the stand-in ran, in order: stream and name.
+/// Returns the operations that stand-in streams ran, in order: stream and name.
 fn operations(log: &str) -> Vec<(&str, &str)> {
     let lines = log.lines().filter_map(|line| line.split_once("cuda stand-in: stream "));
     lines.filter_map(|(_, text)| text.split_once(" runs ")).collect()
 }
 
-/// The order of work on a device whose streams run beside each other. Kernels are slow here, so that the host
-/// takes little time beside them, as with a large model: what is shown is what waits for what.
+/// Work order on a device with concurrent streams. Kernels are slow here, so that host time is small in
+/// comparison, as with a large model: the test shows which work waits for which.
 #[test]
 fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_kernel() {
     const STEPS: usize = 6;
@@ -86,7 +86,7 @@ fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_ker
     assert!(idle < 0.03 * seconds("seconds"), "{steps:?}");
 }
 
-/// A state is of the step that was reported, though the device has begun with the next one.
+/// A saved state belongs to the reported step, though the device has begun the next step.
 #[test]
 fn a_state_that_is_saved_ahead_of_the_next_step_goes_on_with_the_same_bits() {
     let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
@@ -113,7 +113,7 @@ fn a_state_that_is_saved_ahead_of_the_next_step_goes_on_with_the_same_bits() {
     }
 }
 
-/// Lets ranks in processes of their own share the device of the stand-in.
+/// Lets ranks in separate processes share the stand-in device.
 fn connected(command: &mut Command) -> &mut Command {
     command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_NCCL_SHARES_DEVICES", "1");
     command.env("CUDA_STAND_IN_NCCL_VERSION", "23007")

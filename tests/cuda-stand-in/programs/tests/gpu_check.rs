@@ -1,9 +1,9 @@
-//! The script `run.sh` from start to end on the stand-ins of the CUDA libraries.
+//! Complete `run.sh` runs on the CUDA library stand-ins.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Rows of the table.
+/// Table rows.
 const PARTS: [&str; 24] = [
     "device",
     "operations",
@@ -31,10 +31,10 @@ const PARTS: [&str; 24] = [
     "dflop.torch",
 ];
 
-/// What a run of the script left.
+/// Script run results.
 struct Run {
     status: i32,
-    /// Name and status of every row of the table.
+    /// Name and status in every table row.
     rows: Vec<(String, String)>,
     /// Everything that was printed.
     output: String,

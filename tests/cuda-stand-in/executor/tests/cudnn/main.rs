@@ -1,7 +1,7 @@
 //! Builds attention plans for devices that this machine does not have.
 //!
-//! The tests need the libraries of cuDNN, cuBLAS and NVRTC, but no device; `driver.rs` says where they are
-//! found.
+//! The tests need the cuDNN, cuBLAS and NVRTC libraries, but no device; `driver.rs` documents the library
+//! locations.
 
 mod driver;
 mod shapes;
@@ -18,7 +18,7 @@ use dflop_cuda::cudnn::{
 };
 use shapes::SHAPES;
 
-/// Most bytes of the workspace of a forward plan.
+/// Maximum forward plan workspace, in bytes.
 const FORWARD_BYTES_MAX: u64 = 1 << 20;
 const MB: u64 = 1_000_000;
 
@@ -111,7 +111,7 @@ fn the_engine_of_a_fixed_order_has_its_settings() {
     assert_eq!(is_set, library.version() >= Version(92_500), "else the graph itself has a fixed order");
 }
 
-/// The only file of a key below a directory.
+/// Returns the only file for a key below a directory.
 fn file(directory: &Path, key: &PlanKey) -> PathBuf {
     let directories = fs::read_dir(directory).expect("the directory of plans");
     let mut files =

@@ -1,14 +1,14 @@
-//! Attentions of models, with the segments of a microbatch.
+//! Attention shapes from models, with microbatch segments.
 
 use dflop_cuda::cudnn::{Heads, PlanKey};
 
-/// An attention of a model.
+/// Model attention shape.
 pub(crate) struct Shape {
     pub(crate) name: &'static str,
     pub(crate) heads: Heads,
-    /// Rows of every segment.
+    /// Rows per segment, with the number of such segments.
     pub(crate) segments: &'static [(u32, usize)],
-    /// Most bytes of the workspace of a backward plan, in MB: packed numbers, padded numbers.
+    /// Maximum workspace of a backward plan, in MB: packed, padded.
     pub(crate) backward_mb_max: (u64, u64),
 }
 
@@ -16,7 +16,7 @@ const fn heads(heads: u32, kv_heads: u32, head_dim: u32, is_causal: bool) -> Hea
     Heads { heads, kv_heads, head_dim, is_causal }
 }
 
-/// Rows of segments, and the number of such segments: a long document beside short ones.
+/// Rows per segment, with the number of such segments: a long document and short documents.
 const DOCUMENTS: &[(u32, usize)] = &[(4096, 1), (1000, 2), (300, 6)];
 
 /// Shapes that plans are checked for.
@@ -72,7 +72,7 @@ pub(crate) const SHAPES: [Shape; 8] = [
 ];
 
 impl Shape {
-    /// First row of every segment, then the number of rows.
+    /// Returns the first row in every segment, then the number of rows.
     pub(crate) fn starts(&self) -> Vec<u32> {
         let mut starts = vec![0];
         for &(rows, count) in self.segments {

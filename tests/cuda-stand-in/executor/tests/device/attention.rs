@@ -1,20 +1,20 @@
-//! Attention of random segments, for any device.
+//! Attention cases with random segments, for any device.
 
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Device, Dtype, HostSegments, KeyRanges, Result, Segments};
 
 use crate::cases::Cases;
 
-/// Widths of heads: those with kernels of their own in bf16, and others.
+/// Head widths: widths with dedicated bf16 kernels, and widths without.
 const HEADS: [usize; 9] = [64, 72, 80, 96, 128, 1, 24, 100, 256];
 
-/// Window of tokens.
+/// Token window.
 #[derive(Clone, Copy)]
 pub(crate) enum Window {
-    /// A token attends to as many tokens up to itself.
+    /// A token attends to this many tokens, ending with the token itself.
     Sliding(usize),
-    /// A token attends to the tokens of its chunk of a segment up to itself. Behind the border of chunks
-    /// queries have no key among the first ones of their block.
+    /// A token attends to the preceding tokens in the same segment chunk and to itself. After a chunk border,
+    /// queries have no key among the first keys in a block.
     Chunk(usize),
 }
 
@@ -34,7 +34,8 @@ impl<D: Device> Cases<'_, D> {
         self.many_heads()
     }
 
-    /// Passes of so many key heads that blocks share none, and of fewer, of which several blocks own one.
+    /// Runs passes with enough key heads that no blocks share a head, and with fewer heads, where several
+    /// blocks share a head.
     pub(crate) fn many_heads(&mut self) -> Result<()> {
         for kv_heads in [16, 8] {
             let shape = AttentionShape { heads: 32, kv_heads, head_dim: 64, scale: 0.19, is_causal: true };
@@ -43,7 +44,7 @@ impl<D: Device> Cases<'_, D> {
         Ok(())
     }
 
-    /// Ranges of keys: a causal window, and rows that see each other as a whole.
+    /// Returns key ranges: a causal window, and rows with full mutual attention.
     fn ranges(&mut self, starts: &[u32], window: Window) -> KeyRanges {
         let mut keys = Vec::new();
         for pair in starts.windows(2) {
@@ -62,11 +63,11 @@ impl<D: Device> Cases<'_, D> {
         KeyRanges::new(&keys)
     }
 
-    /// Both passes over segments of lengths around the rows of a block.
+    /// Runs both passes over segments with lengths near the block row count.
     ///
-    /// - `window`: window of the mask; the mask of the shape without one
-    /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and the
-    ///   gradients of queries differences of large numbers
+    /// - `window`: mask window; `None` uses the shape's mask
+    /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and query
+    ///   gradients are differences between large numbers
     pub(crate) fn attention_of(
         &mut self,
         shape: &AttentionShape,

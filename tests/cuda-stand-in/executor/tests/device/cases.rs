@@ -1,4 +1,4 @@
-//! Operations on random numbers of random shapes, for any device.
+//! Operations on random numbers with random shapes, for any device.
 
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
@@ -14,10 +14,10 @@ use dflop_device::{Device, Dtype, Result, Tensor};
 
 use crate::random::Random;
 
-/// Names and results of operations.
+/// Operation names and results.
 pub(crate) type Results = Vec<(String, Vec<f32>)>;
 
-/// Calls operations of one group, and collects their results.
+/// Calls the operations in a group and collects the results.
 pub(crate) struct Cases<'a, D: Device> {
     pub(crate) d: &'a D,
     pub(crate) random: Random,
@@ -29,13 +29,13 @@ impl<'a, D: Device> Cases<'a, D> {
         Self { d, random: Random::new(seed), results: Vec::new() }
     }
 
-    /// Random numbers in the type of activations.
+    /// Returns random numbers in the activation type.
     pub(crate) fn input(&mut self, len: usize) -> Result<Tensor<D>> {
         let values = self.random.numbers(len);
         self.d.upload(&values)
     }
 
-    /// Random numbers in the type of gradients.
+    /// Returns random numbers in the gradient type.
     pub(crate) fn gradient(&mut self, len: usize) -> Result<Tensor<D>> {
         let values = self.random.numbers(len);
         self.d.upload_as(Dtype::F32, &values)
@@ -58,7 +58,7 @@ impl<'a, D: Device> Cases<'a, D> {
         self.keep(name, &tensor)
     }
 
-    /// Element-wise operations, of lengths that are and are not multiples of 8.
+    /// Runs element-wise operations, with lengths divisible and not divisible by 8.
     pub(crate) fn element_wise(&mut self) -> Result<()> {
         for len in [1, 8 * self.random.below(1, 200), self.random.below(1, 3000)] {
             let (x, y) = (self.input(len)?, self.input(len)?);
@@ -84,7 +84,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Operations on columns of rows.
+    /// Runs column operations.
     pub(crate) fn columns(&mut self) -> Result<()> {
         for width in [3, 8, 8 * self.random.below(1, 40), self.random.below(1, 300)] {
             let rows = self.random.below(1, 90);
@@ -121,7 +121,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Copies of ranges, and selections of rows.
+    /// Runs range copies and row selections.
     pub(crate) fn selections(&mut self) -> Result<()> {
         for count in [1, 3, self.random.below(5, 40)] {
             let lens: Vec<usize> = (0..count).map(|_| self.random.below(0, 700)).collect();
@@ -160,7 +160,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Norms of narrow rows, of rows that a block keeps in registers, and of wider ones.
+    /// Runs norms on narrow rows, on rows that fit in block registers, and on wider rows.
     pub(crate) fn norms(&mut self) -> Result<()> {
         for columns in [4, 64, 8 * self.random.below(1, 300), self.random.below(2, 900)] {
             let rows = self.random.below(1, 70);
@@ -208,7 +208,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Norms of heads, with and without a weight.
+    /// Runs head norms, with and without a weight.
     pub(crate) fn head_norms(&mut self) -> Result<()> {
         let shapes = [(1, false), (64, false), (72, true), (128, true), (128, false), (256, true)];
         let random = (self.random.below(2, 300), false);
@@ -235,7 +235,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Sinks of attention, after sums of which some are far below and some far above them.
+    /// Runs attention sinks, with sums far below and far above the sinks.
     pub(crate) fn sinks(&mut self) -> Result<()> {
         for head_dim in [1, 64, self.random.below(2, 200)] {
             let heads = self.random.below(1, 12);
@@ -284,7 +284,7 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
-    /// Products in all layouts, and their epilogues.
+    /// Runs matrix products in all layouts, with epilogues.
     pub(crate) fn products(&mut self) -> Result<()> {
         for case in 0..12 {
             let mut size = || if case < 4 { 8 * self.random.below(1, 9) } else { self.random.below(1, 60) };
@@ -414,7 +414,7 @@ impl<'a, D: Device> Cases<'a, D> {
     }
 }
 
-/// Norm of the difference over the norm of the truth; infinite for a number that was not written.
+/// Returns the norm of the difference divided by the truth norm; infinite if any number was not written.
 pub(crate) fn relative_error(found: &[f32], truth: &[f32]) -> f64 {
     assert_eq!(found.len(), truth.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();

@@ -1,4 +1,4 @@
-//! Weights of experts on random logits, and heads of latent attention.
+//! Expert weights on random logits, and latent attention heads.
 
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::clamped_gate::GateBounds;

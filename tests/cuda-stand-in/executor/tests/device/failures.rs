@@ -1,4 +1,4 @@
-//! Failures of the CUDA device: each is a typed error that tells what was expected, and none ends the
+//! CUDA device failures: each is a typed error that names the expected state, and no failure ends the
 //! process.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use dflop_cuda_tests::cuda::{of_type, stand_in, turn};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{Dtype, Runtime};
 
-/// Runs a test in a process of its own, where no library is open yet; returns whether this is that process.
+/// Runs a test in a separate process, where no library is open yet; returns whether this is the separate
+/// process.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "DFLOP_CUDA_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -21,7 +22,7 @@ fn is_alone(test: &str) -> bool {
     false
 }
 
-/// Settings of a device whose libraries are searched in these directories alone.
+/// Returns a device builder that searches for libraries only in these directories.
 fn builder(directories: &[&Path]) -> CudaBuilder {
     let search = SearchPath::only(directories.iter().map(|path| path.to_path_buf()).collect());
     Cuda::builder(0).search_path(search).kernel_cache(None)
@@ -36,7 +37,7 @@ fn libraries() -> PathBuf {
     dflop_cuda_stand_in::library_dir().expect("the stand-in is there")
 }
 
-/// Makes a directory with these libraries of the stand-in.
+/// Creates a directory with these stand-in libraries.
 fn some_of(names: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for name in names {
@@ -178,7 +179,7 @@ fn a_library_is_found_by_the_loader_and_by_its_own_variable() {
     }
 }
 
-/// Part of the test above, which runs it in processes of their own.
+/// Helper for the test above, which runs it in separate processes.
 #[test]
 #[ignore = "runs with an environment of its own"]
 fn opens_by_the_environment() {

@@ -1,5 +1,5 @@
 //! Every operation on the CUDA device against the CPU device, on the stand-in: fresh random inputs, whole
-//! outputs, and the same bits in every order of threads.
+//! outputs, and the same bits in every thread order.
 
 use dflop_cuda::Cuda;
 use dflop_cuda_tests::cuda;
@@ -8,10 +8,10 @@ use dflop_device::{Cpu, Device, Dtype, Result};
 use crate::cases::{self, Cases, Results};
 use crate::random;
 
-/// Orders of threads and blocks: ascending, descending, random ones.
+/// Thread and block orders: ascending, descending, random.
 const ORDERS: [u64; 5] = [0, 1, 2, 3, 4];
 
-/// A group of operations.
+/// Declares the test for an operation group.
 macro_rules! group {
     ($name:ident, $method:ident, $exact:expr, $half:expr) => {
         #[test]
@@ -40,7 +40,7 @@ group!(heads_of_latent_attention, latent_heads, 1e-5, 6e-3);
 group!(optimizer, optimizer, 1e-5, 6e-3);
 group!(attention_within_segments, attention, 1e-5, 1e-2);
 
-/// Runs operations in both types of storage, in all orders, and compares them with those of the CPU.
+/// Runs operations in both storage types, in all orders, and compares the results with CPU results.
 fn compare(
     on_cpu: fn(&Cpu, u64) -> Result<Results>,
     on_cuda: fn(&Cuda, u64) -> Result<Results>,

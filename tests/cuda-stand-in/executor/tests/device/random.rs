@@ -16,12 +16,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Number of `from..until`.
+    /// Returns a number in `from..until`.
     pub(crate) fn below(&mut self, from: usize, until: usize) -> usize {
         from + (self.bits() % (until - from) as u64) as usize
     }
 
-    /// Number between -1.5 and 1.5.
+    /// Returns a number between -1.5 and 1.5.
     pub(crate) fn number(&mut self) -> f32 {
         ((self.bits() >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
     }
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// Seed of this run: `DFLOP_SEED`, or the time.
+/// Returns the run seed: `DFLOP_SEED`, or the time.
 pub(crate) fn seed() -> u64 {
     let from_time =
         || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);

@@ -1,4 +1,4 @@
-//! Training steps on the CUDA device, on the stand-in: losses beside those of the CPU, and what a step costs.
+//! Training steps on the CUDA device, on the stand-in: losses compared with the CPU device, and step costs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +16,11 @@ use dflop_models::{
 
 const STEPS: usize = 20;
 const LAYERS: usize = 2;
-/// Tokens of the samples of a microbatch, for each of two microbatches of a step.
+/// Sample token counts in each of a step's two microbatches.
 const SAMPLES: [&[usize]; 2] = [&[70, 5, 33], &[1, 130]];
 const VOCABULARY: usize = 96;
 
-/// A decoder whose heads have kernels with tensor cores.
+/// Returns a decoder configuration with head widths that have tensor core kernels.
 fn config() -> ModelConfig {
     ModelConfig::from_config(&serde_json::json!({
         "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": LAYERS,
@@ -51,7 +51,7 @@ fn context<D: Device>(config: &ModelConfig, device: &D, samples: &[usize]) -> Ar
     Arc::new(config.llm.context(device, &batch).unwrap())
 }
 
-/// A model with its optimizer.
+/// Model with optimizer.
 struct Training<D: Device> {
     device: D,
     config: ModelConfig,
@@ -76,7 +76,7 @@ impl<D: Device> Training<D> {
         Self { device, config, stage, optimizer }
     }
 
-    /// Takes a step and returns its loss.
+    /// Runs a step and returns the loss.
     fn step(&mut self) -> f64 {
         let mut losses = Vec::new();
         for (microbatch, samples) in SAMPLES.iter().enumerate() {
@@ -122,7 +122,7 @@ fn a_run_has_the_same_bits_in_every_order_of_threads() {
     assert_eq!(losses(0), losses(17));
 }
 
-/// What a step may cost, for this model: two layers and two microbatches.
+/// Step cost limits for this model: two layers and two microbatches.
 #[test]
 fn launches_copies_and_waits_of_a_step_are_bounded() {
     let _turn = cuda::turn();
@@ -163,7 +163,7 @@ fn a_device_that_is_dropped_with_work_under_way_leaves_nothing() {
     assert_eq!(cuda::stand_in().last_failure(), "");
 }
 
-/// Task of a lane that takes a while.
+/// Slow lane task.
 struct Slow(Arc<AtomicBool>);
 
 impl HostTask for Slow {

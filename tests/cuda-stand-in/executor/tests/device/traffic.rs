@@ -1,4 +1,4 @@
-//! Bytes that kernels move, as the stand-in counts them, beside the least that an operation needs.
+//! Bytes moved by kernels, as counted by the stand-in, compared with the minimum that an operation needs.
 
 use dflop_cuda::Cuda;
 use dflop_cuda_tests::cuda;
@@ -6,12 +6,12 @@ use dflop_device::Dtype;
 use dflop_device::ops::head_norm::HeadColumns;
 use dflop_device::prelude::*;
 
-/// Rows and columns: widths of small and of large models.
+/// Rows and columns: small and large model widths.
 const SHAPES: [(usize, usize); 3] = [(16_384, 1536), (8192, 3584), (4096, 8192)];
-/// Most bytes that a backward pass of a norm moves, over the least.
+/// Maximum ratio between the bytes moved by a norm backward pass and the minimum bytes.
 const RATIO_MAX: f64 = 1.15;
 
-/// Runs an operation, and returns the bytes that its kernels load and store.
+/// Runs an operation, and returns the bytes that the kernels load and store.
 fn bytes(device: &Cuda, run: impl FnOnce()) -> u64 {
     let figure = device.zeros_as(Dtype::F64, 1).unwrap();
     let total = || {
@@ -25,7 +25,7 @@ fn bytes(device: &Cuda, run: impl FnOnce()) -> u64 {
     total() - before
 }
 
-/// Checks what an operation moves beside the least.
+/// Checks the bytes moved by an operation against the minimum.
 fn check(name: &str, moved: u64, least: usize) {
     let ratio = moved as f64 / least as f64;
     println!("{name}: {moved} bytes, least {least}, ratio {ratio:.3}");
@@ -33,8 +33,8 @@ fn check(name: &str, moved: u64, least: usize) {
     assert!(ratio <= RATIO_MAX, "{name}: {ratio:.3} times the least bytes");
 }
 
-/// Least bytes of a backward pass that reads `x` and `dy` and adds to `dx`, all of bf16, with f32 statistics
-/// of rows; it reads a weight of bf16 and adds to f32 gradients of parameters.
+/// Returns the minimum bytes for a backward pass that reads `x` and `dy` and adds to `dx`, all in bf16, with
+/// f32 row statistics; the pass reads a bf16 weight and adds to f32 parameter gradients.
 fn least((rows, columns): (usize, usize), statistics: usize, parameters: usize) -> usize {
     rows * columns * 2 * 4 + 4 * rows * statistics + 2 * columns + 8 * columns * parameters
 }

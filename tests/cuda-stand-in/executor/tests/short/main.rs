@@ -1,4 +1,4 @@
-//! Two ranks over NCCL, on the stand-ins: the cases of communicators, and a pipeline.
+//! Two ranks over NCCL, on the stand-ins: communicator cases and a pipeline.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use dflop_testing::pipeline::batch::{LLM_LAYERS, language_model, round_robin, te
 use dflop_testing::pipeline::job::{Setting, run_job};
 use dflop_testing::support::{Transport, patient, run};
 
-/// Lets tests take turns: a job through the host has a device that one over NCCL could have taken.
+/// Serializes tests: a job through the host uses a device that a job over NCCL might need.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -34,8 +34,8 @@ fn two_ranks_pass_the_cases_of_communicators() {
     }
 }
 
-/// Loss and gradients of two stages are those of messages through the host bit by bit; sums over two replicas
-/// are rounded in another order.
+/// With two stages, loss and gradients are bitwise equal to a run with messages through the host; sums over
+/// two replicas are rounded in a different order.
 #[test]
 fn a_pipeline_over_nccl_is_one_through_the_host() {
     let _turn = turn();
@@ -49,7 +49,7 @@ fn a_pipeline_over_nccl_is_one_through_the_host() {
     through_host.assert_close(&run_job::<OnNccl>(&replicas, &samples, &cut).truth);
 }
 
-/// Ranks that are threads of one process leave nothing behind that a later job of the process uses.
+/// Ranks that are threads in the same process leave no state that a later job in the process uses.
 #[test]
 fn jobs_over_nccl_follow_jobs_through_the_host() {
     let _turn = turn();

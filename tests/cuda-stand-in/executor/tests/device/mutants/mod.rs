@@ -1,6 +1,6 @@
-//! Faults that are put into kernels on purpose: the tests of the operations must find each of them.
+//! Faults injected into kernels: the operation tests must find every fault.
 //!
-//! A fault is found if the device fails, a result differs from the CPU's, or two orders of threads give
+//! A fault is found if the device fails, a result differs from the CPU's, or two thread orders return
 //! different bits.
 
 use std::os::unix::process::ExitStatusExt;
@@ -16,12 +16,12 @@ use serde::Deserialize;
 use crate::attention::Window;
 use crate::cases::{self, Cases, Results};
 
-/// Orders of threads that a fault is looked for in.
+/// Thread orders used to search for a fault.
 const ORDERS: [u64; 3] = [0, 1, 2];
 const SEED: u64 = 5;
-/// Largest relative error of a result without a fault, by type.
+/// Maximum relative error for a result without a fault, by type.
 const BOUNDS: [(Dtype, f64); 2] = [(Dtype::Bf16, 1e-2), (Dtype::F32, 2e-5)];
-/// Bound of numbers that are differences of much larger ones.
+/// Error bound for differences between much larger numbers.
 const FAR_BOUND: f64 = 0.2;
 
 #[derive(Deserialize)]
@@ -38,7 +38,7 @@ struct Mutant {
 }
 
 impl Mutant {
-    /// Text of the file with the fault.
+    /// Returns the file text with the fault.
     fn text(&self) -> String {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../executor/cuda/kernels").join(&self.file);
@@ -53,7 +53,7 @@ fn mutants(list: &str) -> Vec<Mutant> {
     toml::from_str::<Mutants>(&std::fs::read_to_string(path).unwrap()).unwrap().mutant
 }
 
-/// Runs the operations whose kernels are in a file.
+/// Runs the operations with kernels in a file.
 fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results> {
     let mut cases = Cases::new(device, SEED);
     match file {
@@ -103,7 +103,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
     Ok(cases.results)
 }
 
-/// Returns how a fault shows, if it does.
+/// Returns the fault's symptom, or `None` if the fault is not visible.
 fn symptom(mutant: &Mutant) -> Option<String> {
     for (dtype, bound) in BOUNDS {
         for is_first_half in [true, false] {
@@ -163,11 +163,11 @@ fn without_a_fault_nothing_is_found() {
     }
 }
 
-/// Variable with the list and the place of the fault that a process of its own looks for.
+/// Variable with the fault list and fault index that a separate process searches for.
 const FAULT: &str = "DFLOP_CUDA_FAULT";
 
-/// Looks for the faults of a list, of which this test takes every so many. Each has a process of its own,
-/// since some write anywhere.
+/// Searches for the faults in a list; each of the `parts` tests covers every `parts`-th fault. Each fault
+/// runs in a separate process, since some faults write to arbitrary addresses.
 fn find_all(list: &str, part: usize, parts: usize) {
     let mut missed = Vec::new();
     for (index, mutant) in mutants(list).iter().enumerate().skip(part).step_by(parts) {
@@ -186,7 +186,7 @@ fn find_all(list: &str, part: usize, parts: usize) {
     assert!(missed.is_empty(), "not found: {missed:#?}");
 }
 
-/// Part of the tests below, which run it in processes of their own.
+/// Helper for the tests below, which run it in separate processes.
 #[test]
 #[ignore = "runs with an environment of its own"]
 fn one_fault() {
