@@ -23,10 +23,10 @@ pub enum Error {
     /// A weights file could not be read or written.
     #[error("could not {action} `{}`", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
-    /// A step plan does not match the job, or the inputs of a rank do not match the plan.
+    /// A step plan does not match the job, or rank inputs do not match the plan.
     #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
     Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
-    /// A message or another rank failed.
+    /// A message or a remote rank failed.
     #[error(transparent)]
     Comm(#[from] dflop_comm::Error),
     /// Memory ran out, or the device cannot be used.
@@ -50,7 +50,7 @@ pub enum Error {
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },
-    /// The configuration of a run is invalid.
+    /// The run configuration is invalid.
     #[error("{0}")]
     Config(String),
     /// A run could not start.
@@ -65,15 +65,15 @@ pub enum Error {
     /// The system has too few threads.
     #[error("the system has no thread for each of the ranks: {0}")]
     Threads(std::io::Error),
-    /// The thread of a rank panicked.
+    /// A rank thread panicked.
     #[error("a rank panicked")]
     RankPanicked,
-    /// The process of a rank failed.
+    /// A rank process failed.
     ///
     /// - `code`: exit status; `None` if a signal ended the process
     #[error("rank {rank} ended the run: {status}")]
     RankEnded { rank: usize, status: String, code: Option<i32> },
-    /// A signal ended the processes of ranks before they had stopped in order.
+    /// A signal ended rank processes before an orderly stop.
     #[error("interrupted by signal {signal}, before the ranks had stopped")]
     Interrupted { signal: i32 },
     /// A saved state cannot be used.
@@ -87,7 +87,7 @@ pub enum Error {
         "checkpoint directory `{}` is in use by {owner}; choose another directory, or end that job", path.display()
     )]
     Occupied { path: PathBuf, owner: String },
-    /// A rank could not write part of a saved state.
+    /// A rank could not write part of the saved state.
     #[error("checkpoint of step {step}: rank {rank} could not write its part")]
     NotSaved { step: u64, rank: usize },
     /// A trace could not be written.
@@ -123,7 +123,7 @@ impl std::error::Error for Named {
 }
 
 impl Error {
-    /// Returns whether this rank only ended because another one failed, which reports the cause itself.
+    /// Returns whether this rank ended only because a remote rank failed, which reports the cause itself.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         match self {
@@ -134,7 +134,7 @@ impl Error {
         }
     }
 
-    /// Returns the message with its causes, one per line, without credentials.
+    /// Returns the message and all causes, each on a separate line, without credentials.
     #[must_use]
     pub fn message(&self) -> String {
         let (mut text, mut cause) = (self.to_string(), self.source());
@@ -145,7 +145,7 @@ impl Error {
         redact(&text).into_owned()
     }
 
-    /// Returns the message with its causes in one line.
+    /// Returns the message and all causes in a single line.
     pub(crate) fn in_one_line(&self) -> String {
         self.message().replace("\n  because: ", ": ")
     }

@@ -1,4 +1,4 @@
-//! Lanes of communication through the host: a thread and a stream each.
+//! Lanes for communication through the host, each with a thread and a stream.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,16 +10,16 @@ use dflop_device::Result;
 use crate::driver::{Context, Event, Stream};
 use crate::event::Gate;
 
-/// Work of a lane, which ends with an event of the stream.
+/// Lane work, which returns a stream event at the end.
 type Work = Box<dyn FnOnce(&Stream) -> Result<Event> + Send>;
 
-/// Queue of a lane: work, and the gate that opens once it is issued.
+/// Lane queue: work, and the gate that opens once the work is issued.
 type Queue = Sender<(Work, Arc<Gate>)>;
 
-/// Longest wait for the work of lanes when a device is dropped: ranks that have failed leave work behind.
+/// Maximum wait for lane work when a device is dropped: failed ranks leave unfinished work.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// Threads of the lanes, by their numbers. They end with their device, once their work is done.
+/// Lane threads by lane number. Threads end when the device is dropped, once all work is done.
 pub(crate) struct Lanes {
     context: Context,
     senders: Mutex<HashMap<u64, Queue>>,
@@ -43,7 +43,7 @@ impl Lanes {
         Self { context, senders: Mutex::default(), ended: (Mutex::new(Some(sender)), Mutex::new(receiver)) }
     }
 
-    /// Queues work behind that of the lane so far; the gate opens once it is issued.
+    /// Queues work at the end of the lane; the gate opens once the work is issued.
     pub(crate) fn queue(
         &self,
         lane: u64,
@@ -64,13 +64,13 @@ impl Lanes {
         Ok(gate)
     }
 
-    /// Sender that a thread keeps until it ends.
+    /// Returns a sender that a thread keeps until the thread ends.
     fn alive(&self) -> Option<Sender<()>> {
         self.ended.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Starts the thread of a lane.
+/// Starts a lane thread.
 fn start(context: &Context, alive: Option<Sender<()>>) -> Result<Queue> {
     let stream = Stream::new(context)?;
     let (sender, receiver) = channel::<(Work, Arc<Gate>)>();

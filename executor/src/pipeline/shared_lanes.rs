@@ -1,5 +1,5 @@
-//! Messages of a rank that share lanes: which receives are posted when, so that sends and receives keep the
-//! order of the step ([`StepOrder`](super::step_order::StepOrder)).
+//! Posts receives for messages in shared lanes, so that a rank's sends and receives keep the step order
+//! ([`StepOrder`](super::step_order::StepOrder)).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,7 +9,7 @@ use super::stage_edge::StageEdge;
 use super::step_order::OwnMessage;
 use crate::error::{Error, Result};
 
-/// Messages of a step that share lanes, by the number of the lane.
+/// Messages in shared lanes for a step, by lane number.
 #[derive(Default)]
 pub(super) struct SharedLanes {
     lanes: BTreeMap<u64, VecDeque<OwnMessage>>,
@@ -17,8 +17,8 @@ pub(super) struct SharedLanes {
 }
 
 impl SharedLanes {
-    /// - `messages`: of this rank, in the order of the step, without those that have no rows
-    /// - `lane`: returns the number of the lane that messages share with others, if they do
+    /// - `messages`: this rank's messages with rows, in step order
+    /// - `lane`: returns the shared lane number, or `None` for a message lane with a dedicated lane
     pub(super) fn new(
         messages: impl IntoIterator<Item = OwnMessage>,
         lane: impl Fn(MessageLane) -> Option<u64>,
@@ -33,13 +33,13 @@ impl SharedLanes {
         own
     }
 
-    /// Returns whether messages share their lane with others.
+    /// Returns whether a message lane is shared.
     pub(super) fn has(&self, lane: MessageLane) -> bool {
         self.shared.contains_key(&lane)
     }
 
-    /// Takes the receives that are posted before an action: those that come before it, and of those that come
-    /// before a later action, `until`, the ones that no send of this rank comes before.
+    /// Takes the receives to post before an action: all receives ordered before the action, and receives
+    /// ordered before a later action, `until`, that no send on this rank precedes.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if a send that comes before the action has not been queued.
@@ -56,10 +56,10 @@ impl SharedLanes {
         Ok(taken)
     }
 
-    /// Takes a message that is sent now; does nothing if it has a lane of its own.
+    /// Takes a message that is sent now; does nothing for a dedicated lane.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if another message comes before it.
+    /// [`Error::InvalidSetting`] if a different message comes first.
     pub(super) fn take_send(&mut self, lane: MessageLane, edge: StageEdge) -> Result<()> {
         let Some(number) = self.shared.get(&lane) else { return Ok(()) };
         let is_it = |next: &mut OwnMessage| (next.lane, next.edge) == (lane, edge);

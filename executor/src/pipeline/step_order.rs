@@ -1,17 +1,16 @@
-//! Orders all messages of a step, so that messages of several lanes can run one after the other.
+//! Orders all messages in a step, so that messages from several lanes can run in sequence.
 //!
-//! A transport with fewer lanes than the job has pairs of ranks and flows lets messages wait for each other.
-//! In any order they could wait in a circle: a receive that is posted ahead holds up the send that its
-//! message depends on. So all ranks derive one order of all passes and messages of a step: that of a
-//! simulation in which every rank runs its action list and a message takes no time. Every pass comes behind
-//! the messages that it takes, every message directly behind the pass that makes it, and the passes of a rank
-//! in the order of its list.
+//! On a transport with fewer lanes than (rank pair, flow) combinations, messages wait for each other. In an
+//! arbitrary order they could deadlock: a receive posted ahead blocks the send that its message depends on.
+//! All ranks therefore derive the same order for all passes and messages in a step, by simulating every
+//! rank's action list with zero message time. Every pass follows the messages that it receives, every message
+//! directly follows the pass that produces it, and a rank's passes are in action list order.
 //!
-//! **No deadlock.** A rank queues the sends and receives of each of its shared lanes in this order, and a
-//! receive before any action that comes behind its message: then the compute lane, the allocation of what is
-//! received, and all lanes follow one order. Of the operations that are not done, the first one waits for
-//! nothing: all that is ahead of it in its lanes, and all that it depends on, comes earlier and is done. This
-//! holds for any assignment of messages to lanes, also if a send ends only with its receive.
+//! **No deadlock.** A rank queues sends and receives in each shared lane in this order, and a receive before
+//! any action that follows the message: then the compute lane, receive buffer allocations and all lanes
+//! follow the same order. The first unfinished operation waits for nothing: everything ahead in the same
+//! lanes, and every dependency, comes earlier and is done. This holds for any assignment from messages to
+//! lanes, even if a send ends only with the matching receive.
 
 use std::collections::BTreeMap;
 
@@ -26,8 +25,8 @@ use super::stage_edge::{Flow, StageEdge, StageTransfer, role_of};
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
-/// Place in the order: end of a pass in simulated time, its pipeline rank, and 0 for the pass itself or the
-/// number of a message of the pass.
+/// Position in the order: pass end in simulated time, pipeline rank, and 0 for the pass itself or the message
+/// number within the pass.
 type Place = (u64, usize, usize);
 
 /// Message that a rank sends or receives.
@@ -37,19 +36,19 @@ pub(super) struct OwnMessage {
     pub(super) flow: Flow,
     pub(super) edge: StageEdge,
     pub(super) is_send: bool,
-    /// Index of the first action of the rank that comes behind the message.
+    /// Index of the rank's first action after the message.
     pub(super) before: usize,
 }
 
-/// Messages of a step in their order.
+/// Ordered messages in a step.
 pub(super) struct StepOrder {
     messages: Vec<(Place, SentMessage)>,
-    /// Latest place so far, by world rank and action.
+    /// Latest position so far, by world rank and action.
     reached: Vec<Vec<Place>>,
 }
 
 impl StepOrder {
-    /// Orders the messages of all ranks, also those that have no rows in a step.
+    /// Orders the messages on all ranks, including messages without rows in a step.
     ///
     /// # Errors
     /// [`Error::Balancer`] if action lists wait for each other.
@@ -65,7 +64,7 @@ impl StepOrder {
         Ok(Self { messages, reached: run.reached })
     }
 
-    /// Returns the messages of a world rank.
+    /// Returns a world rank's messages.
     pub(super) fn of_rank(&self, rank: usize) -> Vec<OwnMessage> {
         let own = self.messages.iter().filter(|(_, sent)| sent.from == rank || sent.to == rank);
         let message = |&(place, SentMessage { from, to, flow, edge }): &(Place, SentMessage)| OwnMessage {
@@ -79,7 +78,7 @@ impl StepOrder {
     }
 }
 
-/// Run of the action lists of all ranks.
+/// Simulated run for all ranks' action lists.
 struct Simulation<'a> {
     job: &'a Job,
     topology: &'a Topology,
@@ -88,7 +87,7 @@ struct Simulation<'a> {
     reached: Vec<Vec<Place>>,
     free: Vec<u64>,
     messages: Vec<(Place, SentMessage)>,
-    /// Places of messages, by sender, receiver, flow and edge.
+    /// Message positions, by sender, receiver, flow and edge.
     sent: BTreeMap<(usize, usize, Flow, StageEdge), Place>,
 }
 
@@ -101,12 +100,12 @@ impl<'a> Simulation<'a> {
         Ok(Self { job, topology, roles, lists, reached, free, messages: Vec::new(), sent: BTreeMap::new() })
     }
 
-    /// Returns the next action of a rank.
+    /// Returns a rank's next action.
     fn next(&self, rank: usize) -> Option<Action> {
         self.lists[rank].get(self.reached[rank].len()).copied()
     }
 
-    /// Runs all ranks as far as they come; returns whether any came further.
+    /// Advances all ranks as far as possible; returns whether any rank advanced.
     fn advance_all(&mut self) -> Result<bool> {
         let mut has_moved = false;
         for rank in 0..self.lists.len() {
@@ -126,14 +125,14 @@ impl<'a> Simulation<'a> {
         Ok(has_moved)
     }
 
-    /// Ends an action of a rank at a place, or at that of the action before if that is later.
+    /// Ends a rank's action at a position, or at the previous action's position if later.
     fn reach(&mut self, rank: usize, place: Place) -> bool {
         let before = self.reached[rank].last().copied().unwrap_or_default();
         self.reached[rank].push(before.max(place));
         true
     }
 
-    /// Runs a pass on all ranks of its pipeline rank; returns false if one of them is not there yet.
+    /// Runs a pass on all ranks in the pipeline rank; returns false if any rank has not reached the pass yet.
     fn pass(&mut self, pass: Pass) -> Result<bool> {
         let pipeline_rank = self.topology.rank(pass.part);
         let members = self.job.world_ranks(pipeline_rank);
@@ -159,7 +158,7 @@ impl<'a> Simulation<'a> {
         Ok(true)
     }
 
-    /// Takes a message; returns false if it is not sent yet.
+    /// Receives a message; returns false if it is not sent yet.
     fn receive(&mut self, rank: usize, action: Action) -> Result<bool> {
         let Some(StageTransfer { flow, edge, peer, .. }) = StageTransfer::of(self.topology, action) else {
             return Ok(self.reach(rank, (0, 0, 0)));

@@ -24,7 +24,7 @@ pub(super) struct TransferBuffers<D: Device> {
     /// Step start event, after which receives may begin.
     start: D::Event,
     posted: BTreeMap<Key, (CommunicationPlace, Transfer<D>)>,
-    /// Number of actions whose receives are posted.
+    /// Number of actions with posted receives.
     posted_until: usize,
     /// Number of messages in every lane, in lane order, whose receives are posted.
     posted_of: BTreeMap<(usize, Flow), usize>,
@@ -32,7 +32,7 @@ pub(super) struct TransferBuffers<D: Device> {
     shared: SharedLanes,
     /// Rows from other ranks, and rows passed on within this rank.
     arrived: BTreeMap<Key, Tensor<D>>,
-    /// Rows that were sent at the end of a pass, and whose send in the action list is still to come.
+    /// Rows already sent at the end of a pass, before the matching send in the action list.
     sent: BTreeSet<Key>,
     sends: Vec<(CommunicationPlace, Transfer<D>)>,
     /// Messages that operations were ordered after.
@@ -98,7 +98,7 @@ impl<D: Device> TransferBuffers<D> {
         edges.iter().try_for_each(|&edge| self.post(view, from, flow, edge))
     }
 
-    /// Posts the receive of a message; of one without rows, which is never sent, nothing.
+    /// Posts the receive for a message; does nothing for a message without rows, which is never sent.
     fn post(&mut self, view: &StepView<'_, D>, from: usize, flow: Flow, edge: StageEdge) -> Result<()> {
         let rows = view.rows(flow, edge)?;
         if rows == 0 {
@@ -116,7 +116,7 @@ impl<D: Device> TransferBuffers<D> {
     }
 
     /// Orders the passes after the posted receive of a transfer; does nothing if there are no rows. Sent rows
-    /// have left with the end of their pass, regardless of the position of the send in the list.
+    /// leave when the pass ends, regardless of the send's position in the list.
     pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {

@@ -40,12 +40,12 @@ pub(crate) struct DeviceTimes {
     pub(crate) passes_ns: u64,
     /// Time from there to the first work in the update.
     pub(crate) late_ns: u64,
-    /// Time from there to the end of the update.
+    /// Time from the end of passes and communication to the end of the update.
     pub(crate) update_ns: u64,
 }
 
 impl DeviceTimes {
-    /// Time from the first work of the step to the end of its update.
+    /// Time from the first work in the step to the end of the update.
     pub(crate) const fn total(self) -> Duration {
         Duration::from_nanos(self.passes_ns + self.late_ns + self.update_ns)
     }
@@ -97,8 +97,8 @@ impl<D: Device> UnreadStep<D> {
 
     /// Returns the device times of the step, after the device has completed all work.
     ///
-    /// - `before`: point behind the update of the step before
-    /// - `update`: points before and behind the update of this step
+    /// - `before`: point after the previous step's update
+    /// - `update`: points before and after this step's update
     pub(crate) fn device_times(&self, before: Option<&D::Event>, update: &[D::Event; 2]) -> DeviceTimes {
         let between =
             |from: Option<&D::Event>, to: &D::Event| u64::try_from(self.device.elapsed_ns(from?, to)?).ok();
@@ -118,7 +118,7 @@ impl<D: Device> UnreadStep<D> {
         StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) }
     }
 
-    /// Waits until the device has done its work, whatever becomes of it.
+    /// Waits until the device has done all work, regardless of success.
     pub(crate) fn wait(&self) {
         let _ = self.device.zeros_as(Dtype::F64, 1).and_then(|zero| self.device.read(&zero));
     }

@@ -63,7 +63,7 @@ pub struct CheckedMicrobatch {
     pub corrected_ns: Option<u64>,
     /// Median run time in nanoseconds.
     pub measured_ns: u64,
-    /// Spread of the runs, as a fraction of the median.
+    /// Run spread, as a fraction of the median.
     pub spread: f64,
     /// All run times in nanoseconds, in order.
     #[serde(skip)]
@@ -78,11 +78,11 @@ pub struct ModuleCheck {
     /// Errors over all microbatches, without correction.
     #[serde(serialize_with = "serialize_errors")]
     pub errors: ErrorSummary,
-    /// Median of the microbatch spreads.
+    /// Median microbatch spread.
     pub spread_median: f64,
-    /// 95th percentile of the microbatch spreads.
+    /// 95th percentile microbatch spread.
     pub spread_p95: f64,
-    /// Bound for the 95th percentile of errors.
+    /// Bound for the 95th percentile error.
     pub p95_bound: f64,
     /// Whether median and 95th percentile are within bounds.
     pub is_within: bool,
@@ -92,7 +92,7 @@ pub struct ModuleCheck {
     /// Errors over the second half, with correction.
     #[serde(serialize_with = "serialize_errors")]
     pub corrected: ErrorSummary,
-    /// Number of shape bins with a correction factor other than 1.
+    /// Number of shape bins with a correction factor different from 1.
     pub corrected_bins: usize,
 }
 
@@ -285,7 +285,7 @@ fn learn<D: Device>(
     Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
-/// Returns sample sizes inside a module, with shares of the predicted time of the pack.
+/// Returns sample sizes inside a module, with shares in the predicted pack time.
 fn shares(
     predictor: &CostModel,
     module: Module,

@@ -28,12 +28,12 @@ use dflop_device::{Device, Dtype};
 
 /// Minimum number of rounds at which the runs from the choice are excluded from the profile.
 const ROUNDS_MIN: usize = 3;
-/// Fractions of module time after which the first run over linear shapes, and the choice, ends; then the same
+/// Module time fractions after which the first run over linear shapes, and the choice, ends; then the same
 /// for attention.
 const CHOOSING_SHARES: [[f64; 2]; 2] = [[0.5, 0.3], [0.8, 0.5]];
 /// Bytes per parameter for weight, gradient and two optimizer moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
-/// Ratio of the peak bytes in a backward pass to the bytes that the forward pass saved.
+/// Ratio between the peak bytes in a backward pass and the bytes saved by the forward pass.
 const TRANSIENT: u64 = 2;
 /// Number of products whose best rate is the peak.
 const PEAK_RUNS: usize = 5;
@@ -41,12 +41,11 @@ const PEAK_RUNS: usize = 5;
 /// Measurement options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasureOptions {
-    /// Length of the longest sequence, and number of tokens in the largest microbatch inside a module.
-    /// Default: 4096.
+    /// Maximum sequence length and microbatch size inside a module, in tokens. Default: 4096.
     pub tokens_max: u32,
     /// Relative interpolation error below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Wall time limit in seconds, shared by the modules; only weights, the two smallest shapes of each
+    /// Wall time limit in seconds, shared by the modules; only weights, the two smallest shapes in each
     /// module and an optimizer step are measured regardless of duration. Default: 300.
     pub seconds_max: f64,
     /// Number of layers to run in each module, at most the number in the model. Default: all.
@@ -70,7 +69,7 @@ pub struct ModuleReport {
     pub module: Module,
     /// Number of layers that ran.
     pub layers: usize,
-    /// Shapes of the layers and of the parts outside them, chosen by total time.
+    /// Shapes for layers and for parts outside the layers, chosen by total time.
     pub whole: ChosenPoints,
     /// Attention lengths in one layer; `None` if all sequences have the same length.
     pub attention: Option<ChosenPoints>,
@@ -101,13 +100,13 @@ pub struct MeasuredProfile {
     pub file: ProfileFile,
     /// Reports by module, encoders first.
     pub modules: Vec<ModuleReport>,
-    /// FLOP/s of a large matrix product, see [`gemm_peak_flops`].
+    /// FLOP/s for a large matrix product, see [`gemm_peak_flops`].
     pub peak_flops: f64,
     /// Clock that measured.
     pub clock: Clock,
 }
 
-/// Measures all modules in a model; `progress` is called with single lines of text.
+/// Measures all modules in a model; `progress` is called with single text lines.
 ///
 /// # Errors
 /// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; stage errors.
@@ -141,14 +140,14 @@ pub fn measure<D: Device>(
     Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
 }
 
-/// Returns the FLOPs for the largest microbatch of a module.
+/// Returns the FLOPs for a module's largest microbatch.
 fn need(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> Result<f64> {
     let sequences = Sequences::of(&model.spec, module)?;
     let layers = layers_of(model, options, module);
     Ok(flops(model, module, layers as u32, sequences, options.tokens_max))
 }
 
-/// Returns the share of the first module in the total time: half by need, half evenly.
+/// Returns the first module's share in the total time: half by need, half evenly.
 fn share(needs: &[f64]) -> f64 {
     let by_need = needs[0] / needs.iter().sum::<f64>().max(1.0);
     f64::midpoint(by_need, 1.0 / needs.len() as f64)
@@ -248,8 +247,8 @@ fn round<D: Device>(
     Ok(rows)
 }
 
-/// Returns the size in bytes of the complete state of a module with `layers` layers, and the module spec if
-/// it is an encoder.
+/// Returns the complete state size, in bytes, for a module with `layers` layers, and the module spec if it is
+/// an encoder.
 fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
     let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
     let encoder = encoder.map(|(_, encoder, _)| EncoderSpec { layers, ..encoder });

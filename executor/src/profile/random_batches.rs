@@ -9,12 +9,12 @@ use super::synthetic_inputs::{Media, SampleTokens};
 use crate::error::Result;
 use dflop_models::encoder::TiledMedium;
 
-/// Median number of text tokens, and the standard deviation of the logarithm.
+/// Median text token count, and the logarithm's standard deviation.
 const TEXT_MEDIAN: f64 = 120.0;
 const TEXT_DEVIATION: f64 = 0.9;
 /// Fraction of samples with an image; half that fraction has audio.
 const MEDIA_SHARE: f64 = 0.4;
-/// Range of image sides, in pixels.
+/// Image side range, in pixels.
 const PIXELS: [f64; 2] = [96.0, 900.0];
 /// Maximum number of times that the image sides are reduced by a quarter to make the image fit.
 const SHRINKS_MAX: usize = 6;
@@ -118,7 +118,7 @@ impl<'a> RandomMicrobatches<'a> {
     }
 }
 
-/// Returns the number of LLM tokens in a sample.
+/// Returns a sample's LLM token count.
 fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     let mut sample = SampleTokens::text(shape.text_tokens as usize);
     for (_, rule, work) in work {
@@ -132,7 +132,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     sample
 }
 
-/// Adds the media of a sample to the media of a microbatch.
+/// Adds a sample's media to the microbatch media.
 fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
     for (module, rule, work) in work {
         if work.items == 0 {

@@ -20,11 +20,11 @@ const IMAGE_SIDE: u32 = 16;
 pub(super) enum Sequences {
     /// Samples with any length.
     Text,
-    /// Image tiles with this number of tokens.
+    /// Image tiles with this token count.
     Tiles(u32),
-    /// Full audio windows with this number of tokens.
+    /// Full audio windows with this token count.
     Windows(u32),
-    /// Audio in full chunks with this number of tokens, from this number of mel frames.
+    /// Audio in full chunks with these token and mel frame counts.
     Chunks {
         /// Number of encoder tokens.
         tokens: u32,
@@ -36,7 +36,7 @@ pub(super) enum Sequences {
 }
 
 impl Sequences {
-    /// Returns the sequence kind of a module.
+    /// Returns a module's sequence kind.
     ///
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] if the model has no such module.
@@ -78,7 +78,7 @@ impl Sequences {
         matches!(self, Self::Text | Self::Images(_) | Self::Chunks { .. })
     }
 
-    /// Returns the minimum number of tokens to measure.
+    /// Returns the minimum token count to measure.
     pub(super) fn tokens_min(self) -> u32 {
         match self {
             Self::Text => SHORT / 4,

@@ -42,7 +42,7 @@ impl TimeBudget {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// Returns the time at which a fraction of the budget is spent.
+    /// Returns the time at which a budget fraction is spent.
     pub(super) fn end_of(self, share: f64) -> Instant {
         self.start + Duration::from_secs_f64(self.seconds * share)
     }
@@ -56,15 +56,15 @@ impl TimeBudget {
 /// Time source that runs the module.
 pub(super) struct ShapeSource<'s, 'm, D: Device> {
     subject: &'s mut ModuleUnderTest<'m, D>,
-    /// Measured part: attention grows with the square of its tokens, everything else linearly.
+    /// Measured part: attention grows quadratically with token count, everything else linearly.
     part: Part,
-    /// End times of the first run over the first grid, and of the complete choice.
+    /// End times for the first run over the first grid and for the complete choice.
     ends: [Instant; 2],
     /// Times for the first grid, until they are requested.
     first: Vec<(u32, f64)>,
     /// Rows from all runs.
     pub(super) rows: Vec<Measurement>,
-    /// Wall time of the last run over all shapes, in seconds.
+    /// Wall time for the last run over all shapes, in seconds.
     pub(super) run_seconds: f64,
 }
 

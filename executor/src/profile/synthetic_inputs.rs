@@ -25,7 +25,7 @@ impl SampleTokens {
         self.media + self.markers + self.text
     }
 
-    /// Returns the number of target tokens.
+    /// Returns the target token count.
     pub(super) const fn targets(self) -> usize {
         if self.media + self.markers == 0 { self.text.saturating_sub(1) } else { self.text }
     }
@@ -77,7 +77,7 @@ pub(super) enum Media {
     Tiles(Vec<TiledMedium>),
     /// Number of frames, patch rows and patch columns.
     Grids(Vec<[u32; 3]>),
-    /// Number of full windows.
+    /// Full window count.
     Windows(usize),
     /// Number of mel frames in each audio clip.
     Clips(Vec<u32>),
@@ -111,7 +111,7 @@ impl Media {
         }
     }
 
-    /// Appends media of the same kind.
+    /// Appends media with the same kind.
     pub(super) fn append(&mut self, other: Self) {
         match (self, other) {
             (Self::Tiles(known), Self::Tiles(more)) => known.extend(more),
@@ -124,7 +124,7 @@ impl Media {
         }
     }
 
-    /// Returns the number of tiles, patches, windows or mel frames.
+    /// Returns the tile, patch, window or mel frame count.
     pub(super) fn items(&self) -> usize {
         match self {
             Self::Tiles(shown) => shown.iter().map(TiledMedium::tiles).sum(),

@@ -1,4 +1,4 @@
-//! Builds the stages of a rank and joins the job.
+//! Builds a rank's stages and joins the job.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use dflop_device::{Device, DeviceComm, Staged};
 use dflop_models::weights::WeightSource;
 use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParallel};
 
-/// Builds the stages of this rank; all ranks of the job call it together. The ranks of a tensor-parallel
-/// group exchange tensors through the host; [`build_stages_over`] takes other means.
+/// Builds this rank's stages. Collective: every rank must call it. Tensor-parallel ranks exchange tensors
+/// through the host; [`build_stages_over`] accepts any tensor communicator.
 ///
-/// - `settings`: of all stages; the ranks that share the layers of a stage are set here
+/// - `settings`: settings for all stages; the ranks that share a stage's layers are set here
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] if the number of ranks is not the job's; errors of weights; [`Error::Comm`].
+/// [`Error::InvalidSetting`] if the number of ranks is not the job's; weight errors; [`Error::Comm`].
 pub fn build_stages<D: Device>(
     comm: &dyn Comm,
     job: &Job,
@@ -30,7 +30,7 @@ pub fn build_stages<D: Device>(
     })
 }
 
-/// Builds the stages of this rank as [`build_stages`] does, over a communicator of tensors.
+/// Builds this rank's stages as [`build_stages`] does, over a tensor communicator.
 ///
 /// # Errors
 /// As [`build_stages`].
@@ -47,7 +47,7 @@ pub fn build_stages_over<D: Device>(
     })
 }
 
-/// Builds the stages of this rank, with tensor-parallel groups of a function that splits them off.
+/// Builds this rank's stages, with a function that splits off tensor-parallel groups.
 fn build<D: Device>(
     comm: &dyn Comm,
     job: &Job,
@@ -82,11 +82,11 @@ fn build<D: Device>(
     Ok(stages)
 }
 
-/// Builds the stages of this rank and joins the others, with tensors moved through the host; all ranks of the
-/// job call it together. A failure on one rank ends the job on all.
+/// Builds this rank's stages and joins the job, with tensors moved through the host. Collective: every rank
+/// must call it. A failure on any rank ends the job on all ranks.
 ///
 /// # Errors
-/// Errors of [`build_stages`] and [`PipelineRank::new`].
+/// Errors from [`build_stages`] and [`PipelineRank::new`].
 pub fn join_job<D: Device>(
     comm: Box<dyn Comm>,
     job: &Arc<Job>,
@@ -99,7 +99,7 @@ pub fn join_job<D: Device>(
     join_job_over(comm, job, device, frozen, activations, source)
 }
 
-/// Builds the stages of this rank and joins the others as [`join_job`] does, over a communicator of tensors.
+/// Builds this rank's stages and joins the job as [`join_job`] does, over a tensor communicator.
 ///
 /// # Errors
 /// As [`join_job`].

@@ -1,8 +1,8 @@
-//! Records the correction tables of a run in a file of JSON lines, from which another run replays them.
+//! Records a run's correction tables in a JSON Lines file, which a later run can replay.
 //!
-//! The first line describes the run: its model, its layout and what predicts its times. Then every step has a
-//! line, with the table that its measured times gave, if they gave one. Lines are written whole, one a step;
-//! a line that a killed process cut is the last one, and is left out.
+//! The first line describes the run: model, layout and time predictor. Each following line is a step, with
+//! the table learned from the step's measured times, if any. Each line is written as a single block, so a
+//! killed process can truncate only the last line, which readers ignore.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,34 +15,34 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// Version of the format.
+/// Format version.
 const FORMAT: u64 = 1;
 
-/// What correction tables belong to: factors on the times that one predictor gives for one model on one
+/// Subject that correction tables belong to: tables are factors on times from a given predictor, model and
 /// layout.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CorrectionSubject {
-    /// Digest of the model's dimensions.
+    /// Digest over the model dimensions.
     pub model: String,
-    /// Stages, DP size and TP size of every module.
+    /// Stages, DP size and TP size for every module.
     pub layout: Value,
-    /// Name of the device preset, or digest of the profile, that predicts the times.
+    /// Device preset name or profile digest that the predicted times come from.
     pub predictor: String,
 }
 
-/// First line of a record.
+/// First line in a record.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Heading {
     format: u64,
-    /// Number of the first step that has a line.
+    /// First recorded step number.
     first_step: u64,
     #[serde(rename = "run")]
     subject: CorrectionSubject,
 }
 
-/// Line of a step.
+/// Step line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StepLine<T> {
@@ -51,16 +51,16 @@ struct StepLine<T> {
     table: Option<T>,
 }
 
-/// Correction tables that were read from a record.
+/// Correction tables read from a record.
 #[derive(Debug, Clone)]
 pub struct RecordedCorrections {
     path: PathBuf,
     subject: CorrectionSubject,
     first_step: u64,
-    /// Number of the step after the last recorded one.
+    /// Step number after the last recorded step.
     end_step: u64,
     tables: Vec<CorrectionTable>,
-    /// Length of the lines of each step, and of the first line before them, in bytes.
+    /// Length in bytes: first line, then each step's line.
     line_bytes: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ impl RecordedCorrections {
     /// Reads a record.
     ///
     /// # Errors
-    /// [`Error::File`] if it cannot be read, [`Error::CorrectionRecord`] with the line that is malformed.
+    /// [`Error::File`] if it cannot be read, [`Error::CorrectionRecord`] with the malformed line.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |source| Error::File { action: "read", path: path.to_owned(), source };
         let text = fs::read_to_string(path).map_err(failed)?;
@@ -122,7 +122,7 @@ impl RecordedCorrections {
         Ok(())
     }
 
-    /// Checks that the record is of the same model, layout and predictor, and has every step before `steps`.
+    /// Checks that the record has the same model, layout and predictor, and every step before `steps`.
     ///
     /// # Errors
     /// [`Error::CorrectionRecord`] with the first difference.
@@ -151,14 +151,14 @@ impl RecordedCorrections {
         Ok(())
     }
 
-    /// Returns the tables, in the order in which they come into force.
+    /// Returns the tables, in the order they take effect.
     #[must_use]
     pub fn tables(&self) -> &[CorrectionTable] {
         &self.tables
     }
 }
 
-/// File that a run records its correction tables in.
+/// Writer for a run's correction record.
 #[derive(Debug)]
 pub struct CorrectionRecorder {
     path: PathBuf,
@@ -166,10 +166,10 @@ pub struct CorrectionRecorder {
 }
 
 impl CorrectionRecorder {
-    /// Starts a record at a step; a file of this name is emptied.
+    /// Starts a record at a step; truncates an existing file.
     ///
     /// # Errors
-    /// [`Error::File`], also if a link or a device has this name.
+    /// [`Error::File`], also if the path is a link or a device.
     pub fn create(path: &Path, subject: &CorrectionSubject, first_step: u64) -> Result<Self> {
         let heading = Heading { format: FORMAT, first_step, subject: subject.clone() };
         let start = || {
@@ -181,11 +181,11 @@ impl CorrectionRecorder {
         Ok(Self { file: start().map_err(failed(path))?, path: path.to_owned() })
     }
 
-    /// Continues a record at a step, without the lines of this step and later ones. A record that is missing,
-    /// ends earlier or is of another run is started at this step, with a warning.
+    /// Continues a record at a step, without lines for this and later steps. If the record is missing, ends
+    /// earlier or belongs to a different run, a new record is started at this step, with a warning.
     ///
     /// # Errors
-    /// [`Error::File`], also if a link, a pipe or a device has this name.
+    /// [`Error::File`], also if the path is a link, a pipe or a device.
     pub fn resume(path: &Path, subject: &CorrectionSubject, step: u64) -> Result<Self> {
         if path.symlink_metadata().is_ok() {
             // A link or a pipe is refused before it is read.
@@ -219,13 +219,13 @@ impl CorrectionRecorder {
         }
     }
 
-    /// Records a step, with the table that its measured times gave.
+    /// Records a step, with the table learned from the step's measured times.
     pub(super) fn step(&mut self, step: u64, table: Option<&CorrectionTable>) -> Result<()> {
         writeln(&mut self.file, &StepLine { step, table }).map_err(failed(&self.path))
     }
 }
 
-/// Writes a line in one piece, so that a killed process cuts at most the last one.
+/// Writes a line in a single call, so that a killed process truncates at most the last line.
 fn writeln(file: &mut File, line: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_vec(line)?;
     text.push(b'\n');

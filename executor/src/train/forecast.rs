@@ -1,4 +1,4 @@
-//! Simulates a step before it runs, with predicted times of its passes.
+//! Simulates a step before it runs, with predicted pass times.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,20 +10,20 @@ use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::{Job, PassTimes, RankRole, simulate};
 
-/// Predicted schedule of a step.
+/// Predicted step schedule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forecast {
-    /// End of the last rank, with messages and gradient sums taken as free.
+    /// Time when the last rank ends, in nanoseconds, with free messages and gradient sums.
     pub makespan_ns: u64,
-    /// Times of each pass of one rank, in nanoseconds since the start of the step.
+    /// Pass time ranges on this rank, in nanoseconds since the step start.
     passes: BTreeMap<(PassKind, Part), Range<u64>>,
 }
 
 impl Forecast {
-    /// Simulates the schedule of a job.
+    /// Simulates a job's schedule.
     ///
-    /// - `roles`: roles of the rank
-    /// - `rounds`: microbatches per DP rank of the LLM
+    /// - `roles`: rank roles
+    /// - `rounds`: microbatches per LLM DP rank
     pub(super) fn new(job: &Job, roles: &[RankRole], rounds: usize, times: &PassTimes) -> Result<Self> {
         let (makespan_ns, events) = simulate(job, rounds, times)?;
         let is_own = |rank: usize| roles.iter().any(|role| role.pipeline_rank == rank);
@@ -40,8 +40,8 @@ impl Forecast {
     }
 }
 
-/// Divides planned times of modules: a stage takes the share of its module's time that its layers have, a
-/// third of it forward, or all of it if nothing is trained there or before.
+/// Divides planned module times: a stage's time is the module time multiplied by the stage's share in the
+/// layers; a third is forward, or everything if nothing is trained in this or earlier stages.
 pub(super) fn planned_passes(job: &Job, predicted: &PredictedTimes) -> Result<PassTimes> {
     PassTimes::zero(job, predicted.rounds()).fill(|part: Part| {
         let stage = &job.stages()[usize::from(part.stage)];

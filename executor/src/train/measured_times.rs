@@ -1,4 +1,4 @@
-//! Sums measured times of passes over the ranks that run them.
+//! Sums measured pass times over the ranks that run the passes.
 
 use dflop_balancer::schedule::Part;
 
@@ -8,29 +8,30 @@ use crate::error::Result;
 use crate::pipeline::{CommunicationLane, Job, PassTimes, RankRole, StepOutcome, TimedCommunication};
 use dflop_comm::{Comm, StepContext};
 
-/// CPU time of every pass of a step; equal on all ranks.
+/// CPU time for every pass in a step; equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeasuredTimes {
-    /// CPU time of the computing thread.
+    /// CPU time used by the computing thread.
     passes: PassTimes,
-    /// First stage of every module, then the number of stages.
+    /// First stage in every module, then the number of stages.
     first_stages: Vec<usize>,
-    /// Parts of the step, summed over all ranks.
+    /// Step parts, summed over all ranks.
     pub(super) parts: StepTimes,
-    /// Wall time from start to end of the action list, of the slowest rank.
+    /// Wall time from start to end for the slowest rank's action list, in nanoseconds.
     pub(super) pipeline_ns: u64,
-    /// Time of the sends and collectives of all ranks, and time that they waited for communication.
+    /// Time in sends and collectives, and time spent waiting for communication, both summed over all ranks,
+    /// in nanoseconds.
     pub(super) communication_ns: [u64; 2],
-    /// Sum of the reports of all ranks.
+    /// Rank reports, summed over all ranks.
     pub(super) end: StepEnd,
 }
 
 impl MeasuredTimes {
-    /// Sums the times that ranks measured; all of them call it together.
+    /// Sums the times measured on all ranks. Collective: every rank must call it.
     ///
-    /// - `rounds`: microbatches per DP rank of the LLM
-    /// - `parts`: of the step on this rank, without its passes
-    /// - `end`: report of this rank, which is summed as well
+    /// - `rounds`: microbatches per LLM DP rank
+    /// - `parts`: step parts on this rank, without passes
+    /// - `end`: report from this rank, also summed
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
@@ -69,13 +70,13 @@ impl MeasuredTimes {
         Ok(Self { passes, first_stages, parts, pipeline_ns, communication_ns, end })
     }
 
-    /// Returns the time of every pass.
+    /// Returns the time for every pass.
     #[must_use]
     pub fn passes(&self) -> &PassTimes {
         &self.passes
     }
 
-    /// Returns the time of a module over one of its microbatches, forward and backward of all its stages.
+    /// Returns a module's time for a microbatch, forward and backward in all module stages.
     ///
     /// # Panics
     /// If there is no such module.
@@ -87,8 +88,8 @@ impl MeasuredTimes {
     }
 }
 
-/// Returns the time of sends and collectives, and the exposed time of all communication. A received message
-/// counts where it is sent.
+/// Returns the time in sends and collectives, and the exposed time for all communication. A message counts on
+/// the sending rank.
 fn communication_ns(all: &[TimedCommunication]) -> [u64; 2] {
     let own = all.iter().filter(|timed| !matches!(timed.lane, CommunicationLane::Receive { .. }));
     let length = |timed: &TimedCommunication| u64::try_from(timed.end_ns - timed.start_ns).unwrap_or(0);

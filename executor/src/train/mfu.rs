@@ -9,7 +9,7 @@ use dflop_costmodel::{CostModel, SampleShape};
 
 use crate::error::{Error, Result};
 
-/// Returns the training FLOPs of the model on the samples of a microbatch or a step, all modules together.
+/// Returns the model training FLOPs for the samples in a microbatch or step, summed over modules.
 ///
 /// # Errors
 /// [`Error::Model`] if the model cannot take a medium.
@@ -20,8 +20,8 @@ pub fn model_flops(model: &CostModel, samples: &[SampleShape]) -> Result<u128> {
 
 /// Returns the fraction of peak FLOP/s that was reached.
 ///
-/// - `peak_flops_per_second`: of all ranks together. For a CPU use the measured rate of large matrix products
-///   on the same threads, as no data sheet has its clock rate under load.
+/// - `peak_flops_per_second`: sum over all ranks. For a CPU use the measured rate of large matrix products on
+///   the same threads, as no data sheet lists the clock rate under load.
 ///
 /// # Errors
 /// [`Error::InvalidSetting`] if time or peak is not above 0.

@@ -1,7 +1,7 @@
-//! Trains on one rank, step by step: inputs, pipeline, optimizer, corrections of the plan, report, trace.
+//! Trains on a rank, step by step: inputs, pipeline, optimizer, plan corrections, report, trace.
 //!
 //! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are
-//! equal on all ranks except for times measured on their own clocks; print the one of rank 0.
+//! equal on all ranks except for times from local clocks; print rank 0's report.
 //!
 //! Measured times of modules are summed over ranks, and every rank learns the same correction tables from
 //! them ([`dflop_costmodel::correction`]), without further messages. The tables are recorded and reported;

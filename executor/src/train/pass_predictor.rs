@@ -1,9 +1,9 @@
-//! Predicts the passes of a step from a measured profile, stage by stage.
+//! Predicts a step's passes from a measured profile, stage by stage.
 //!
-//! A stage takes the share of its module's layers that it has. Work outside the layers is where the pipeline
-//! has it: the embedding in the first stage of the LLM, last norm, LM head and loss in its last stage, and
-//! everything outside the layers of an encoder in its last stage. Linear work is that of the packed
-//! microbatch, attention that of its samples.
+//! A stage's time is proportional to the share of module layers in the stage. Work outside the layers is
+//! counted where the pipeline runs it: the embedding in the first LLM stage; last norm, LM head and loss in
+//! the last LLM stage; everything outside encoder layers in the last encoder stage. Linear work is predicted
+//! for the packed microbatch, attention for each sample.
 
 use dflop_balancer::schedule::Part;
 use dflop_costmodel::flops::Recomputation;
@@ -15,31 +15,31 @@ use crate::error::Result;
 use crate::inputs::{PredictedTimes, costed};
 use crate::pipeline::{Job, PassTimes};
 
-/// Predicts forward and backward of every stage of a job over its microbatches.
+/// Predicts forward and backward passes for every stage and microbatch in a job.
 #[derive(Debug, Clone)]
 pub struct PassPredictor {
     layers: PartModels,
     outside_layers: PartModels,
     head: PartModels,
-    /// Linear work of the layers, without recomputed forward passes.
+    /// Linear work in the layers, without recomputed forward passes.
     linear: PartModels,
 }
 
-/// Cost models of some parts of all modules.
+/// Cost models for a set of parts, for all modules.
 #[derive(Debug, Clone)]
 struct PartModels {
     forward: CostModel,
-    /// Forward and backward, recomputed layers included.
+    /// Forward and backward passes, recomputed layers included.
     both: CostModel,
 }
 
-/// Forward and backward of a module over a microbatch, by part, in nanoseconds.
+/// Forward and backward pass times for a module and microbatch, by part, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ModulePasses {
     layers: [u64; 2],
     outside_layers: [u64; 2],
     head: [u64; 2],
-    /// Gradients of the weights of layers, a part of their backward pass.
+    /// Layer weight gradients, included in the layer backward pass.
     weights: u64,
 }
 
@@ -66,10 +66,10 @@ impl PassPredictor {
         })
     }
 
-    /// Predicts all passes of a step.
+    /// Predicts all passes in a step.
     ///
-    /// Where measured times have corrected the planned times of a module, its passes add up to the planned
-    /// time of the microbatch; the correction has learned from packed microbatches.
+    /// Where measured times have corrected a module's planned times, the predicted passes add up to the
+    /// planned microbatch time; the correction has learned from packed microbatches.
     pub(super) fn passes(
         &self,
         job: &Job,
@@ -152,18 +152,18 @@ impl ModulePasses {
     }
 }
 
-/// Returns the time for the gradients of weights in a backward pass of layers: half of that of their linear
-/// work, which multiplies twice as much as forward does, for weights and for inputs. A backward pass that is
-/// not longer than forward computes no gradient of weights, as those of frozen layers.
+/// Returns the time for weight gradients in a layer backward pass: half the time for linear backward work,
+/// which has twice as many multiplications as the forward pass (for weights and for inputs). A backward pass
+/// not longer than the forward pass computes no weight gradients, as with frozen layers.
 ///
-/// - `linear`: forward and backward of the linear work; 0 where the profile does not tell it from attention,
-///   and half of the whole backward pass is taken
+/// - `linear`: forward and backward times for linear work; 0 where the profile does not separate linear work
+///   from attention, in which case half the entire backward pass is returned
 fn weights_ns(backward: u64, [forward, linear]: [u64; 2]) -> u64 {
     if forward == 0 { backward / 2 } else { linear.saturating_sub(forward).min(linear / 2) }
 }
 
-/// Returns forward and backward of a stage, and the gradients of weights in it: its share of the layers, and
-/// the parts outside them that it has.
+/// Returns a stage's times for forward pass, backward pass and weight gradients: the stage's share in the
+/// layers, plus the stage's parts outside the layers.
 fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 3] {
     let stage = &job.stages()[usize::from(part.stage)];
     let all = job.model().layers(stage.range.module).max(1);

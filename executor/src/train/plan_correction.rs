@@ -1,4 +1,4 @@
-//! Learns corrections of the cost model from measured times, and applies them to later plans if asked to.
+//! Learns cost model corrections from measured times, and applies them to later plans if enabled.
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, SlowRank};
 use dflop_loader::{StepPlan, StepPlanner};
@@ -10,40 +10,40 @@ use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::Job;
 
-/// Settings of the corrections that a run learns.
+/// Settings for learned corrections.
 #[derive(Debug, Clone, Default)]
 pub struct CorrectionSettings {
     /// Rule by which tables are learned from measured times.
     pub options: CorrectionOptions,
-    /// Whether learned tables correct later plans. The plans, and the last digits of losses, then depend on
-    /// the load of the machine.
+    /// Whether learned tables correct later plans. If so, the plans and the last digits in losses depend on
+    /// machine load.
     pub is_applied: bool,
-    /// Tables of a restored state, [`crate::checkpoint::RunState::corrections`].
+    /// Tables from a restored state, [`crate::checkpoint::RunState::corrections`].
     pub restored: Vec<CorrectionTable>,
 }
 
-/// Errors of predicted times over an interval of steps, and the table that was learned from them.
+/// Prediction errors over a step interval, and the table learned from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CorrectionReport {
-    /// Mean error without correction, as a fraction of measured time.
+    /// Mean error without correction, as a fraction of the measured time.
     pub error_uncorrected: f64,
     /// Mean error with the table that was learned before the interval, if there was one.
     pub error_corrected: Option<f64>,
-    /// Version of the new table, if it differs from the one before.
+    /// New table version, if the table differs from the previous table.
     pub version: Option<u64>,
-    /// Data-parallel ranks of a module that take longer for the same work.
+    /// Data-parallel ranks in a module that need longer for the same work.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slow_ranks: Vec<SlowRank>,
     /// Whether the table corrects plans.
     pub is_applied: bool,
 }
 
-/// Updates correction tables from measured times; every rank computes the same ones.
+/// Updates correction tables from measured times; every rank computes the same tables.
 pub(super) struct PlanCorrector {
     tracker: CorrectionTracker,
     is_applied: bool,
     recorder: Option<CorrectionRecorder>,
-    /// Tables that the plan of the next step or of a later one may need, in order.
+    /// Tables that plans for the next or later steps may need, in order.
     tables: Vec<CorrectionTable>,
 }
 
@@ -55,13 +55,13 @@ impl PlanCorrector {
         Ok(Self { tracker, is_applied, recorder: None, tables })
     }
 
-    /// Records the tables of this and later steps.
+    /// Records the tables from this step on.
     pub(super) fn record(&mut self, recorder: CorrectionRecorder) {
         self.recorder = Some(recorder);
     }
 
-    /// Adds the times of a step. At the end of an interval there is a report, and the planner may get a new
-    /// table for later steps.
+    /// Adds step times. At the end of an interval, returns a report and may pass a new table to the planner
+    /// for later steps.
     pub(super) fn add_step(
         &mut self,
         job: &Job,
@@ -100,7 +100,7 @@ impl PlanCorrector {
         }))
     }
 
-    /// Returns the tables that a run needs which resumes at the next step, in order.
+    /// Returns the tables that a run resuming at the next step needs, in order.
     pub(super) fn tables(&self) -> &[CorrectionTable] {
         &self.tables
     }

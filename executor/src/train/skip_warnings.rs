@@ -4,20 +4,20 @@ use crate::inputs::{InputsAhead, StepInputs};
 use dflop_device::Device;
 use dflop_loader::BalancedLoader;
 
-/// Numbers of skipped samples of a loader that were seen and logged so far.
+/// Numbers of skipped samples in a loader, seen and logged so far.
 #[derive(Debug, Default, Clone)]
 struct Seen {
     listed: usize,
     unlisted: u64,
 }
 
-/// Numbers of skipped samples of a rank's loaders that were seen and logged so far.
+/// Numbers of skipped samples in a rank's loaders, seen and logged so far.
 #[derive(Debug, Default)]
 pub(super) struct SkipWarnings(Vec<Seen>);
 
 impl SkipWarnings {
-    /// Starts after the samples that the index already skipped, which are the same for all loaders; the first
-    /// one of rank 0 logs those too.
+    /// Starts after the samples already skipped by the index, which are the same for all loaders; rank 0's
+    /// first loader logs the index skips too.
     pub(super) fn new<D: Device>(rank: usize, inputs: &InputsAhead<D>) -> Self {
         let seen = |(number, loader): (usize, &BalancedLoader)| {
             let is_first = rank == 0 && number == 0;
@@ -26,8 +26,8 @@ impl SkipWarnings {
         Self(inputs.loaders().enumerate().map(seen).collect())
     }
 
-    /// Logs the samples that this rank's loaders skipped since the last call, and on rank 0 those left out of
-    /// the step.
+    /// Logs the samples that this rank's loaders skipped since the last call, and, on rank 0, the samples
+    /// left out of the step.
     pub(super) fn step<D: Device>(
         &mut self,
         rank: usize,

@@ -1,33 +1,33 @@
-//! Exchanges what ranks report at the end of a step: requests to stop, and the progress of a save.
+//! Exchanges rank reports at the end of a step: stop requests and save progress.
 
 use std::fmt;
 
 use crate::checkpoint::SaveProgress;
 
-/// Number of words of a report.
+/// Number of words in a report.
 pub(super) const WORDS: usize = 5;
 
-/// Why a run ends before its last step.
+/// Reason that a run ends before the last step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// `SIGINT`, such as Ctrl-C.
     Interrupt,
-    /// `SIGTERM`, such as the request of a scheduler.
+    /// `SIGTERM`, such as a scheduler request.
     Terminate,
-    /// Nobody reads the output of the run any more, or its caller asked for the end.
+    /// The run output has no reader any more, or the caller requested the end.
     OutputClosed,
 }
 
 impl StopReason {
     const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::OutputClosed];
 
-    /// Returns the reason of a signal that asks a process to end; `None` for other signals.
+    /// Returns the reason for a termination signal; `None` for other signals.
     #[must_use]
     pub fn from_signal(signal: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.signal() == Some(signal))
     }
 
-    /// Returns the number of the signal.
+    /// Returns the signal number.
     #[must_use]
     pub const fn signal(self) -> Option<i32> {
         match self {
@@ -48,10 +48,10 @@ impl fmt::Display for StopReason {
     }
 }
 
-/// Report of one rank at the end of a step, or the sum over all ranks.
+/// Rank report at the end of a step, or the sum over all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StepEnd {
-    /// Ranks that want to stop, by reason.
+    /// Number of ranks requesting a stop, by reason.
     stops: [u64; 3],
     pub(super) save: SaveProgress,
 }
@@ -61,7 +61,7 @@ impl StepEnd {
         Self { stops: StopReason::ALL.map(|reason| u64::from(stop == Some(reason))), save }
     }
 
-    /// Returns the first reason for which any rank wants to stop; the same on all ranks.
+    /// Returns the first stop reason requested by any rank; the same on all ranks.
     pub(super) fn stop(&self) -> Option<StopReason> {
         let place = self.stops.iter().position(|&ranks| ranks > 0)?;
         Some(StopReason::ALL[place])

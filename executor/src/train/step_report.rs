@@ -1,62 +1,64 @@
-//! Report of one training step.
+//! Training step report.
 
 use serde::Serialize;
 
 use super::plan_correction::CorrectionReport;
 use super::step_times::IdleTimes;
 
-/// Measurements of a step; equal on all ranks, except for times and values computed from them.
+/// Step measurements; equal on all ranks, except for times and values computed from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepReport {
-    /// Number of the step, from 0.
+    /// Step number, from 0.
     pub step: u64,
-    /// Mean loss over the step's target tokens, before its update.
+    /// Mean loss over the step's target tokens, before the update.
     pub loss: f64,
     /// Norm of all gradients before clipping.
     pub gradient_norm: f64,
-    /// Learning rate of the update.
+    /// Learning rate for the update.
     pub learning_rate: f64,
     /// Whether the step updated nothing, because a loss or a gradient is not finite
     /// ([`JobOptimizerSettings::skip_nonfinite`](crate::optimizer::JobOptimizerSettings::skip_nonfinite)).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub is_skipped: bool,
-    /// Samples that were trained on.
+    /// Number of trained samples.
     pub samples: u64,
-    /// Samples that all ranks skipped.
+    /// Number of samples skipped by all ranks.
     #[serde(rename = "dropped_samples")]
     pub skipped_samples: u64,
-    /// Tokens of the samples trained on, media included.
+    /// Number of tokens in trained samples, media included.
     pub tokens: u64,
-    /// Time from the end of the step before to the end of this one.
+    /// Time from the previous step's end to this step's end, in seconds.
     pub seconds: f64,
-    /// Tokens per second of all ranks together.
+    /// Tokens per second, summed over all ranks.
     pub tokens_per_second: f64,
-    /// Model FLOPs utilization: model FLOPs of the samples over peak FLOP/s of all ranks and `seconds`.
+    /// Model FLOPs utilization: sample model FLOPs divided by `seconds` and the peak FLOP/s summed over all
+    /// ranks.
     pub mfu: f64,
-    /// Mean time of a rank's passes on its device.
+    /// Mean device time for passes per rank, in seconds.
     pub pass_seconds: f64,
-    /// Share of a step that a stage of a pipeline waits between its passes: for messages, for passes of other
-    /// stages. `None` if every rank has all stages, so that there is no pipeline.
+    /// Fraction of a step that a pipeline stage waits between passes: for messages, or for passes in
+    /// different stages. `None` without a pipeline (every rank has all stages).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bubble_fraction: Option<f64>,
-    /// Mean time of a rank without a pass, by what it is.
+    /// Mean time per rank without a pass, by cause.
     #[serde(flatten)]
     pub idle: IdleTimes,
-    /// Makespan of the step's passes as predicted and simulated.
+    /// Simulated makespan with predicted pass times, in seconds.
     pub predicted_seconds: f64,
-    /// Tokens of a microbatch below which launches limit a module, if they take most of the predicted time.
+    /// Tokens per microbatch below which launches limit a module, if launches dominate the predicted time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub launch_limit_tokens: Option<u64>,
-    /// Makespan of the step's passes as simulated with the CPU time that each of them took: the time of the
-    /// step if every rank had a core to itself and messages were free.
+    /// Simulated makespan with the measured CPU time for each pass, in seconds: the step time if every rank
+    /// had a dedicated core and messages were free.
     pub replayed_seconds: f64,
-    /// Makespan of the step's passes as measured: from start to end of the action list of the slowest rank.
+    /// Measured makespan, in seconds: from start to end in the slowest rank's action list.
     pub pipeline_seconds: f64,
-    /// Mean time of a rank's sends and of its collectives of gradients and weights.
+    /// Mean time per rank for sends and for gradient and weight collectives, in seconds.
     pub communication_seconds: f64,
-    /// Mean time that a rank's operations waited for communication, and for the passes that make messages.
+    /// Mean time per rank that operations waited for communication and for message-producing passes, in
+    /// seconds.
     pub exposed_communication_seconds: f64,
-    /// What the measured times of an interval of steps taught, at its last step.
+    /// Correction learned from measured times in a step interval, reported at the interval's last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction: Option<CorrectionReport>,
 }

@@ -1,8 +1,7 @@
-//! Divides the time of a step: passes, the update, and what a device waits for between two steps.
+//! Divides step time into passes, update and device waits between steps.
 //!
-//! A device has nothing to do from the end of an update until the first work of the next step is queued, and
-//! from the end of the passes of a step until its update is queued. The host knows what it does in that time,
-//! part by part.
+//! A device is idle from the end of an update until the next step's first work is queued, and from the end of
+//! a step's passes until the update is queued. The host records its activity during that time, part by part.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +9,16 @@ use serde::Serialize;
 
 use crate::pipeline::DeviceTimes;
 
-/// Number of words of [`StepTimes`].
+/// Number of words in [`StepTimes`].
 pub(super) const WORDS: usize = 9;
 
-/// Times of one rank in a step, or their sums over ranks, in nanoseconds.
+/// Rank times in a step, or sums over ranks, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "units come last")]
 pub(super) struct StepTimes {
-    /// Wall time of passes.
+    /// Wall time in passes.
     pub(super) pass_ns: u64,
-    /// Time of the device between passes: waits for communication and for other stages, late launches.
+    /// Device time between passes: waits for communication and for other stages, late launches.
     pub(super) between_ns: u64,
     pub(super) update_ns: u64,
     pub(super) data_ns: u64,
@@ -30,28 +29,28 @@ pub(super) struct StepTimes {
     pub(super) checkpoint_ns: u64,
 }
 
-/// Mean time of a rank in which its device runs no pass, by what it is. Everything but the update is time in
-/// which the device has nothing to do.
+/// Mean time per rank without a pass on the device, by cause, in seconds. The device is idle for all causes
+/// except the update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct IdleTimes {
-    /// Update of the weights: norm of the gradients, clipping, `AdamW`.
+    /// Weight update: gradient norm, clipping, `AdamW`.
     pub update_seconds: f64,
-    /// Wait for the samples of the step.
+    /// Wait for step samples.
     pub data_wait_seconds: f64,
-    /// Wait for inputs that are packed from samples and copied to the device.
+    /// Wait for inputs to be packed from samples and copied to the device.
     pub input_seconds: f64,
-    /// Checks and plan of the step on the host, until its first work is queued.
+    /// Step checks and planning on the host, until the first work is queued.
     pub plan_seconds: f64,
-    /// Way of the loss and the gradient norm to the host.
+    /// Transfer to the host for loss and gradient norm.
     pub result_seconds: f64,
-    /// Exchange of measured times, corrections, traces, records and output.
+    /// Measured time exchange, corrections, traces, records and output.
     pub report_seconds: f64,
-    /// Copies of weights and optimizer state for a checkpoint.
+    /// Copies for a checkpoint (weights and optimizer state).
     pub checkpoint_seconds: f64,
 }
 
 impl IdleTimes {
-    /// Time between steps in which the device has nothing to do.
+    /// Returns the device idle time between steps.
     #[must_use]
     pub fn gap_seconds(&self) -> f64 {
         self.data_wait_seconds
@@ -63,24 +62,24 @@ impl IdleTimes {
     }
 }
 
-/// Part of the work of the host.
+/// Host work category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HostPart {
     /// Wait for samples.
     Data,
-    /// Wait for inputs that are packed and copied.
+    /// Wait for inputs to be packed and copied.
     Input,
-    /// Checks and plan of a step, until its first work is queued.
+    /// Step checks and planning, until the first work is queued.
     Plan,
-    /// Wait for the results of a step.
+    /// Wait for step results.
     Result,
-    /// Everything from there until the next step is asked for, but for checkpoints.
+    /// Everything after the results until the next step is requested, except checkpoints.
     Report,
     /// Copies for a checkpoint, within a report.
     Checkpoint,
 }
 
-/// What the host did lately, and when.
+/// Recent host activity with time ranges.
 #[derive(Debug, Default)]
 pub(super) struct HostTimes(Vec<(HostPart, [Instant; 2])>);
 
@@ -90,12 +89,12 @@ impl HostTimes {
         self.0.push((part, [begin, end]));
     }
 
-    /// Forgets what ended before a time.
+    /// Removes activity that ended before a time.
     pub(super) fn forget_before(&mut self, time: Instant) {
         self.0.retain(|(_, [_, end])| *end >= time);
     }
 
-    /// Returns the time that the host spent on a part from one time to another one, in nanoseconds.
+    /// Returns the host time for a part between `begin` and `end`, in nanoseconds.
     fn within(&self, part: HostPart, [begin, end]: [Instant; 2]) -> u64 {
         let own = self.0.iter().filter(|(own, _)| *own == part);
         let common = own.map(|(_, [from, to])| (*to).min(end).saturating_duration_since((*from).max(begin)));
@@ -103,22 +102,21 @@ impl HostTimes {
     }
 }
 
-/// When the host queued a step.
+/// Times when the host queued a step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Queued {
-    /// Inputs were asked for.
+    /// Time when inputs were requested.
     pub(super) asked: Instant,
-    /// First work of the passes was queued.
+    /// Time when the first pass work was queued.
     pub(super) passes: Instant,
-    /// First work of the update was queued.
+    /// Time when the first update work was queued.
     pub(super) update: Instant,
 }
 
 impl StepTimes {
-    /// Divides the gaps before the passes and before the update of a step as the host spent them, and adds
-    /// the device's own times.
+    /// Divides the gaps before passes and before the update by host activity, and adds the device times.
     ///
-    /// A gap ends when the host queues the work behind it. Before a first step it begins with the wait for
+    /// A gap ends when the host queues the next work. Before the first step, the gap begins with the wait for
     /// inputs.
     pub(super) fn new(host: &HostTimes, queued: Queued, device: DeviceTimes) -> Self {
         let before = |end: Instant, ns: u64| [end.checked_sub(Duration::from_nanos(ns)).unwrap_or(end), end];
@@ -142,18 +140,18 @@ impl StepTimes {
         Self { plan_ns: times.plan_ns + gap_ns.saturating_sub(times.host_ns()), ..times }
     }
 
-    /// Time of all parts of the host.
+    /// Sum over all host parts, in nanoseconds.
     const fn host_ns(&self) -> u64 {
         self.data_ns + self.input_ns + self.plan_ns + self.result_ns + self.report_ns + self.checkpoint_ns
     }
 
-    /// Sets the time of passes, which is no longer time between them.
+    /// Sets the pass time and subtracts it from the time between passes.
     pub(super) fn passes(mut self, pass_ns: u64) -> Self {
         (self.pass_ns, self.between_ns) = (pass_ns, self.between_ns.saturating_sub(pass_ns));
         self
     }
 
-    /// Returns the mean over ranks, of sums.
+    /// Returns the means over ranks from summed times.
     pub(super) fn idle(&self, ranks: f64) -> IdleTimes {
         let mean = |ns: u64| ns as f64 / 1e9 / ranks;
         IdleTimes {

@@ -1,12 +1,12 @@
-//! Writes the timeline of a run as trace events, to be opened in Perfetto or `chrome://tracing`.
+//! Writes a run timeline as trace events, to be opened in Perfetto or `chrome://tracing`.
 //!
 //! Every rank is a process with two threads: `measured` has the actions as they ran, `predicted` as they were
-//! simulated. Each event has both durations in its arguments. A step of the predicted thread starts with the
-//! measured one, or when the predicted step before has ended. A thread for each communication lane in use
+//! simulated. The event arguments contain both durations. A predicted step starts with the measured step, or
+//! when the previous predicted step has ended. A thread for each communication lane in use
 //! ([`lanes`](super::trace_lanes)) follows.
 //!
-//! Events are written as they come, one per line, in the array form of the format, whose end may be missing:
-//! the trace of a killed run can be opened, too.
+//! Events are written as they occur, one per line, in the JSON array format, where the closing bracket is
+//! optional: a killed run's trace can be opened, too.
 //!
 //! # Source
 //! The Chromium project: "Trace Event Format", 2016, complete (`X`) and metadata (`M`) events.
@@ -22,29 +22,29 @@ use super::trace_lanes::{self, LaneThread};
 use crate::error::{Error, Result};
 use crate::pipeline::{CommunicationLane, TimedAction, TimedCommunication};
 
-/// Thread numbers of a rank.
+/// Thread numbers within a rank.
 const MEASURED: u32 = 0;
 const PREDICTED: u32 = 1;
-/// Number of the first communication lane.
+/// Thread number for the first communication lane.
 const FIRST_LANE: u32 = 2;
 
-/// An action of a step, with times since the start of the step.
+/// Action in a step, with times since the step start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TracedAction {
-    /// The action.
+    /// Executed action.
     pub action: Action,
-    /// Measured time range.
+    /// Measured time range, in nanoseconds.
     pub measured_ns: Range<u64>,
-    /// CPU time spent in that range.
+    /// CPU time spent in the measured range, in nanoseconds.
     pub busy_ns: u64,
-    /// Simulated time range, if the action was simulated.
+    /// Simulated time range in nanoseconds, if the action was simulated.
     pub predicted_ns: Option<Range<u64>>,
-    /// Places of the samples of a forward pass in the plan of the step; empty for other actions.
+    /// Step plan indices for the samples in a forward pass; empty for other actions.
     pub samples: Vec<u32>,
 }
 
 impl TracedAction {
-    /// Combines a timed action with its simulated time range.
+    /// Combines a timed action with a simulated time range.
     #[must_use]
     pub fn new(timed: &TimedAction, predicted_ns: Option<Range<u64>>) -> Self {
         let TimedAction { action, start_ns, end_ns, busy_ns } = *timed;
@@ -52,14 +52,14 @@ impl TracedAction {
     }
 }
 
-/// Writes events during a run.
+/// Trace event writer.
 #[derive(Debug)]
 pub struct TraceWriter<W: Write> {
     output: W,
     is_empty: bool,
-    /// End of the last predicted step, by rank.
+    /// End time for the last predicted step, by rank, in nanoseconds.
     predicted_until_ns: BTreeMap<usize, u64>,
-    /// Threads of communication lanes, by rank.
+    /// Communication lane threads, by rank.
     lanes: BTreeMap<usize, BTreeMap<CommunicationLane, LaneThread>>,
 }
 
@@ -74,7 +74,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(Self { output, is_empty: true, predicted_until_ns, lanes })
     }
 
-    /// Names a rank and its threads; called once for every rank, before its steps.
+    /// Names a rank and the rank's threads; call once per rank, before any step.
     ///
     /// # Errors
     /// [`Error::Trace`].
@@ -86,12 +86,12 @@ impl<W: Write> TraceWriter<W> {
         self.event(&meta("thread_name", PREDICTED, json!({"name": "predicted"})))
     }
 
-    /// Writes the actions of a step of a rank.
+    /// Writes a rank's actions in a step.
     ///
-    /// - `start_ns`: start of the step since the start of the run; not before the start of the step before
+    /// - `start_ns`: step start since the run start, in nanoseconds; not before the previous step start
     ///
     /// # Errors
-    /// [`dflop_models::Error::Input`] that names an action which ends before it starts; [`Error::Trace`].
+    /// [`dflop_models::Error::Input`] with the action that ends before it starts; [`Error::Trace`].
     pub fn step(&mut self, rank: usize, step: u64, start_ns: u64, actions: &[TracedAction]) -> Result<()> {
         for action in actions {
             let ranges = [Some(&action.measured_ns), action.predicted_ns.as_ref()];
@@ -114,7 +114,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Writes the communication of a step of a rank, each lane on a thread that is named at its first event.
+    /// Writes a rank's communication in a step, each lane on a thread named at the first event.
     ///
     /// - `start_ns`: as for [`step`](Self::step)
     ///
@@ -141,7 +141,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// Writes the events of one thread, in order.
+    /// Writes a thread's events, in order.
     fn thread(
         &mut self,
         (rank, tid): (usize, u32),
@@ -170,7 +170,7 @@ impl<W: Write> TraceWriter<W> {
         write!(self.output, "{separator}\n{event}").map_err(Error::Trace)
     }
 
-    /// Ends the trace and returns what it was written to.
+    /// Ends the trace and returns the output.
     ///
     /// # Errors
     /// [`Error::Trace`].
@@ -180,7 +180,7 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// Joins the traces of ranks into one, without the truncated last line of a rank that was killed.
+/// Joins rank traces into a single trace, without truncated last lines from killed ranks.
 ///
 /// Returns the output and the number of lines left out.
 ///
@@ -206,7 +206,7 @@ pub fn join_traces<R: BufRead, W: Write>(
     Ok((writer.finish()?, left_out))
 }
 
-/// Returns the category of an action, which the viewer colors alike.
+/// Returns the action category; viewers use the same color within a category.
 fn category(action: Action) -> &'static str {
     match action {
         Action::Forward(_) => "forward",

@@ -1,15 +1,15 @@
-//! Trace events of communication lanes: a thread for each lane of a rank.
+//! Trace events for communication lanes: a thread for each lane on a rank.
 
 use serde_json::{Value, json};
 
 use super::trace::microseconds;
 use crate::pipeline::{CommunicationKind, CommunicationLane, TimedCommunication};
 
-/// Thread of a lane.
+/// Lane thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LaneThread {
     number: u32,
-    /// End of its last event.
+    /// End time for the last event in the lane, in nanoseconds.
     until_ns: u64,
 }
 
@@ -22,10 +22,10 @@ impl LaneThread {
         self.number
     }
 
-    /// Returns the event of a communication. One of the step before may end late, and events of a thread must
-    /// not overlap: the event begins when the lane is free.
+    /// Returns the event for a communication. A communication from the previous step may end late, and events
+    /// on a thread must not overlap: the event begins when the lane is free.
     ///
-    /// - `(rank, step, start_ns)`: start of the step since the start of the run
+    /// - `(rank, step, start_ns)`: step start since the run start
     pub(super) fn event(
         &mut self,
         (rank, step, start_ns): (usize, u64, u64),
@@ -55,7 +55,7 @@ impl LaneThread {
     }
 }
 
-/// Returns the events that name a thread and place it below those of passes.
+/// Returns the events that name a thread and sort it below the pass threads.
 pub(super) fn name(rank: usize, thread: u32, lane: CommunicationLane) -> [Value; 2] {
     let name = match lane {
         CommunicationLane::Send { to } => format!("send to rank {to}"),

@@ -1,4 +1,4 @@
-//! Trains on one rank: takes steps, reports them, saves checkpoints.
+//! Trains on a single rank: runs steps, reports them, saves checkpoints.
 
 use std::error::Error as _;
 use std::io::Write;
@@ -30,24 +30,23 @@ use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
 use dflop_loader::BalancedLoader;
 
-/// Options of a rank in addition to pipeline, inputs and optimizer.
+/// Rank options in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
-    /// Corrections of the cost model that are learned from measured times; `None` for none.
+    /// Settings for cost model corrections learned from measured times; `None` disables them.
     pub correction: Option<CorrectionSettings>,
-    /// Predicts the passes of each stage from a measured profile; `None` divides the planned times of modules
-    /// by layers.
+    /// Predicts stage passes from a measured profile; `None` divides the planned module times by layers.
     pub pass_predictor: Option<PassPredictor>,
-    /// FLOP/s of large matrix products on this rank: its part of the denominator of MFU.
+    /// FLOP/s for large matrix products on this rank, added to the MFU denominator.
     pub peak_flops_per_second: f64,
-    /// Writer of this rank's timeline, if any.
+    /// Timeline writer for this rank, if any.
     pub trace: Option<TraceWriter<Box<dyn Write + Send>>>,
-    /// Seed of the run, for checkpoints.
+    /// Run seed, saved in checkpoints.
     pub seed: u64,
-    /// Layout of the model, for checkpoints.
+    /// Model layout, saved in checkpoints.
     pub layout: Value,
-    /// Directory that checkpoints are saved in, if any.
+    /// Checkpoint directory, if any.
     pub checkpoints: Option<CheckpointDirectory>,
-    /// Returns whether this rank wants the run to stop after the current step, and why.
+    /// Check for a stop request on this rank, which ends the run after the current step.
     pub stop: Option<StopCheck>,
     /// Step before which the run ends, if it is known: no inputs are read for it. The same on all ranks.
     pub until: Option<u64>,
@@ -56,7 +55,7 @@ pub struct TrainingRankOptions {
 /// Returns why the run should stop, if it should; called once per step.
 pub type StopCheck = Box<dyn Fn() -> Option<StopReason> + Send>;
 
-/// One rank of a training run: its inputs, stages and part of the optimizer.
+/// Training state on a rank: inputs, stages and optimizer shard.
 pub struct TrainingRank<D: Device> {
     pipeline: PipelineRank<D>,
     inputs: InputsAhead<D>,
@@ -64,25 +63,25 @@ pub struct TrainingRank<D: Device> {
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
     saver: Option<CheckpointSaver>,
-    /// Failure of the last save, if it failed.
+    /// Error from the last save, if it failed.
     unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
     is_pipeline: bool,
-    /// Sum over all ranks.
+    /// Sum over all ranks, in FLOP/s.
     peak_flops_per_second: f64,
     began: Instant,
-    /// End of the step before, from which the time of a step is taken.
+    /// End of the previous step, where the current step's time begins.
     ended: Instant,
-    /// Time at which the results of the step before were read.
+    /// Time when the previous step's results were read.
     read: Instant,
-    /// What the host did lately.
+    /// Recent host activity.
     host: HostTimes,
-    /// Whether another processor computes, while the host goes on.
+    /// Whether a separate processor computes while the host continues.
     is_device_apart: bool,
-    /// Next step, whose passes are queued and whose update is not.
+    /// Next step: passes queued, update not yet queued.
     ahead: Option<StartedStep<D>>,
-    /// Why there is no next step.
+    /// Reason why there is no next step.
     ending: Option<Ending<D>>,
 }
 
@@ -90,15 +89,15 @@ pub struct TrainingRank<D: Device> {
 struct StartedStep<D: Device> {
     step: StepInputs<D>,
     unread: UnreadStep<D>,
-    /// Time at which its inputs were asked for.
+    /// Time when the step inputs were requested.
     asked: Instant,
 }
 
 impl<D: Device> TrainingRank<D> {
-    /// Joins pipeline, inputs and optimizer of a rank; all ranks call it together.
+    /// Joins the rank's pipeline, inputs and optimizer. Collective: every rank must call it.
     ///
     /// # Errors
-    /// [`crate::Error::Model`] if a setting of the correction is invalid; [`crate::Error::Comm`],
+    /// [`crate::Error::Model`] if a correction setting is invalid; [`crate::Error::Comm`],
     /// [`crate::Error::Trace`].
     pub fn new(
         pipeline: PipelineRank<D>,
@@ -147,18 +146,19 @@ impl<D: Device> TrainingRank<D> {
         })
     }
 
-    /// Records the correction tables of this and later steps; one rank of the job does.
+    /// Records the correction tables from this step on; a single rank in the job records them.
     pub fn record_corrections(&mut self, recorder: CorrectionRecorder) {
         if let Some(corrector) = &mut self.corrector {
             corrector.record(recorder);
         }
     }
 
-    /// Takes one step; `None` at the end of the data. All ranks call it together.
+    /// Runs a step; returns `None` at the end of the data. Collective: every rank must call it.
     ///
     /// # Errors
-    /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text. A
-    /// checkpoint that could not be written is none: it is logged, and the next save tries again.
+    /// A failure on any rank ends the job on all ranks; the remaining ranks return [`crate::Error::Comm`]
+    /// with the failure text. An unwritable checkpoint is not an error: the failure is logged, and the next
+    /// save tries again.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
@@ -196,7 +196,7 @@ impl<D: Device> TrainingRank<D> {
         self.end_step(&step, (&outcome, parts, &update), (&forecast, flops, start))
     }
 
-    /// Returns the step that is queued, or queues the next one; `None` at the end of the run.
+    /// Returns the queued step, or queues the next step; `None` at the end of the run.
     fn take_started(&mut self) -> Result<Option<StartedStep<D>>> {
         if let Some(started) = self.ahead.take() {
             return Ok(Some(started));
@@ -218,7 +218,7 @@ impl<D: Device> TrainingRank<D> {
         self.inputs.take()
     }
 
-    /// Queues the passes of a step.
+    /// Queues a step's passes.
     fn start(&mut self, mut step: StepInputs<D>, asked: Instant) -> Result<StartedStep<D>> {
         let ready = Instant::now();
         let has_samples = asked + step.wait;
@@ -232,9 +232,9 @@ impl<D: Device> TrainingRank<D> {
         Ok(StartedStep { step, unread, asked })
     }
 
-    /// Queues the passes of the next step behind the update of this one, if there is a next step: the device
-    /// has work while the host reads the results of this step and reports them. A computation on the host
-    /// itself would only put them off.
+    /// Queues the next step's passes, if there is a next step, after the current update: the device has work
+    /// while the host reads and reports the current step's results. With computation on the host itself, this
+    /// would only delay the results.
     fn start_ahead(&mut self) -> Result<()> {
         if !self.is_device_apart {
             return Ok(());
@@ -248,7 +248,7 @@ impl<D: Device> TrainingRank<D> {
         Ok(())
     }
 
-    /// Exchanges the times of a step whose results were read, learns from them, and reports the step.
+    /// Exchanges step times after the results were read, learns from them, and reports the step.
     fn end_step(
         &mut self,
         step: &StepInputs<D>,
@@ -293,8 +293,8 @@ impl<D: Device> TrainingRank<D> {
 
     /// Reports a step that has just ended.
     ///
-    /// - `flops`: model FLOPs of the step
-    /// - `simulated_ns`: makespans with predicted and with measured times of passes
+    /// - `flops`: model FLOPs in the step
+    /// - `simulated_ns`: makespans with predicted and with measured pass times, in nanoseconds
     fn report(
         &mut self,
         step: &StepInputs<D>,
@@ -336,7 +336,7 @@ impl<D: Device> TrainingRank<D> {
         }))
     }
 
-    /// Predicts the passes of a step: from the profile, or else from the planned times of modules.
+    /// Predicts the step's passes from the profile, or else from planned module times.
     fn predicted_passes(&self, step: &StepInputs<D>) -> Result<PassTimes> {
         let (job, planner) = (self.pipeline.job(), self.inputs.planner());
         match &self.options.pass_predictor {
@@ -345,7 +345,7 @@ impl<D: Device> TrainingRank<D> {
         }
     }
 
-    /// Returns the model FLOPs of the samples that were trained on.
+    /// Returns the model FLOPs for the trained samples.
     fn flops(&self, step: &StepInputs<D>) -> Result<u128> {
         let planner = self.inputs.planner();
         let is_kept = |index: usize| step.skipped.iter().all(|skipped| skipped.index as usize != index);
@@ -384,14 +384,14 @@ impl<D: Device> TrainingRank<D> {
         trace.communication(rank, step.plan.step, start_ns, &outcome.communication)
     }
 
-    /// Starts to save weights, optimizer state and loader state; all ranks call it together. Later steps take
-    /// place while files are written. Without a directory of checkpoints it does nothing.
+    /// Starts to save weights, optimizer state and loader state. Collective: every rank must call it. Later
+    /// steps run while files are written. Does nothing without a checkpoint directory.
     ///
-    /// A save whose files cannot be written, such as on a full disk, is given up and logged; the checkpoints
-    /// before remain, and [`finish_save`](Self::finish_save) fails unless a later save succeeds.
+    /// A save whose files cannot be written, such as on a full disk, is abandoned and logged; earlier
+    /// checkpoints remain, and [`finish_save`](Self::finish_save) fails unless a later save succeeds.
     ///
     /// # Errors
-    /// Those of [`CheckpointSaver::start`], but for files that cannot be written.
+    /// Errors from [`CheckpointSaver::start`], except for files that cannot be written.
     pub fn save(&mut self) -> Result<()> {
         let begin = Instant::now();
         let saved = self.try_save();
@@ -417,15 +417,15 @@ impl<D: Device> TrainingRank<D> {
         self.note_saved(started.map(|()| false))
     }
 
-    /// Waits for the save that is under way, if there is one.
+    /// Waits for a save in progress.
     fn finish_pending(&mut self) -> Result<()> {
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let saved = saver.finish(self.pipeline.comm());
         self.note_saved(saved.map(|saved| saved.is_some()))
     }
 
-    /// Notes whether a save is complete, or has failed because files cannot be written, which all ranks agree
-    /// on; returns any other error.
+    /// Records whether a save is complete or failed because files cannot be written (all ranks agree on
+    /// this); returns any other error.
     fn note_saved(&mut self, saved: Result<bool>) -> Result<()> {
         match saved {
             Ok(true) => self.unsaved = None,
@@ -449,12 +449,12 @@ impl<D: Device> TrainingRank<D> {
         Ok(())
     }
 
-    /// Waits for the checkpoint that is being written, if there is one; all ranks call it together.
+    /// Waits for a checkpoint write in progress. Collective: every rank must call it.
     ///
-    /// - returns its directory
+    /// - returns the checkpoint directory
     ///
     /// # Errors
-    /// The failure of the last save, also if it was given up before; see [`CheckpointSaver::finish`].
+    /// The last save's failure, also if that save was abandoned earlier; see [`CheckpointSaver::finish`].
     pub fn finish_save(&mut self) -> Result<Option<PathBuf>> {
         let Some(saver) = &mut self.saver else { return Ok(None) };
         let saved = saver.finish(self.pipeline.comm())?;
@@ -464,11 +464,11 @@ impl<D: Device> TrainingRank<D> {
         }
     }
 
-    /// Ends the preparation of inputs for steps that are not taken; all ranks call it together, before any of
-    /// them leaves the job.
+    /// Ends input preparation for steps that will not run. Collective: every rank must call it before any
+    /// rank leaves the job.
     ///
     /// # Panics
-    /// If the preparation did.
+    /// If the preparation panicked.
     pub fn end_inputs(&mut self) {
         if let Some(ahead) = self.ahead.take() {
             // communicators end once nothing is under way
@@ -477,13 +477,14 @@ impl<D: Device> TrainingRank<D> {
         self.inputs.end();
     }
 
-    /// Returns why the run should stop after the last step, if any rank wanted it to; the same on all ranks.
+    /// Returns why the run should stop after the last step, if any rank requested a stop; the same on all
+    /// ranks.
     #[must_use]
     pub const fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
 
-    /// Ends the trace, if there is one.
+    /// Ends the trace, if enabled.
     ///
     /// # Errors
     /// [`crate::Error::Trace`].
@@ -497,7 +498,7 @@ impl<D: Device> TrainingRank<D> {
         self.optimizer.steps()
     }
 
-    /// Iterates over the loaders of this rank, for their metrics and their lists of skipped samples.
+    /// Iterates over this rank's loaders, for metrics and skip logs.
     pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
         self.inputs.loaders()
     }
@@ -514,13 +515,13 @@ impl<D: Device> TrainingRank<D> {
         self.pipeline.comm()
     }
 
-    /// Iterates over the stages of this rank.
+    /// Iterates over this rank's stages.
     pub fn stages(&self) -> impl Iterator<Item = &dyn dflop_models::Stage<D>> {
         self.pipeline.stages().map(|(_, stage)| stage)
     }
 }
 
-/// Returns the places of the samples of a forward pass in the plan of the step.
+/// Returns the step plan indices for the samples in a forward pass.
 fn samples_of(job: &Job, predicted: &PredictedTimes, action: Action) -> Vec<u32> {
     let Action::Forward(part) = action else { return Vec::new() };
     let module = job.stages()[usize::from(part.stage)].module();

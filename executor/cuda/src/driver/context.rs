@@ -1,4 +1,4 @@
-//! The primary context of a device, which all code of the process shares.
+//! Primary device context, shared by all code in the process.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
 use super::check;
 use crate::error::{Error, Result};
 
-/// Oldest major compute capability whose instructions the kernels use.
+/// Minimum major compute capability required by the kernels.
 const CAPABILITY_MIN: u32 = 8;
 
-/// Retained primary context of a device.
+/// Retained primary device context.
 #[derive(Clone)]
 pub(crate) struct Context(Arc<Retained>);
 
@@ -23,7 +23,7 @@ struct Retained {
     capability: (u32, u32),
     processors: u32,
     total_bytes: u64,
-    /// Version of the driver, major and minor.
+    /// Driver version, major and minor.
     driver: (u32, u32),
 }
 
@@ -56,7 +56,7 @@ impl Context {
         Ok(count as u32)
     }
 
-    /// Retains the primary context of a device.
+    /// Retains a device's primary context.
     pub(crate) fn new(ordinal: u32) -> Result<Self> {
         // SAFETY: all pointers are to local variables of the types that the functions write.
         unsafe {
@@ -101,7 +101,7 @@ impl Context {
         }
     }
 
-    /// Returns whether modules and libraries load all of their kernels at once.
+    /// Returns whether modules and libraries load all kernels at once.
     ///
     /// # Source
     /// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_MODULE_LOADING`.
@@ -118,32 +118,32 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
     }
 
-    /// Number of the device.
+    /// Returns the device ordinal.
     pub(crate) fn ordinal(&self) -> u32 {
         self.0.ordinal
     }
 
-    /// Name of the device.
+    /// Returns the device name.
     pub(crate) fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Compute capability, major and minor.
+    /// Returns the compute capability, major and minor.
     pub(crate) fn capability(&self) -> (u32, u32) {
         self.0.capability
     }
 
-    /// Number of streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     pub(crate) fn processors(&self) -> u32 {
         self.0.processors
     }
 
-    /// Memory of the device in bytes.
+    /// Returns the device memory in bytes.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.0.total_bytes
     }
 
-    /// Version of CUDA that the driver supports, major and minor.
+    /// Returns the CUDA version that the driver supports, major and minor.
     pub(crate) fn driver_version(&self) -> (u32, u32) {
         self.0.driver
     }

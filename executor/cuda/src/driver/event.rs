@@ -9,7 +9,7 @@ use super::context::Context;
 use super::long_calls::during;
 use crate::error::Result;
 
-/// Event with its time.
+/// Event with timing.
 #[derive(Clone)]
 pub(crate) struct Event(Arc<Created>);
 
@@ -61,13 +61,13 @@ impl Event {
             && unsafe { sys::cuEventQuery(self.0.event) } == CUresult::CUDA_SUCCESS
     }
 
-    /// Nanoseconds from this event to a later one; 0 before the device has reached both.
+    /// Returns the nanoseconds from this event to a later event; 0 before the device has reached both.
     pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
         self.elapsed_ns(end).map_or(0, |ns| u64::try_from(ns).unwrap_or(0))
     }
 
-    /// Nanoseconds from this event to another one, negative if that came first; `None` before the device has
-    /// reached both.
+    /// Returns the nanoseconds from this event to the given event, negative if the given event came first;
+    /// `None` before the device has reached both.
     pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
         if !self.is_reached() || !end.is_reached() {
             return None;

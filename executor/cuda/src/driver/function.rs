@@ -1,4 +1,4 @@
-//! Kernels: modules of compiled code, functions in them, and their launches.
+//! Kernels: compiled modules, module functions, and launches.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::long_calls::during;
 use super::stream::Stream;
 use crate::error::Result;
 
-/// Shared memory of a block that needs no permission.
+/// Maximum shared memory per block without an opt-in attribute, in bytes.
 const SHARED_BYTES: u32 = 48 << 10;
 
-/// Compiled code that is loaded.
+/// Loaded compiled code.
 #[derive(Clone)]
 pub(crate) struct Module(Arc<Loaded>);
 
@@ -37,7 +37,7 @@ impl Drop for Loaded {
     }
 }
 
-/// Function of a module.
+/// Module function.
 #[derive(Clone)]
 pub(crate) struct Function {
     function: sys::CUfunction,
@@ -61,7 +61,7 @@ impl Module {
         Ok(Self(Arc::new(Loaded { module, context: context.clone() })))
     }
 
-    /// Finds a function, and lets its blocks use this much shared memory.
+    /// Finds a function and allows `shared_bytes` shared memory per block.
     pub(crate) fn function(&self, name: &str, shared_bytes: u32) -> Result<Function> {
         self.0.context.make_current()?;
         let symbol = CString::new(name).expect("names of kernels have no zeros");
@@ -80,18 +80,18 @@ impl Module {
     }
 }
 
-/// Blocks and threads of a launch.
+/// Launch dimensions: blocks and threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grid {
     /// Number of blocks along both axes.
     pub(crate) blocks: (u32, u32),
-    /// Threads of a block.
+    /// Number of threads per block.
     pub(crate) threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per block, in bytes.
     pub(crate) shared_bytes: u32,
 }
 
-/// Values that a kernel takes, in the order of its parameters.
+/// Kernel arguments, in parameter order.
 #[derive(Default)]
 pub(crate) struct Arguments {
     values: Vec<u64>,
@@ -112,7 +112,7 @@ impl Arguments {
     /// Adds an `int`.
     ///
     /// # Panics
-    /// If the number is too large, which shapes of one microbatch are not.
+    /// If the number exceeds `int`; microbatch shapes never do.
     pub(crate) fn int(self, value: usize) -> Self {
         self.address(u64::from(i32::try_from(value).expect("sizes below 2^31").cast_unsigned()))
     }
@@ -132,8 +132,8 @@ impl Function {
     /// Launches the kernel; a grid without blocks does nothing.
     ///
     /// # Safety
-    /// The arguments have the types of the kernel's parameters; the memory at their addresses lives until the
-    /// work is done, is as large as the kernel assumes, and is written by no other work meanwhile.
+    /// The arguments must have the kernel's parameter types; the memory at the passed addresses must live
+    /// until the work is done, be as large as the kernel assumes, and not be written by concurrent work.
     pub(crate) unsafe fn launch(&self, stream: &Stream, grid: Grid, arguments: &mut Arguments) -> Result<()> {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
             return Ok(());

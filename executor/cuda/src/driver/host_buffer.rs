@@ -1,4 +1,4 @@
-//! Memory of the host that the device is given to copy from and to.
+//! Host memory for copies from and to the device.
 
 use cudarc::driver::sys;
 
@@ -7,10 +7,10 @@ use super::context::Context;
 use super::long_calls::during;
 use crate::error::Result;
 
-/// Bytes of the host, aligned for every type of elements.
+/// Host bytes, aligned for every element type.
 ///
-/// From and to page-locked ones the device copies by itself. Others are copied through memory of the driver:
-/// a copy down has ended when its call returns.
+/// The device copies directly from and to page-locked bytes. Pageable bytes are copied through driver memory:
+/// a copy to the host has ended when the call returns.
 pub(crate) struct HostBuffer {
     len: usize,
     memory: Memory,
@@ -35,7 +35,7 @@ impl Drop for HostBuffer {
 }
 
 impl HostBuffer {
-    /// Allocates zeros that are page-locked; may wait for all work of the device.
+    /// Allocates page-locked zeros; may wait for all device work.
     pub(crate) fn page_locked(context: &Context, len: usize) -> Result<Self> {
         context.make_current()?;
         let mut pointer = std::ptr::null_mut();
@@ -74,13 +74,13 @@ impl HostBuffer {
         }
     }
 
-    /// Bytes, once no work of the device uses them.
+    /// Returns the bytes, once no device work uses the buffer.
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: the memory is initialized, and lives as long as the buffer.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.len) }
     }
 
-    /// Mutable bytes, once no work of the device uses them.
+    /// Returns the mutable bytes, once no device work uses the buffer.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and the buffer is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(), self.len) }

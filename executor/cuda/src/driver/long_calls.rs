@@ -1,17 +1,16 @@
-//! Calls of the driver that may wait for work of the device, while they last: for reports of a driver that
-//! does not answer.
+//! Driver calls in progress that may wait for device work: for reports about a driver that does not answer.
 //!
-//! Every thread has a place for its call, which other threads look at only for a report: a call costs tens of
-//! nanoseconds, also while others are made.
+//! Every thread has a slot for the current call, which different threads read only for a report: recording a
+//! call costs tens of nanoseconds, also during concurrent calls.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// A call in progress: its name, and when it began.
+/// Call in progress: name and start time.
 type Call = Option<(&'static str, Instant)>;
 
-/// The call that a thread is in.
+/// Current call on a thread.
 struct Place {
     thread: Thread,
     call: Mutex<Call>,
@@ -23,7 +22,7 @@ impl Place {
     }
 }
 
-/// Places of all threads that have made such a call, and have not ended.
+/// Slots for all live threads that have recorded a call.
 static PLACES: Mutex<Vec<Weak<Place>>> = Mutex::new(Vec::new());
 
 thread_local! {
@@ -38,7 +37,7 @@ fn register() -> Arc<Place> {
     own
 }
 
-/// Puts the call around another one back when that ends.
+/// Guard that restores the enclosing call when a nested call ends.
 struct Ended(Call);
 
 impl Drop for Ended {
@@ -48,7 +47,7 @@ impl Drop for Ended {
     }
 }
 
-/// Makes a call that may take long.
+/// Runs a call that may take long.
 pub(crate) fn during<R>(name: &'static str, call: impl FnOnce() -> R) -> R {
     let begun = Some((name, Instant::now()));
     let around = OWN.try_with(|own| own.set(begun)).unwrap_or_default();
@@ -56,7 +55,7 @@ pub(crate) fn during<R>(name: &'static str, call: impl FnOnce() -> R) -> R {
     call()
 }
 
-/// Names the calls that have lasted for this time, with their threads; `None` if there are none.
+/// Returns names and threads for calls that have lasted at least `time`; `None` if there are none.
 pub(crate) fn lasting(time: Duration) -> Option<String> {
     let places = PLACES.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let named = places.iter().filter_map(Weak::upgrade).filter_map(|place| {

@@ -1,4 +1,4 @@
-//! Pool of device memory: allocations and frees are work of a stream.
+//! Device memory pool: allocations and frees are stream work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ impl Drop for Created {
 }
 
 impl MemoryPool {
-    /// Makes a pool whose allocations and frees are in the order of a stream.
+    /// Creates a pool with allocations and frees in stream order.
     pub(crate) fn new(stream: &Stream) -> Result<Self> {
         let context: &Context = stream.context();
         context.make_current()?;
@@ -81,7 +81,7 @@ impl MemoryPool {
         &self.0.stream
     }
 
-    /// Allocates memory that work of the pool's stream may use at once. No bytes give the address 0.
+    /// Allocates memory that work on the pool's stream may use at once. No bytes give the address 0.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.allocate_in(&self.0.stream, bytes)
     }
@@ -119,10 +119,10 @@ impl MemoryPool {
         Ok(Some(address))
     }
 
-    /// Frees memory behind the work of the stream so far.
+    /// Frees memory after all work queued on the stream so far.
     ///
     /// # Safety
-    /// `allocate` returned the address for this number of bytes, and work of other streams is done with it.
+    /// `allocate` returned the address for this number of bytes, and work on other streams is done with it.
     pub(crate) unsafe fn free(&self, address: u64, bytes: usize) {
         if bytes == 0 {
             return;

@@ -1,7 +1,7 @@
-//! Safe wrappers of the CUDA driver: context, streams, events, memory, kernels.
+//! Safe CUDA driver wrappers: context, streams, events, memory, kernels.
 //!
-//! Every handle keeps its context alive. Calls make the context current on the calling thread first, because
-//! other code of the process may have made another one current.
+//! Every handle keeps the context alive. Calls first make the context current on the calling thread, because
+//! other code in the process may have made a different context current.
 #![expect(unsafe_code, reason = "the driver is called through C functions")]
 
 mod context;
@@ -26,7 +26,7 @@ pub(crate) use long_calls::{during, lasting};
 pub(crate) use memory_pool::MemoryPool;
 pub(crate) use stream::Stream;
 
-/// Turns a status of the driver into a result.
+/// Converts a driver status to a result.
 fn check(call: &'static str, status: CUresult) -> Result<()> {
     if status == CUresult::CUDA_SUCCESS {
         return Ok(());

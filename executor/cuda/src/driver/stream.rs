@@ -1,4 +1,4 @@
-//! Streams: work runs in the order of its calls, beside that of other streams.
+//! Streams: work runs in call order within a stream, concurrently with different streams.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::host_buffer::HostBuffer;
 use super::long_calls::during;
 use crate::error::Result;
 
-/// Stream of a context.
+/// Stream in a context.
 #[derive(Clone)]
 pub(crate) struct Stream(Arc<Created>);
 
@@ -36,7 +36,7 @@ impl Drop for Created {
 }
 
 impl Stream {
-    /// Makes a stream that does not wait for the work of other code in this process.
+    /// Creates a stream that does not wait for work from other code in this process.
     pub(crate) fn new(context: &Context) -> Result<Self> {
         context.make_current()?;
         let mut stream = std::ptr::null_mut();
@@ -46,12 +46,12 @@ impl Stream {
         Ok(Self(Arc::new(Created { stream, context: context.clone() })))
     }
 
-    /// Context of the stream.
+    /// Returns the stream context.
     pub(crate) fn context(&self) -> &Context {
         &self.0.context
     }
 
-    /// Handle for libraries that take one.
+    /// Returns the handle, for library calls.
     pub(crate) fn raw(&self) -> sys::CUstream {
         self.0.stream
     }
@@ -82,7 +82,7 @@ impl Stream {
     /// Writes zeros.
     ///
     /// # Safety
-    /// The address is of at least `bytes` bytes of device memory that live until the work is done.
+    /// The address must point to at least `bytes` bytes in device memory that live until the work is done.
     pub(crate) unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());

@@ -6,7 +6,7 @@ use super::communicator::Communicator;
 use crate::device::Cuda;
 use crate::driver::Stream;
 
-/// Kind of a collective, with the parts of the ranks.
+/// Collective kind, with the rank parts.
 pub(super) enum Collective {
     AllReduce,
     ReduceScatter(Vec<usize>),
@@ -14,7 +14,7 @@ pub(super) enum Collective {
 }
 
 impl Collective {
-    /// Checks the parts of the ranks.
+    /// Checks the rank parts.
     pub(super) fn check(&self, size: usize, values: &Tensor<Cuda>) -> Result<()> {
         let parts = match self {
             Self::AllReduce => return Ok(()),
@@ -40,7 +40,7 @@ impl Collective {
         }
     }
 
-    /// Number of times that an element goes round a ring.
+    /// Returns how many times an element is passed around a ring.
     pub(super) const fn rounds(&self) -> u64 {
         match self {
             Self::AllReduce => 2,

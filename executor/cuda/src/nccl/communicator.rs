@@ -1,7 +1,7 @@
-//! Communicators of NCCL: their calls, their end.
+//! NCCL communicators: calls, shutdown.
 //!
-//! Calls return before they are done ([`Config::nonblocking`]), so that a rank that waits in one can still
-//! end: once [`abort`](Communicator::abort) was called, every call returns.
+//! Calls return before completion ([`Config::nonblocking`]), so that a rank waiting in a call can still end:
+//! once [`abort`](Communicator::abort) was called, every call returns.
 #![expect(unsafe_code, reason = "calls take addresses and handles of a C library")]
 
 use std::ffi::c_int;
@@ -20,34 +20,34 @@ use crate::device::Cuda;
 use crate::driver::{Context, Stream};
 use crate::error::{Error, Result};
 
-/// Shortest and longest pause between two looks at a call in progress.
+/// Minimum and maximum pause between polls while a call is in progress.
 const PAUSES: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
-/// Longest wait of an abort for a call of another thread, which may hang in the driver.
+/// Maximum time that an abort waits for a call on a different thread, which may hang in the driver.
 const ABORT_WAIT: Duration = Duration::from_secs(1);
 
-/// One rank's end of a communicator.
+/// A rank's handle to a communicator.
 pub(super) struct Communicator {
     nccl: Nccl,
     context: Context,
     handle: AtomicPtr<std::ffi::c_void>,
-    /// Held during a call: communicators are not made for several threads at once.
+    /// Held during a call: communicators are not thread-safe.
     calls: Mutex<()>,
     is_aborted: AtomicBool,
-    /// What it connects, for errors.
+    /// Name of the connection, for errors.
     name: String,
     rank: usize,
 }
 
-/// State of a communicator between calls.
+/// Communicator state between calls.
 pub(super) enum Health {
     Well,
-    /// Another rank failed, and its own control plane knows more.
+    /// A remote rank failed; the job's communicator has the details.
     RemoteFailed(String),
     Failed(String),
 }
 
 impl Communicator {
-    /// Makes an id, which all ranks of a new communicator pass.
+    /// Creates an id, which all ranks in a new communicator pass.
     pub(super) fn new_id(nccl: &Nccl) -> Result<UniqueId> {
         let mut id = UniqueId([0; super::functions::ID_BYTES]);
         // SAFETY: the pointer is to a local variable.
@@ -59,9 +59,9 @@ impl Communicator {
         Ok(id)
     }
 
-    /// Starts to make a communicator; [`ready`](Self::ready) waits for the other ranks.
+    /// Starts to create a communicator; [`ready`](Self::ready) waits for the remaining ranks.
     ///
-    /// - `name`: what it connects, for errors
+    /// - `name`: connection name, for errors
     pub(super) fn start(
         nccl: &Nccl,
         context: &Context,
@@ -90,10 +90,10 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Waits until all ranks have made it.
+    /// Waits until all ranks have created the communicator.
     ///
     /// # Errors
-    /// Those of `go_on`, which is called with the time since the wait began.
+    /// Errors from `go_on`, which is called with the time since the wait began.
     pub(super) fn ready(
         &self,
         mut go_on: impl FnMut(Duration) -> dflop_device::Result<()>,
@@ -131,7 +131,7 @@ impl Communicator {
         })
     }
 
-    /// Sums over all ranks, and leaves each with the sum of its part.
+    /// Sums over all ranks and leaves each rank with the summed part for that rank.
     pub(super) fn reduce_scatter(
         &self,
         stream: &Stream,
@@ -156,7 +156,7 @@ impl Communicator {
         })
     }
 
-    /// Gives every rank the parts of all others.
+    /// Gathers all parts on every rank.
     pub(super) fn all_gather(&self, stream: &Stream, values: &Tensor<Cuda>, parts: &[usize]) -> Result<()> {
         let (dtype, places) = (data_type(values.dtype())?, places(values, parts));
         let base = values.address() as *mut std::ffi::c_void;
@@ -174,7 +174,7 @@ impl Communicator {
         })
     }
 
-    /// Sends to another rank.
+    /// Sends to a different rank.
     pub(super) fn send(&self, stream: &Stream, values: &Tensor<Cuda>, to: usize) -> Result<()> {
         let (address, dtype) = (values.address(), data_type(values.dtype())?);
         self.call("ncclSend", |functions, handle| {
@@ -186,7 +186,7 @@ impl Communicator {
         })
     }
 
-    /// Receives from another rank.
+    /// Receives from a different rank.
     pub(super) fn recv(&self, stream: &Stream, values: &Tensor<Cuda>, from: usize) -> Result<()> {
         let (address, dtype) = (values.address(), data_type(values.dtype())?);
         self.call("ncclRecv", |functions, handle| {
@@ -198,7 +198,7 @@ impl Communicator {
         })
     }
 
-    /// Runs calls, one for each index, as one.
+    /// Runs a call for each index, as a single NCCL group.
     fn group(
         &self,
         call: &'static str,
@@ -220,7 +220,7 @@ impl Communicator {
         })
     }
 
-    /// Makes a communicator of the ranks with the same color.
+    /// Creates a communicator for the ranks with the same color.
     pub(super) fn split(&self, color: usize, name: String) -> Result<Self> {
         let mut config = Config::nonblocking();
         // NCCL writes the handle later, from a thread of its own. If this call returns before, because of an
@@ -245,7 +245,7 @@ impl Communicator {
         })
     }
 
-    /// Sends to this rank itself, and receives it, as one.
+    /// Sends to this rank itself and receives the message, as a single group.
     pub(super) fn exchange_alone(
         &self,
         stream: &Stream,
@@ -294,7 +294,7 @@ impl Communicator {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Status of the communicator: of a call in progress, and of work that has failed.
+    /// Returns the communicator status: call in progress or failed work.
     fn status(&self) -> Status {
         let (handle, mut state) = (self.handle.load(Ordering::Acquire), SUCCESS);
         if handle.is_null() {
@@ -321,7 +321,7 @@ impl Communicator {
         self.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Ends all work of the communicator, and every later call.
+    /// Aborts all work on the communicator, and every later call.
     pub(super) fn abort(&self) {
         if self.is_aborted.swap(true, Ordering::AcqRel) {
             return;
@@ -353,8 +353,8 @@ impl Communicator {
         }
     }
 
-    /// Frees a communicator that [`finalize`](Self::finalize) has ended, once its other ranks have come to
-    /// their ends, too; aborts it if they do not until the deadline.
+    /// Frees a communicator ended by [`finalize`](Self::finalize), once the remaining ranks have ended as
+    /// well; aborts the communicator if the deadline passes first.
     pub(super) fn destroy(&self, deadline: Instant) {
         while !self.is_aborted() && self.status() == IN_PROGRESS {
             if Instant::now() > deadline {
@@ -383,7 +383,7 @@ impl Communicator {
     }
 }
 
-/// Number of a type of elements.
+/// Returns the NCCL number for an element type.
 fn data_type(dtype: Dtype) -> Result<c_int> {
     match dtype {
         Dtype::U32 => Ok(3),
@@ -397,7 +397,7 @@ fn data_type(dtype: Dtype) -> Result<c_int> {
     }
 }
 
-/// Addresses of the parts of a tensor.
+/// Returns the addresses for a tensor's parts.
 fn places(values: &Tensor<Cuda>, parts: &[usize]) -> Vec<u64> {
     let bytes = values.dtype().bytes() as u64;
     let starts = parts.iter().scan(values.address(), |at, &len| {

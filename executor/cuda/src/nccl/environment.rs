@@ -1,25 +1,25 @@
-//! Variables of the environment that the driver reads when a process first uses it.
+//! Environment variables that the driver reads when a process first uses CUDA.
 
 use dflop_device::{Error, Result};
 
 use crate::driver::Context;
 
-/// Number of queues of a device, over which the driver spreads streams.
+/// Variable with the number of device queues, over which the driver spreads streams.
 pub(super) const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-/// Number of queues without it.
+/// Default number of queues.
 const QUEUES_DEFAULT: usize = 8;
-/// Most queues that the driver makes.
+/// Maximum number of queues that the driver creates.
 pub(super) const QUEUES_MAX: usize = 32;
 
-/// Whether modules and libraries load all of their kernels at once.
+/// Variable that sets whether modules and libraries load all kernels at once.
 const LOADING: &str = "CUDA_MODULE_LOADING";
 
-/// Variables that a process needs whose device communicates over NCCL, before it first uses CUDA: queues for
-/// all streams of a rank, and no load of a kernel at its first launch.
+/// Variables that a process with NCCL communication must set before the first CUDA use: queues for all
+/// streams on a rank, and no kernel load at first launch.
 pub const NCCL_VARIABLES: [(&str, &str); 2] = [(QUEUES, "32"), (LOADING, "EAGER")];
 
-/// Refuses kernels that load at their first launch: the load of one of cuBLASLt may wait for a message of
-/// another rank that waits for this one.
+/// Rejects kernels that load at first launch: a cuBLASLt kernel load may wait for a message from a rank that
+/// itself waits for this rank.
 pub(super) fn check_loading(ranks: usize) -> Result<()> {
     if ranks == 1 || Context::loads_eagerly()? {
         return Ok(());
@@ -31,7 +31,7 @@ pub(super) fn check_loading(ranks: usize) -> Result<()> {
     Err(Error::InvalidSetting { setting: LOADING, reason })
 }
 
-/// Number of queues of devices in this process.
+/// Returns the number of queues per device in this process.
 ///
 /// # Source
 /// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_DEVICE_MAX_CONNECTIONS`.

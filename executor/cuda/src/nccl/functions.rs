@@ -1,7 +1,7 @@
-//! Functions of NCCL, resolved from a library that is opened at run time.
+//! NCCL functions, resolved from a library opened at run time.
 //!
-//! Types and numbers are those of NVIDIA's documentation, "NCCL API". A status stays an integer: a later NCCL
-//! may return values that this version does not know.
+//! Types and numbers follow NVIDIA's documentation, "NCCL API". A status stays an integer: a later NCCL may
+//! return values that this version does not know.
 #![expect(unsafe_code, reason = "functions of a C library")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -9,29 +9,29 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use cudarc::driver::sys::CUstream;
 use libloading::os::unix::Library;
 
-/// Handle of a communicator.
+/// Communicator handle.
 pub(super) type Handle = *mut c_void;
 /// Status that a function returns.
 pub(super) type Status = c_int;
 
 pub(super) const SUCCESS: Status = 0;
-/// Another rank failed.
+/// A remote rank failed.
 pub(super) const REMOTE_ERROR: Status = 6;
-/// The call goes on; the status of the communicator tells when it has ended.
+/// The call is in progress; the communicator status shows when it has ended.
 pub(super) const IN_PROGRESS: Status = 7;
 
-/// Operation of a reduction: the sum.
+/// Reduction operation: sum.
 pub(super) const SUM: c_int = 0;
 
-/// Number of bytes of a [`UniqueId`].
+/// Size of [`UniqueId`] in bytes.
 pub(super) const ID_BYTES: usize = 128;
 
-/// Name of a communicator that is made, which all of its ranks pass.
+/// Id for a new communicator, passed by all member ranks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; ID_BYTES]);
 
-/// Settings of a communicator, as of version 2.18; later versions take their defaults for what follows.
+/// Communicator settings, as in version 2.18; later versions use defaults for newer fields.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -46,7 +46,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Settings of a communicator whose calls return before they are done.
+    /// Returns settings for a communicator with nonblocking calls.
     pub(super) const fn nonblocking() -> Self {
         const UNSET: c_int = c_int::MIN;
         Self {
@@ -63,7 +63,7 @@ impl Config {
     }
 }
 
-/// Reduction or copy between two buffers of a number of elements of a type.
+/// Reduction or copy between two buffers: arguments are element count and element type.
 type Reduce =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, CUstream) -> Status;
 
@@ -71,7 +71,7 @@ type Reduce =
 pub(super) struct Functions {
     pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
     pub(super) init: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> Status,
-    /// Makes a communicator of the ranks of a color: color, key, the new handle.
+    /// Creates a communicator for the ranks with the same color: color, key, new handle.
     pub(super) split: unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, *mut Config) -> Status,
     pub(super) finalize: unsafe extern "C" fn(Handle) -> Status,
     pub(super) destroy: unsafe extern "C" fn(Handle) -> Status,
@@ -81,7 +81,7 @@ pub(super) struct Functions {
     pub(super) last_error: unsafe extern "C" fn(Handle) -> *const c_char,
     /// Sum over all ranks: operation after the type.
     pub(super) all_reduce: Reduce,
-    /// Sum of parts: operation after the type.
+    /// Sum by parts: operation after the type.
     pub(super) reduce_scatter: Reduce,
     pub(super) all_gather:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Handle, CUstream) -> Status,
@@ -107,7 +107,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Resolves all functions; `None` if one is missing.
+    /// Resolves all functions; `None` if any function is missing.
     pub(super) fn find(library: &Library) -> Option<Self> {
         // SAFETY: the types of the fields are those of the functions in every version from 2.18 on.
         unsafe {
@@ -135,7 +135,7 @@ impl Functions {
     }
 }
 
-/// Returns the version of a library, as `major * 10000 + minor * 100 + patch`.
+/// Returns the library version as `major * 10000 + minor * 100 + patch`.
 pub(super) fn version(library: &Library) -> Option<u32> {
     // SAFETY: the type is that of the function in every version.
     let version: unsafe extern "C" fn(*mut c_int) -> Status = unsafe { find(library, "ncclGetVersion") }?;

@@ -1,15 +1,15 @@
-//! Passes the ids of new communicators to their ranks, on the control plane of the job.
+//! Passes new communicator ids to the member ranks, over the job's control plane.
 
 use dflop_comm::{Comm, StepContext};
 
 use super::functions::{ID_BYTES, UniqueId};
 
-/// Numbers of an id.
+/// Number of words in an id.
 const NUMBERS: usize = ID_BYTES / 8;
 
-/// Exchanges ids: every rank gives as many as any, and gets those of all ranks.
+/// Exchanges ids: every rank contributes `count` slots and receives the ids from all ranks.
 ///
-/// - `own`: ids of this rank, at most `count`
+/// - `own`: ids from this rank, at most `count`
 /// - returns a function that looks up an id by rank and index
 pub(super) fn exchange(
     host: &dyn Comm,

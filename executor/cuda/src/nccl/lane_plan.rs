@@ -1,32 +1,33 @@
-//! Chooses which lanes of messages get a communicator and a stream of their own, where a device has too few
-//! queues for all.
+//! Chooses which message lanes get a dedicated communicator and stream when a device has too few queues for
+//! all lanes.
 //!
-//! The queues of a rank go to lanes, two for each. If those of two ranks have enough, each lane between them
-//! has its own. Otherwise, all lanes of a pair of ranks are one, as long as both ranks have queues for it.
-//! All others are one lane together, with a communicator of all ranks, for which every rank keeps two queues.
+//! Every lane needs two queues on each rank. If both ranks in a pair have enough queues, each lane between
+//! the ranks is dedicated. Otherwise all lanes in a rank pair are merged, as long as both ranks have queues
+//! for the merged lane. All remaining lanes share a single lane with a communicator over all ranks; every
+//! rank reserves two queues for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dflop_device::MessageLane;
 
-/// Queues of a lane: that of its stream, and that of the stream of NCCL.
+/// Number of queues per lane: a queue for the lane stream and a queue for NCCL's internal stream.
 pub(super) const QUEUES_PER_LANE: usize = 2;
 
-/// Lane that messages go over.
+/// Lane that carries messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
-    /// Of one direction and flow alone.
+    /// Dedicated to a single direction and flow.
     Own(MessageLane),
-    /// Of two ranks, the lower one first.
+    /// Shared by a rank pair, lower rank first.
     Pair([usize; 2]),
-    /// Of all ranks.
+    /// Shared by all ranks.
     Shared,
 }
 
-/// Chooses the places of new lanes, the same on all ranks.
+/// Chooses the places for new lanes, the same on all ranks.
 ///
-/// - `free`: queues of each rank that nothing takes
-/// - `open`: lanes that there are, besides those of their own
+/// - `free`: number of unused queues on each rank
+/// - `open`: existing lanes, except dedicated lanes
 pub(super) fn places(
     new: &BTreeSet<MessageLane>,
     free: &[usize],
@@ -78,7 +79,7 @@ mod tests {
         MessageLane { from, to, flow }
     }
 
-    /// Lanes of a chain of ranks: activations forth, gradients back.
+    /// Lanes for a chain of ranks: activations forward, gradients backward.
     fn chain(ranks: usize) -> BTreeSet<MessageLane> {
         (1..ranks).flat_map(|rank| [lane(rank - 1, rank, 0), lane(rank, rank - 1, 1)]).collect()
     }

@@ -9,10 +9,10 @@ use super::functions::{Functions, Status, version};
 use crate::error::{Error, Result};
 use crate::libraries::{NCCL, SearchPath};
 
-/// Oldest version whose settings of communicators are passed.
+/// Minimum version, whose communicator settings are passed.
 const OLDEST: NcclVersion = NcclVersion(21_800);
 
-/// Version of NCCL, as `major * 10000 + minor * 100 + patch`.
+/// NCCL version, as `major * 10000 + minor * 100 + patch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NcclVersion(pub u32);
 
@@ -43,11 +43,11 @@ impl fmt::Debug for Nccl {
     }
 }
 
-/// NCCL of the process: the first search that succeeds decides.
+/// NCCL library used by the process: the first successful search decides.
 static OPEN: Mutex<Option<Nccl>> = Mutex::new(None);
 
 impl Nccl {
-    /// Opens NCCL, or returns the one that the process has opened before.
+    /// Opens NCCL, or returns the library that the process has already opened.
     ///
     /// # Errors
     /// [`Error::LibraryNotFound`]; [`Error::LibraryUnusable`] if it lacks a function or is older than 2.18.
@@ -71,7 +71,7 @@ impl Nccl {
         Ok(open.insert(nccl).clone())
     }
 
-    /// Version of the library.
+    /// Returns the library version.
     #[must_use]
     pub fn version(&self) -> NcclVersion {
         self.0.version
@@ -87,7 +87,7 @@ impl Nccl {
         &self.0.functions
     }
 
-    /// Describes a status, with the last error of a communicator if there is one.
+    /// Describes a status, with the communicator's last error, if any.
     #[expect(unsafe_code, reason = "texts are C strings")]
     pub(super) fn describe(&self, status: Status, handle: super::functions::Handle) -> String {
         // SAFETY: both functions return constants or strings that live until the next error of this thread.

@@ -1,5 +1,5 @@
-//! Lanes of messages: a communicator and a stream each, of one direction and flow, of two ranks, or of all
-//! ranks.
+//! Message lanes, each with a communicator and a stream: for a single direction and flow, for a rank pair, or
+//! for all ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use super::lane_plan::{Place, places};
 use super::session::Session;
 use super::transfer::Queued;
 
-/// Lanes of the messages of a communicator.
+/// Message lanes for a communicator.
 #[derive(Default)]
 pub(super) struct MessageLanes {
-    /// Lanes of all ranks that are open, and where their messages go.
+    /// Open lanes on all ranks, with the place that carries the lane messages.
     open: BTreeMap<MessageLane, Place>,
-    /// Those of this rank.
+    /// Lanes on this rank.
     own: BTreeMap<Place, OwnLane>,
 }
 
-/// One rank's end of a lane.
+/// A rank's endpoint in a lane.
 #[derive(Clone)]
 pub(super) struct OwnLane {
-    /// Number of the device's lane.
+    /// Device lane number.
     pub(super) number: u64,
     pub(super) communicator: Arc<Communicator>,
     place: Place,
 }
 
 impl OwnLane {
-    /// Returns the number of a rank in the lane's communicator.
+    /// Returns a rank's number in the lane communicator.
     pub(super) fn number_of(&self, rank: usize) -> usize {
         match self.place {
             Place::Own(lane) => usize::from(rank == lane.to),
@@ -44,7 +44,7 @@ impl OwnLane {
 }
 
 impl MessageLanes {
-    /// Returns the lane of a message.
+    /// Returns the lane for a message.
     pub(super) fn get(&self, lane: MessageLane) -> Result<OwnLane> {
         let found = self.open.get(&lane).and_then(|place| self.own.get(place)).cloned();
         found.ok_or_else(|| {
@@ -54,13 +54,13 @@ impl MessageLanes {
         })
     }
 
-    /// Returns the number of the lane that messages share with those of other lanes, if they do.
+    /// Returns the device lane number if several message lanes share it, `None` otherwise.
     pub(super) fn shared(&self, lane: MessageLane) -> Option<u64> {
         let place = self.open.get(&lane).filter(|place| !matches!(place, Place::Own(_)))?;
         Some(self.own.get(place)?.number)
     }
 
-    /// Opens the lanes that are not open yet; all ranks of `host` call it with the same ones.
+    /// Opens the lanes that are not open yet; all ranks in `host` call it with the same lanes.
     pub(super) fn open(
         &mut self,
         session: &Arc<Session>,
@@ -98,7 +98,7 @@ impl MessageLanes {
         Ok(())
     }
 
-    /// Makes the communicators of new lanes.
+    /// Creates the communicators for new lanes.
     fn connect(
         &mut self,
         session: &Arc<Session>,
@@ -138,7 +138,7 @@ impl MessageLanes {
     }
 }
 
-/// Returns the rank that makes the id of a lane's communicator.
+/// Returns the rank that creates a lane communicator's id.
 fn first_of(place: Place) -> usize {
     match place {
         Place::Own(lane) => lane.from,
@@ -147,8 +147,8 @@ fn first_of(place: Place) -> usize {
     }
 }
 
-/// Sends one element over a new lane. NCCL connects two ranks at their first message, for which a call
-/// waits for the other rank; later calls wait for nothing.
+/// Sends a single element over a new lane. NCCL connects two ranks at the first message, when a call waits
+/// for the peer rank; later calls do not wait.
 fn warm_up(
     session: &Arc<Session>,
     at: StepContext,

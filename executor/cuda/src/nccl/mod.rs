@@ -1,11 +1,11 @@
 //! Communication between CUDA devices over NCCL.
 //!
-//! [`NcclComm`] implements [`dflop_device::DeviceComm`]: tensors go from device to device, in the order of
-//! lanes and events, without the host. Each group of ranks has a communicator of NCCL of its own, and so has
-//! each [`dflop_device::MessageLane`], as far as the device has queues: with a communicator and a stream for
-//! every pair of ranks and direction of flow, a receive that is posted ahead never holds up another message.
-//! Lanes that share both run their messages in an order that all ranks have in common. Ids of communicators,
-//! comparisons of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
+//! [`NcclComm`] implements [`dflop_device::DeviceComm`]: tensors move from device to device, ordered by lanes
+//! and events, without the host. Each rank group has a dedicated NCCL communicator, and so does each
+//! [`dflop_device::MessageLane`], as far as the device has queues: with a communicator and a stream for every
+//! rank pair and flow direction, a receive posted ahead never blocks a later message. Lanes that share a
+//! communicator and stream run messages in an order common to all ranks. Communicator ids, order checks,
+//! failures and job shutdown use the job's [`dflop_comm::Comm`].
 
 mod collective;
 mod communicator;

@@ -1,4 +1,4 @@
-//! Communicator of tensors over NCCL.
+//! Tensor communicator over NCCL.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -25,40 +25,40 @@ use crate::libraries::SearchPath;
 
 /// Exchanges tensors between devices over NCCL.
 ///
-/// - **Messages** go over a communicator of two ranks and a lane for each [`MessageLane`]
-///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it. Where a device has too
-///   few queues for that, the lanes of two ranks are one, or those of all
+/// - **Messages** use a two-rank communicator and a lane for each [`MessageLane`]
+///   ([`open_lanes`](DeviceComm::open_lanes)), and are matched by order within the lane. Where a device has
+///   too few queues, all lanes between two ranks are merged, or all lanes in the job
 ///   ([`shared_lane`](DeviceComm::shared_lane)).
-/// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
-///   the compute lane, or in a lane of their own if they were started to overlap.
-/// - **Loads**: the driver may let a load wait for all work of the device, so for a receive that was posted
-///   ahead. `CUDA_MODULE_LOADING=EAGER` must be set for a job of several ranks, and kernels are loaded before
-///   messages are posted ([`Runtime::prepare`]).
-///   Ranks that share a process need a device each, because they would share its context.
-/// - **Streams**: a rank has one for each of its lanes, and one for each communicator, and takes no more than
-///   the device has queues for: the driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and
-///   work behind a receive that was posted ahead would hold up all streams that share its queue.
-/// - **Sums** of bf16 over more than two ranks are computed in `f32` and rounded once.
-/// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
-///   device here; every later call returns it.
+/// - **Collectives** on a communicator run in call order, which is the same on all ranks: in the compute
+///   lane, or in a separate lane if started to overlap.
+/// - **Loads**: the driver may block a load until all device work is done, including a receive posted ahead.
+///   `CUDA_MODULE_LOADING=EAGER` must be set for a job with several ranks, and kernels are loaded before
+///   messages are posted ([`Runtime::prepare`]). Ranks that share a process need separate devices, because
+///   ranks on the same device would share a context.
+/// - **Streams**: a rank has a stream for each lane and each communicator, at most as many as the device has
+///   queues: the driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and a receive posted ahead
+///   would block all streams that share the same queue.
+/// - **Sums** in bf16 over more than two ranks are computed in `f32` and rounded once.
+/// - **Failures**: waits have the time limits from the job's [`Comm`], and a failure on any rank ends this
+///   device's work; every later call returns the failure.
 pub struct NcclComm {
     session: Arc<Session>,
     host: Arc<dyn Comm>,
-    /// What the ranks have in common, for errors.
+    /// Name of the rank group, for errors.
     name: String,
-    /// Communicator of collectives; `None` for one rank.
+    /// Communicator for collectives; `None` for a single rank.
     group: Option<Arc<Communicator>>,
-    /// Lane of collectives that overlap.
+    /// Lane for overlapping collectives.
     lane: u64,
-    /// Last collective that was queued in that lane.
+    /// Last collective queued in `lane`.
     queued: Mutex<Option<Arc<Gate>>>,
     messages: Mutex<MessageLanes>,
 }
 
 impl NcclComm {
-    /// Joins the ranks of a job, each of which has a device; all of them call it together.
+    /// Joins the ranks in a job, each with a device. Collective: every rank must call it.
     ///
-    /// - `host`: communicator of the whole job
+    /// - `host`: job communicator
     ///
     /// # Errors
     /// [`Error::Failed`] if NCCL is not found or cannot be used with this device; [`Error::InvalidSetting`]
@@ -67,8 +67,8 @@ impl NcclComm {
         Self::join_with(device, host, search, queues())
     }
 
-    /// Joins the ranks of a job on devices that have a number of queues, whatever the environment of the
-    /// process: for tests.
+    /// Joins the ranks in a job on devices with the given number of queues, regardless of environment
+    /// variables: for tests.
     ///
     /// # Errors
     /// As [`join`](Self::join).
@@ -91,7 +91,7 @@ impl NcclComm {
         Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
     }
 
-    /// Makes the communicator of the ranks of `host`, which all have the same id.
+    /// Creates the communicator for the ranks in `host`, which all have the same id.
     fn new(
         session: Arc<Session>,
         host: Arc<dyn Comm>,
@@ -109,8 +109,8 @@ impl NcclComm {
         Ok(made)
     }
 
-    /// Runs each kind of collective once. NCCL connects ranks at the first use of each, for which a call
-    /// waits for the other ranks; later calls wait for nothing.
+    /// Runs each kind of collective once. NCCL connects ranks at the first use, when a call waits for the
+    /// remaining ranks; later calls do not wait.
     fn warm_up(&self, at: StepContext) -> Result<()> {
         let size = self.host.size();
         if size == 1 {
@@ -136,7 +136,7 @@ impl NcclComm {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rank in the job that collectives wait for first, as far as this rank can tell.
+    /// Returns the job rank that collectives wait for first, as far as this rank can tell.
     fn neighbor(&self) -> usize {
         self.host.world_rank((self.host.rank() + 1) % self.host.size())
     }
@@ -146,7 +146,7 @@ impl NcclComm {
         if rank < size { Ok(()) } else { Err(dflop_comm::Error::Rank { rank, size }.into()) }
     }
 
-    /// Runs a collective in the order of the compute lane.
+    /// Runs a collective in compute lane order.
     fn update(&self, at: StepContext, values: &mut Tensor<Cuda>, collective: &Collective) -> Result<()> {
         collective.check(self.host.size(), values)?;
         let Some(group) = &self.group else { return Ok(()) };
@@ -177,7 +177,7 @@ impl NcclComm {
         Ok(())
     }
 
-    /// Starts a collective in a lane of its own.
+    /// Starts a collective in the lane for overlapping collectives.
     fn start(
         &self,
         at: StepContext,
@@ -222,14 +222,14 @@ impl NcclComm {
         }))
     }
 
-    /// Counts the bytes that a collective sends, if it goes round a ring.
+    /// Counts the bytes that a collective sends, assuming a ring algorithm.
     fn count(&self, collective: &Collective, values: &Tensor<Cuda>) {
         let (size, rounds) = (self.host.size() as u64, collective.rounds());
         let bytes = rounds * values.bytes() * (size - 1) / size;
         self.session.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Returns whether numbers are summed in another type than they are stored in: a sum of two is rounded
+    /// Returns whether values are summed in a wider type than the stored type: a two-rank sum is rounded only
     /// once in any case.
     fn is_widened(&self, collective: &Collective, values: &Tensor<Cuda>) -> bool {
         let is_sum = !matches!(collective, Collective::AllGather(_));
@@ -249,7 +249,7 @@ impl NcclComm {
     }
 }
 
-/// Refuses cuDNN, whose plans are built and loaded at any time.
+/// Rejects cuDNN, which may build and load plans at any time.
 fn check_attention(ranks: usize, has_cudnn: bool) -> Result<()> {
     if ranks == 1 || !has_cudnn {
         return Ok(());
@@ -260,7 +260,7 @@ fn check_attention(ranks: usize, has_cudnn: bool) -> Result<()> {
     Err(Error::InvalidSetting { setting: "attention", reason })
 }
 
-/// Loads what sums of bf16 in `f32` need.
+/// Loads the kernels for bf16 sums in `f32`.
 fn prepare_sums(device: &Cuda) -> Result<()> {
     if device.storage() != Dtype::Bf16 {
         return Ok(());
@@ -273,7 +273,7 @@ fn prepare_sums(device: &Cuda) -> Result<()> {
     })
 }
 
-/// Makes the id of a communicator on the rank that leads it.
+/// Creates a communicator id on the leading rank.
 fn ids_of_leader(session: &Session, is_leader: bool) -> Result<Vec<UniqueId>> {
     let id = is_leader.then(|| Communicator::new_id(&session.nccl)).transpose()?;
     Ok(id.into_iter().collect())

@@ -8,13 +8,13 @@ use dflop_comm::{StepContext, WaitRecord};
 use crate::driver::Event;
 use crate::event::Gate;
 
-/// An operation between its call and its end on the device.
+/// Operation between the call and the end on the device.
 pub(super) struct Operation {
     /// Step, microbatch and action.
     pub(super) at: StepContext,
     /// What it does, such as `receive from rank 1`.
     pub(super) what: String,
-    /// Rank that others are sent to when it takes too long, in the communicator of the whole job.
+    /// Rank in the job communicator that status queries name when the operation takes too long.
     pub(super) peer: usize,
     /// Opens with the event behind the operation.
     done: Arc<Gate>,
@@ -23,9 +23,9 @@ pub(super) struct Operation {
 
 #[derive(Default)]
 struct State {
-    /// Point in the compute lane before its wait for the operation.
+    /// Point in the compute lane before the wait for the operation.
     awaited: Option<Event>,
-    /// Wait of the compute lane, once it was seen.
+    /// Compute lane wait, once observed.
     wait: Option<(Instant, WaitRecord)>,
 }
 
@@ -49,7 +49,7 @@ impl Operation {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).awaited = Some(event);
     }
 
-    /// Looks how far the operation has come; a wait of the compute lane is put on record by `record`.
+    /// Checks the operation's progress; `record` records a compute lane wait.
     pub(super) fn look(&self, record: impl FnOnce() -> WaitRecord) -> Progress {
         if self.done.is_passed() {
             self.state.lock().unwrap_or_else(PoisonError::into_inner).wait = None;

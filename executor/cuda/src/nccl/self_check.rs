@@ -1,4 +1,4 @@
-//! Checks NCCL on one device: all calls that communicators make, by a single rank.
+//! Checks NCCL on a single device: all communicator calls, on a single rank.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use super::library::Nccl;
 use crate::device::Cuda;
 use crate::libraries::SearchPath;
 
-/// Longest wait for a communicator of one rank.
+/// Maximum wait for a single-rank communicator.
 const READY_WAIT: Duration = Duration::from_mins(1);
 
-/// Makes a communicator of one rank and checks the results of all calls: sums, parts, a message of the rank
-/// to itself, a split. Returns the library, and the names of the calls.
+/// Creates a single-rank communicator and checks the results from all calls: sums, parts, a message to the
+/// rank itself, a split. Returns the library and the call names.
 ///
 /// # Errors
 /// [`Error::Failed`] with the call that failed or gave wrong numbers.

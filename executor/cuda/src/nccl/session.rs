@@ -1,4 +1,4 @@
-//! What the communicators of one rank share: the device, the job, operations in flight.
+//! State shared by a rank's communicators: device, job, operations in flight.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,33 +17,33 @@ use super::operation::Operation;
 use crate::device::Cuda;
 use crate::event::Gate;
 
-/// Longest wait for the other ranks when communicators end.
+/// Maximum wait for the remaining ranks when communicators end.
 const END_WAIT: Duration = Duration::from_secs(10);
-/// Longest wait for the job's communicator to name the rank that made a call of NCCL fail.
+/// Maximum wait for the job's communicator to name the rank that made an NCCL call fail.
 const BLAME_WAIT: Duration = Duration::from_secs(1);
 
-/// Communicators of one rank, and what they are watched by.
+/// A rank's communicators, and the state that the watchdog reads.
 pub(super) struct Session {
     pub(super) device: Cuda,
     pub(super) nccl: Nccl,
-    /// Communicator of the whole job: limits of waits, blame, the end of the job.
+    /// Job communicator: wait limits, blame, job shutdown.
     pub(super) host: Arc<dyn Comm>,
     pub(super) operations: Mutex<Vec<Arc<Operation>>>,
     communicators: Mutex<Vec<Arc<Communicator>>>,
-    /// Lanes that have a stream.
+    /// Lanes with a stream.
     streams: Mutex<BTreeSet<u64>>,
-    /// Number of queues of the device.
+    /// Number of device queues.
     queues: usize,
-    /// Number of the next lane of the device.
+    /// Next device lane number.
     next_lane: AtomicU64,
-    /// Bytes that were sent to other ranks.
+    /// Number of bytes sent to remote ranks.
     pub(super) bytes_sent: AtomicU64,
 }
 
 impl Session {
-    /// Makes a session without communicators.
+    /// Creates a session without communicators.
     ///
-    /// - `queues`: number of queues of the device
+    /// - `queues`: number of device queues
     pub(super) fn new(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>, queues: usize) -> Self {
         Self {
             device: device.clone(),
@@ -63,14 +63,14 @@ impl Session {
         self.host.rank()
     }
 
-    /// Takes the number of a lane that nothing else uses.
+    /// Returns an unused device lane number.
     pub(super) fn lane(&self) -> u64 {
         self.next_lane.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes a communicator; all of its ranks call it with the same id.
+    /// Creates a communicator; all member ranks call it with the same id.
     ///
-    /// - `peer`: rank in the job that is asked when it takes too long
+    /// - `peer`: job rank to query when the connection takes too long
     pub(super) fn connect(
         &self,
         id: UniqueId,
@@ -93,19 +93,19 @@ impl Session {
         Ok(made)
     }
 
-    /// Communicators so far.
+    /// Returns the communicators created so far.
     pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Number of queues that neither compute nor communicators take, nor the lanes that these may have.
+    /// Returns the number of queues not used by compute, communicators or possible communicator lanes.
     pub(super) fn free_queues(&self) -> usize {
         let communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner).len();
         // the compute lane has one, and all communicators so far have lanes or may
         self.queues.saturating_sub(1 + QUEUES_PER_LANE * communicators)
     }
 
-    /// Counts the stream of a lane. Each communicator has one, too, that NCCL lets wait for its operations.
+    /// Counts a lane's stream. Each communicator has a stream as well, on which NCCL waits for operations.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the device has fewer queues than this rank has streams.
@@ -139,19 +139,19 @@ impl Session {
         operation
     }
 
-    /// Action of the oldest operation in flight.
+    /// Returns the action for the oldest operation in flight.
     pub(super) fn last_action(&self) -> StepContext {
         let operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
         operations.first().map_or_else(|| StepContext::step(0, "communicate"), |operation| operation.at)
     }
 
-    /// Ends the job on all ranks, and returns its failure, which is another one if that came first.
+    /// Ends the job on all ranks and returns the job failure, which may be an earlier failure.
     pub(super) fn fail(&self, cause: Cause, at: StepContext, message: String) -> Failure {
         let failure = Failure { cause, culprit: None, by: self.rank(), at, message };
         self.host.fail(failure.clone()).failure().cloned().unwrap_or(failure)
     }
 
-    /// Ends the job for a call of NCCL that failed, and returns the error of this rank.
+    /// Ends the job after a failed NCCL call and returns this rank's error.
     pub(super) fn call_failed(&self, at: StepContext, error: &dyn std::fmt::Display) -> dflop_device::Error {
         // another rank that has failed is named by the job's communicator
         let deadline = Instant::now() + BLAME_WAIT;
@@ -164,7 +164,7 @@ impl Session {
         dflop_comm::Error::Failed { failure: Box::new(failure), rank: self.rank(), at: Box::new(at) }.into()
     }
 
-    /// Ends the work of this rank in a job that has failed.
+    /// Ends this rank's work in a failed job.
     pub(super) fn end(&self, failure: Failure) {
         // before the work of the device ends with wrong numbers
         self.device.fail(failure, self.rank());

@@ -1,4 +1,4 @@
-//! Operations of a communicator in a lane of their own.
+//! Communicator operations in dedicated lanes.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) struct Queued<'a> {
     pub(super) is_returned: bool,
 }
 
-/// A queued operation, which owns its tensor.
+/// Queued operation, which owns the tensor.
 struct Held {
     session: Arc<Session>,
     gate: Arc<Gate>,

@@ -1,10 +1,10 @@
 //! Ends a job whose communication fails or takes too long.
 //!
 //! NCCL has no time limits, and a kernel that waits for another rank waits for ever. A thread looks at all
-//! communicators and at the operations in flight: a failure of NCCL, a wait of the compute lane beyond the
-//! limits of the job's communicator, and a failure that another rank reported over it end all communicators
-//! of this rank, so that the device's work ends, and every later call on the device returns the failure. A
-//! second thread, which calls no driver, ends the job if the first one does not come back from a call.
+//! communicators and at the operations in flight: an NCCL failure, a compute lane wait beyond the job
+//! communicator's limits, or a failure reported by a remote rank ends all communicators on this rank, so that
+//! the device's work ends and every later call on the device returns the failure. A second thread, which
+//! never calls the driver, ends the job if the first thread does not return from a call.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use super::operation::Progress;
 use super::session::Session;
 use crate::driver::lasting;
 
-/// Time between two looks.
+/// Time between checks.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Time after which a look is taken to wait for the driver.
+/// Time after which a check is assumed to be blocked in the driver.
 const STUCK: Duration = Duration::from_secs(1);
-/// Time in which the rank that failed is expected to be named by the job's communicator, once NCCL knows of a
-/// failure elsewhere.
+/// Time in which the rank that failed is expected to be named by the job's communicator, once NCCL reports a
+/// remote failure.
 const REMOTE_WAIT: Duration = Duration::from_secs(10);
 
 /// Starts the threads, which end with the session.
@@ -38,9 +38,9 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> dflop_device::Resul
     thread.map(drop).map_err(failed)
 }
 
-/// Looks at communicators and operations.
+/// Checks communicators and operations.
 ///
-/// - `looked`: time of the last look, which calls the driver and may not come back
+/// - `looked`: time of the last check, which calls the driver and may not return
 fn watch(session: &Weak<Session>, looked: &Mutex<Instant>) {
     let mut remote = None;
     loop {
@@ -56,7 +56,7 @@ fn watch(session: &Weak<Session>, looked: &Mutex<Instant>) {
     }
 }
 
-/// Ends the job if the watching thread does not come back from the driver, without a call of the driver.
+/// Ends the job, without a driver call, if the watching thread does not return from the driver.
 fn keep_time(session: &Weak<Session>, looked: &Mutex<Instant>) {
     loop {
         std::thread::sleep(INTERVAL);
@@ -74,7 +74,7 @@ fn keep_time(session: &Weak<Session>, looked: &Mutex<Instant>) {
     }
 }
 
-/// Returns the failure of the job if the driver has not answered within the limit of waits.
+/// Returns the job failure if the driver has not answered within the wait limit.
 fn stuck(session: &Session, since: Duration) -> Option<Failure> {
     if since < session.host.wait_max() {
         return None;
@@ -87,9 +87,9 @@ fn stuck(session: &Session, since: Duration) -> Option<Failure> {
     Some(session.fail(Cause::TimedOut, session.last_action(), message))
 }
 
-/// Returns the failure of the job if NCCL has failed.
+/// Returns the job failure if NCCL has failed.
 ///
-/// - `remote`: when NCCL first knew of a failure of another rank
+/// - `remote`: time when NCCL first reported a failure on a remote rank
 fn unwell(session: &Session, remote: &mut Option<Instant>) -> Option<Failure> {
     for communicator in session.communicators() {
         let reason = match communicator.health() {
@@ -110,7 +110,7 @@ fn unwell(session: &Session, remote: &mut Option<Instant>) -> Option<Failure> {
     None
 }
 
-/// Returns the failure of the job if the compute lane waits for an operation beyond the limits.
+/// Returns the job failure if the compute lane waits for an operation beyond the limits.
 fn overdue(session: &Session) -> Option<Failure> {
     let operations = || session.operations.lock().unwrap_or_else(PoisonError::into_inner);
     // not locked during a look, which calls the driver

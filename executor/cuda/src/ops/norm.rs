@@ -1,4 +1,4 @@
-//! Normalizations, and learned scales of columns.
+//! Normalizations and learned column scales.
 
 use dflop_device::ops::layer_norm::LayerNorm;
 use dflop_device::ops::layer_scale::LayerScale;
@@ -12,23 +12,25 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Most threads of a block that walks over rows, and of a multiprocessor with such blocks.
+/// Maximum number of threads per block that walks over rows, and per multiprocessor with such blocks.
 const WALK_THREADS_MAX: usize = 512;
-/// Least rows of a block that walks over rows, unless there are fewer: each block writes sums of all columns.
+/// Minimum number of rows per block that walks over rows, if there are enough rows: each block writes sums
+/// for all columns.
 const WALK_ROWS_MIN: usize = 8;
 
-/// Whole warps with a thread for every `own` columns.
+/// Returns the number of threads, in full warps, with a thread for every `own` columns.
 fn row_threads(columns: usize, own: usize) -> usize {
     columns.div_ceil(own).next_multiple_of(32)
 }
 
-/// One block for every row, of as many whole warps as a row has work for.
+/// Returns a grid with a block per row, each with as many full warps as a row has work for.
 fn by_rows(rows: usize, columns: usize, width: u32) -> Grid {
     let threads = row_threads(columns, width as usize).min(THREADS as usize);
     Grid::blocks(rows, threads as u32)
 }
 
-/// Macros of a backward pass, from operands that have one type to the gradient of `x`, if that is wanted.
+/// Returns the macros for a backward pass, from operands with the same type to the gradient for `x`, if
+/// requested.
 fn backward_macros(columns: usize, operands: &[&Tensor<Cuda>], dx: Option<&Tensor<Cuda>>) -> Macros {
     let dtype = same_type(operands);
     let all: Vec<_> = operands.iter().copied().chain(dx).collect();
@@ -36,7 +38,8 @@ fn backward_macros(columns: usize, operands: &[&Tensor<Cuda>], dx: Option<&Tenso
 }
 
 impl Cuda {
-    /// As many blocks as run at once, each of which walks over some of the rows; none if rows are too wide.
+    /// Returns a grid with as many blocks as run at once, each walking over a subset of rows; `None` if rows
+    /// are too wide.
     fn walk(&self, rows: usize, columns: usize, macros: Macros) -> Option<Grid> {
         let threads = row_threads(columns, own_columns(macros)).max(32);
         let per_processor = WALK_THREADS_MAX.checked_div(threads).filter(|&blocks| blocks > 0)?;
@@ -44,11 +47,12 @@ impl Cuda {
         Some(Grid::blocks(at_once.min(rows.div_ceil(WALK_ROWS_MIN)), threads as u32))
     }
 
-    /// Launches a backward pass whose blocks walk over rows. Returns their number and their sums of columns.
+    /// Launches a backward pass with blocks that walk over rows. Returns the number of blocks and the column
+    /// sums per block.
     ///
-    /// - `arguments`: the operands, then the gradient of `x`
-    /// - `summed`: number of columns that each block sums; 0 if sums are not wanted
-    /// - `rest`: adds what is behind the sums, the shape and its inverse
+    /// - `arguments`: operands, then the gradient for `x`
+    /// - `summed`: number of columns that each block sums; 0 if no sums are requested
+    /// - `rest`: adds the arguments after the sums, the shape and the inverse shape
     fn walk_and_sum(
         &self,
         (source, name, macros, grid): (Source, &'static str, Macros, Grid),
@@ -114,8 +118,8 @@ impl RmsNorm for Cuda {
 }
 
 impl Cuda {
-    /// Gradients for rows of more columns than the registers of a block hold: `dy` and `x` are read twice for
-    /// `dx`, and once more for `d_weight`.
+    /// Computes gradients for rows with more columns than fit in block registers: `dy` and `x` are read twice
+    /// for `dx`, and once more for `d_weight`.
     fn wide_rms_norm_backward(
         &self,
         (dy, x): (&Tensor<Self>, &Tensor<Self>),
@@ -193,8 +197,8 @@ impl LayerNorm for Cuda {
 }
 
 impl Cuda {
-    /// Gradients for rows of more columns than the registers of a block hold: `dy` and `x` are read twice for
-    /// `dx`, and once more for the parameters.
+    /// Computes gradients for rows with more columns than fit in block registers: `dy` and `x` are read twice
+    /// for `dx`, and once more for the parameters.
     fn wide_layer_norm_backward(
         &self,
         (dy, x): (&Tensor<Self>, &Tensor<Self>),

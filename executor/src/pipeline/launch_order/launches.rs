@@ -50,7 +50,7 @@ pub(super) enum Messages {
 }
 
 impl Messages {
-    /// Returns the number of the lane that messages share with those of other lanes.
+    /// Returns the shared lane number for a message lane.
     const fn shared_lane(self, lane: MessageLane) -> Option<u64> {
         match self {
             Self::Shared(lanes) => Some((lane.from + lane.to) as u64 % lanes),
@@ -242,7 +242,7 @@ impl Launcher<'_> {
         state.posted_until = until;
     }
 
-    /// Posts a receive, behind the allocation of what it writes.
+    /// Posts a receive, after the receive buffer allocation.
     fn post(&mut self, state: &mut StepState, from: usize, flow: Flow, edge: StageEdge) {
         let after: Vec<usize> = state.start.into_iter().chain(self.computed).collect();
         let posted = self.message([from, self.rank], flow, edge, &after);

@@ -154,7 +154,7 @@ fn a_lane_for_both_directions_waits_for_itself() {
     assert_eq!(found, Some(Err(Problem::Cycle)));
 }
 
-/// Orders in which receives come as early as they may, or sends of a rank in the order of its list alone.
+/// Orders with receives as early as allowed, or with a rank's sends only in action list order.
 #[test]
 fn one_lane_for_all_messages_needs_the_order_of_the_step() {
     for schedule in ScheduleKind::ALL {

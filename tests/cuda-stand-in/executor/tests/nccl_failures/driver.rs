@@ -1,4 +1,4 @@
-//! The driver while ranks wait for each other: what a step asks of it, and what happens when it does not
+//! Driver behavior while ranks wait for each other: calls in a step, and failures when the driver does not
 //! answer.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ use dflop_testing::support::{Transport, patient, run};
 
 use super::{at, brief, turn};
 
-/// Calls that wait for nothing, or for one event.
+/// Calls that wait for nothing, or for a single event.
 const ALLOWED: [&str; 13] = [
     "cuEventCreate",
     "cuEventDestroy_v2",
@@ -38,7 +38,7 @@ const ALLOWED: [&str; 13] = [
     "cuMemsetD8Async",
     "cuStreamWaitEvent",
 ];
-/// The host waits for the results of a step, once for each rank.
+/// Call with which the host waits for step results, once per rank.
 const WAIT: &str = "cuEventSynchronize";
 
 #[test]
@@ -160,7 +160,8 @@ fn a_late_load_of_a_release_build_waits_for_the_messages() {
     });
 }
 
-/// Several ranks need all kernels loaded when the process first uses the driver; one rank waits for no other.
+/// Several ranks need all kernels loaded when the process first uses the driver; a single-rank job waits for
+/// no messages.
 #[test]
 fn kernels_that_load_at_their_first_launch_are_refused() {
     let _turn = turn();

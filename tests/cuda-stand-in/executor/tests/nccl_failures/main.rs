@@ -1,6 +1,6 @@
-//! Failures of NCCL, of ranks and of libraries end a job on all ranks, in time, with a cause.
+//! NCCL, rank and library failures end a job on all ranks, in time, with a cause.
 //!
-//! Faults that are asked for hit any rank of the process, so no other suite is in it.
+//! Requested faults hit any rank in the process, so this program contains no other suite.
 
 mod driver;
 
@@ -18,10 +18,10 @@ use dflop_device::{DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape
 use dflop_testing::TestBackend;
 use dflop_testing::support::{Transport, patient, run};
 
-/// Status of NCCL for a failure of the system.
+/// NCCL status for a system failure.
 const SYSTEM_ERROR: i32 = 2;
 
-/// Lets tests that ask for faults take turns where they share a process.
+/// Serializes tests that request faults within a process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ fn at(step: u64) -> StepContext {
     StepContext::step(step, "test")
 }
 
-/// Short limits, so that what hangs is found soon.
+/// Returns short limits, so that hangs are found soon.
 fn brief() -> Settings {
     patient().wait(Duration::from_millis(1500)).slow(Duration::from_secs(4))
 }
@@ -57,7 +57,7 @@ fn sum_until_it_fails(device: &Cuda, comm: &dyn DeviceComm<Cuda>) -> Failure {
     failure(done)
 }
 
-/// Runs a job of some ranks whose sums fail, and returns the failure of each.
+/// Runs a job with failing sums, and returns the failure on each rank.
 fn failures(size: usize, settings: Settings, fault: NcclFault, rank: i32, n: u64) -> Vec<Failure> {
     let _turn = turn();
     // the lanes and groups of earlier tests are gone
@@ -231,7 +231,7 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
     }
 }
 
-/// Streams that share a queue of the device could wait for each other.
+/// Streams that share a device queue could wait for each other.
 #[test]
 fn lanes_are_shared_where_there_are_fewer_queues_than_streams() {
     let _turn = turn();

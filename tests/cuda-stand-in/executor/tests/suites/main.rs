@@ -1,8 +1,8 @@
-//! The suites of the executor on CUDA devices, on the stand-ins: through the host and over NCCL.
+//! Executor suites on CUDA devices, on the stand-ins: through the host and over NCCL.
 //!
-//! This program starts itself once for each part. Settings of the stand-in hold for a process: through the
-//! host streams of one device run as late as they may, over NCCL those of several devices have threads. And
-//! late streams keep memory that is released until their process ends: all parts together would fill 20 GB.
+//! This program starts itself once for each part. Stand-in settings apply per process: through the host,
+//! streams on a single device run as late as allowed; over NCCL, streams on several devices have threads.
+//! Late streams also keep released memory until the process ends: all parts together would fill 20 GB.
 
 mod orders;
 
@@ -11,10 +11,10 @@ use std::process::{Command, ExitCode};
 use dflop_cuda_tests::{OnCuda, OnNccl, OnQueues};
 use dflop_testing::{Claim, conformance, parity, pipeline, run, tensor_parallel, training};
 
-/// Variable with the number of the part that a process runs.
+/// Variable with the part number that a process runs.
 const PART: &str = "DFLOP_CUDA_PART";
 
-/// Name of the connection, and its claims.
+/// Connection name and claims.
 type Part = (&'static str, fn() -> Vec<Claim>);
 
 const PARTS: [Part; 8] = [
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs a part in a process of its own, with the arguments of this one, and returns whether it succeeded.
+/// Runs a part in a separate process, with this process's arguments, and returns whether the part succeeded.
 fn passes(part: usize) -> bool {
     let program = std::env::current_exe().expect("a test has a path");
     let mut command = Command::new(program);
@@ -77,8 +77,8 @@ fn over_nccl() -> Vec<Claim> {
     suites.into_iter().flatten().collect()
 }
 
-/// Pipelines whose messages share lanes, on devices whose streams wait for each other where there are too
-/// many.
+/// Returns pipeline claims with shared message lanes, on devices where streams in excess of the queues wait
+/// for each other.
 fn pipelines_over_8_queues() -> Vec<Claim> {
     let names = [
         "any_number_of_stages_gives_the_same_bits",
@@ -88,7 +88,7 @@ fn pipelines_over_8_queues() -> Vec<Claim> {
     chosen(pipeline::language_models::claims::<OnQueues<8>>(), &names)
 }
 
-/// As above, with modules that share ranks, which have up to six communicators of collectives.
+/// As above, with modules that share ranks and have up to six collective communicators.
 fn shared_ranks_over_16_queues() -> Vec<Claim> {
     let names = [
         "encoders_may_run_on_the_ranks_of_the_llm_before_and_after_it",
