@@ -122,6 +122,7 @@ impl PipelineMemoryLimits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipeline::config::PipelineConfig;
 
     fn limit(kept: &[u64], in_flight: usize) -> StageMemoryLimit {
         StageMemoryLimit { in_flight, kept: kept.to_vec(), working: vec![0; kept.len()], bytes_max: 9 }

@@ -68,7 +68,7 @@ fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::planner::compare::joint::counts;
 
     #[test]
     fn counts_end_with_the_most() {

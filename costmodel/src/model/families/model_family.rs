@@ -8,9 +8,10 @@ use crate::model::{AudioSpec, FamilyId, LlmSpec, VisionSpec};
 
 /// Model family: reads the sizes and the token rules of its checkpoints.
 ///
-/// A family outside this crate implements this trait and goes into [`ModelFamilies::with`](crate::ModelFamilies::with). Its token rule is
-/// one of [`VisionRule`](crate::tokens::VisionRule) and [`AudioRule`](crate::tokens::audio::AudioRule), with
-/// sizes of its own.
+/// A family outside this crate implements this trait and goes into
+/// [`ModelFamilies::with`](crate::ModelFamilies::with). Its token rule is one of
+/// [`VisionRule`](crate::tokens::VisionRule) and [`AudioRule`](crate::tokens::audio::AudioRule), with sizes
+/// of its own.
 pub trait ModelFamily: Debug + Send + Sync {
     /// Returns the id that its models carry.
     fn id(&self) -> FamilyId;
