@@ -7,7 +7,7 @@ use super::lane_order::LaneOrder;
 use super::rank_roles::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
-use super::stage_edge::{Flow, StageEdge, role_of};
+use super::stage_edge::{Flow, StageEdge, StageTransfer, role_of};
 use super::topology::Topology;
 use crate::error::Result;
 use dflop_comm::StepContext;

@@ -89,7 +89,8 @@ impl Files {
                 let path: Module =
                     path.into_iter().filter(|part| part != "self" && part != "crate").collect();
                 let (first, name) = (path.first()?, path.last()?.clone());
-                let start = below.iter().find(|start| is_module(&[**start, std::slice::from_ref(first)].concat()))?;
+                let start =
+                    below.iter().find(|start| is_module(&[**start, std::slice::from_ref(first)].concat()))?;
                 (path.len() > 1).then(|| (name, [*start, &path].concat()))
             });
             files.reexports.insert(module.clone(), reexported.collect());
