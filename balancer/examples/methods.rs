@@ -89,7 +89,7 @@ fn read(path: &str) -> Result<Vec<ItemSize>, Error> {
     let size = |line: &str| -> Result<ItemSize, Error> {
         let mut columns = line.split(',').map(|column| column.trim().parse());
         let mut next = || columns.next().ok_or("a line needs two columns");
-        Ok(ItemSize::of_tiles(next()??, next()??))
+        Ok(ItemSize::from_tiles(next()??, next()??))
     };
     std::fs::read_to_string(path)?.lines().skip(1).map(size).collect()
 }

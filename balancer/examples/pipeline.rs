@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let work = args.next().map_or(Ok(20_000), |work| work.parse())?;
     let instance = Instance::from_json(&text)?;
     let config = PipelineConfig::new(dp_size, stages);
-    for strategy in Strategy::of_any_size() {
+    for strategy in Strategy::for_any_size() {
         let start = Instant::now();
         let found =
             balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(work))?;

@@ -49,7 +49,7 @@ fn shapes() -> Result<Vec<Shape>, Box<dyn Error>> {
         let layout = PipelineLayout::chain(ranks, kind.chunks(), microbatches)?;
         shapes.push((format!("{kind} {ranks} x {microbatches}"), kind, layout));
     }
-    let layout = PipelineLayout::of_modules(&[ModuleStages::new(1, 2), ModuleStages::new(3, 4)], 16)?;
+    let layout = PipelineLayout::from_modules(&[ModuleStages::new(1, 2), ModuleStages::new(3, 4)], 16)?;
     shapes.push(("1f1b 2 x 1 + 4 x 3, 16".to_owned(), ScheduleKind::OneForwardOneBackward, layout));
     Ok(shapes)
 }
@@ -63,7 +63,7 @@ fn report(
 ) -> Result<(), Box<dyn Error>> {
     let (stages, microbatches) = (layout.stages(), layout.microbatches());
     let rows: Vec<usize> = (0..stages).collect();
-    let mut compiled = CompiledSchedule::of_layout(kind, layout, &rows, communication)?;
+    let mut compiled = CompiledSchedule::from_layout(kind, layout, &rows, communication)?;
     let times_ns: Vec<u64> = (0..stages * microbatches).map(|i| (i * 7919 % 997 + 500) as u64).collect();
     let variants = [1, 2, 3, 5].map(|factor| {
         let mut times_ns = times_ns.clone();

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 const MODELS: [&str; 2] = ["qwen2-vl-7b", "qwen2.5-vl-7b"];
 
-fn size_of(spec: &ModelSpec, shape: &SampleShape) -> ItemSize {
+fn item_size(spec: &ModelSpec, shape: &SampleShape) -> ItemSize {
     SampleUnits::new(spec, shape).unwrap().try_into().unwrap()
 }
 
@@ -31,10 +31,10 @@ fn patches_of_a_table_are_those_of_a_sample() {
     let windows = 92_560 + 65_536 + 2 * 2880 * 64;
     for name in ["qwen2-vl-7b", "qwen2.5-vl-7b"] {
         let spec = ModelSpec::preset(name).unwrap();
-        let size = size_of(&spec, &shape);
+        let size = item_size(&spec, &shape);
         let windows = Some(if name == "qwen2-vl-7b" { pairs } else { windows });
-        assert_eq!(MediaUnits::of_patches(&spec, 8348, pairs, windows), size.media(0));
-        assert!(MediaUnits::of_patches(&spec, 8348, pairs, None).pairs >= size.media(0).pairs);
+        assert_eq!(MediaUnits::from_patches(&spec, 8348, pairs, windows), size.media(0));
+        assert!(MediaUnits::from_patches(&spec, 8348, pairs, None).pairs >= size.media(0).pairs);
     }
 }
 
@@ -44,7 +44,7 @@ fn spec(name: &str) -> ModelSpec {
 
 /// Builds a sample with media in a single encoder.
 fn patches(units: u32, pairs: u64, tokens: u32) -> ItemSize {
-    ItemSize::of_media(&[MediaUnits { units, pairs }], tokens).unwrap()
+    ItemSize::from_media(&[MediaUnits { units, pairs }], tokens).unwrap()
 }
 
 fn costs(spec: &ModelSpec) -> PlannedModel {
@@ -107,8 +107,8 @@ fn the_encoder_takes_the_flops_of_all_media() {
         let costs = costs(&spec);
         let (_, encoder, rule) = spec.encoders().next().unwrap();
         let shapes: Vec<SampleShape> = (0..24).map(shape).collect();
-        let sizes: Vec<ItemSize> = shapes.iter().map(|shape| size_of(&spec, shape)).collect();
-        let text: Vec<ItemSize> = sizes.iter().map(|size| ItemSize::of_tiles(0, size.tokens)).collect();
+        let sizes: Vec<ItemSize> = shapes.iter().map(|shape| item_size(&spec, shape)).collect();
+        let text: Vec<ItemSize> = sizes.iter().map(|size| ItemSize::from_tiles(0, size.tokens)).collect();
         let seconds = one_microbatch_seconds(&costs, &sizes) - one_microbatch_seconds(&costs, &text);
         let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
         let of = |shape| flops.training(&rule.work(shape).unwrap(), Recomputation::None).total();
@@ -146,7 +146,7 @@ fn patches_are_not_shared_as_tiles_are() {
 fn every_placement_and_method_stays_above_the_bound() {
     let spec = spec("qwen2.5-vl-7b");
     let costs = costs(&spec);
-    let sizes: Vec<ItemSize> = (0..60).map(|at| size_of(&spec, &shape(at))).collect();
+    let sizes: Vec<ItemSize> = (0..60).map(|at| item_size(&spec, &shape(at))).collect();
     let workload = Workload::draw(&sizes, 32, 3, 5).unwrap();
     let mut problem = problem(&costs, &workload, 8);
     let separate = plan(&problem).unwrap();
@@ -223,7 +223,7 @@ proptest! {
         let of_llm = Degrees { tp: [1, 2, 4][tp], pp, dp };
         let of_encoder = Degrees { tp: 1 + tp as u32 % 2, pp: encoder_pp, dp: encoder_dp };
         let sizes: Vec<ItemSize> =
-            (seed..seed + 40).map(|at| size_of(&spec, &shape(at))).collect();
+            (seed..seed + 40).map(|at| item_size(&spec, &shape(at))).collect();
         let workload = Workload::draw(&sizes, 24, 3, u64::from(seed)).unwrap();
         let problem = problem(&costs, &workload, 256);
         prop_assume!(dp * microbatches <= 24);

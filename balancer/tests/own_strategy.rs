@@ -37,7 +37,7 @@ impl Partitioner for FirstFit {
             }
             group_of[item as usize] = group as u32;
         }
-        Solution::of_groups(problem, &group_of)
+        Solution::from_groups(problem, &group_of)
     }
 }
 
@@ -51,7 +51,7 @@ impl Partitioner for Wrong {
     }
 
     fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
-        Solution::of_groups(problem, self.0)
+        Solution::from_groups(problem, self.0)
     }
 }
 

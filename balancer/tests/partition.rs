@@ -45,7 +45,7 @@ proptest! {
     fn every_item_is_in_exactly_one_group_and_none_is_empty(times_ns in times(1..80), groups in 1..40_usize) {
         let items = times_ns.len() / MODULES;
         let instance = Instance::with_empty_groups(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             let found = solve(&instance, strategy, Caps::default());
             prop_assert_eq!(found.groups.len(), groups);
             let filled = found.groups.iter().filter(|group| !group.is_empty()).count();
@@ -64,7 +64,7 @@ proptest! {
         let instance = Instance::new(groups.min(times_ns.len() / MODULES), MODULES, times_ns).unwrap();
         let optimum = brute_force(&instance);
         prop_assert!(lower_bound(&instance).ns <= optimum);
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             prop_assert!(solve(&instance, strategy, Caps::default()).makespan_ns >= optimum);
         }
     }
@@ -134,7 +134,7 @@ proptest! {
     #[test]
     fn the_same_input_gives_the_same_answer(times_ns in times(10..60), groups in 1..10_usize) {
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             prop_assert_eq!(
                 solve(&instance, strategy, Caps::default()),
                 solve(&instance.clone(), strategy, Caps::default())
@@ -155,7 +155,7 @@ proptest! {
         let caps = Caps { tokens_max: cap(&tokens), bytes_max: cap(&bytes) };
         let instance = Instance::new(groups, MODULES, times_ns).unwrap();
         let instance = instance.tokens(tokens.clone()).unwrap().bytes(bytes.clone()).unwrap();
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             match balance(&instance, strategy, &caps, &mut Budget::work(500)) {
                 Ok(found) => for group in &found.groups {
                     let sum = |column: &[u64]| group.iter().map(|item| column[*item as usize]).sum::<u64>();
@@ -179,7 +179,7 @@ fn a_loose_cap_is_met_by_every_strategy() {
     let tokens: Vec<u64> = (0..200).map(|i| i * 31 % 89).collect();
     let tokens_max = Some(tokens.iter().sum::<u64>() * 102 / 100 / 20);
     let instance = Instance::new(20, 2, times_ns).unwrap().tokens(tokens).unwrap();
-    for strategy in Strategy::of_any_size() {
+    for strategy in Strategy::for_any_size() {
         let caps = Caps { tokens_max, bytes_max: None };
         assert_eq!(balance(&instance, strategy, &caps, &mut Budget::work(500)).unwrap().groups.len(), 20);
     }
@@ -217,7 +217,7 @@ fn a_nanosecond_above_the_bound_is_not_the_optimum() {
 #[test]
 fn an_empty_batch_has_an_empty_answer() {
     let instance = Instance::with_empty_groups(3, 2, vec![]).unwrap();
-    for strategy in Strategy::of_any_size() {
+    for strategy in Strategy::for_any_size() {
         let found = solve(&instance, strategy, Caps::default());
         assert_eq!((found.groups, found.makespan_ns), (vec![vec![]; 3], 0));
     }

@@ -22,7 +22,7 @@ fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>
         if is_shared(module) { stages.share_rounds() } else { stages }
     };
     let modules: Vec<ModuleStages> = (0..=last).map(module).collect();
-    let layout = PipelineLayout::of_modules(&modules, rounds).unwrap();
+    let layout = PipelineLayout::from_modules(&modules, rounds).unwrap();
     let passes = StepPasses::new(instance, config, ranks);
     let mut rows = [Vec::new(), Vec::new()];
     for stage in 0..layout.stages() {
@@ -149,7 +149,7 @@ proptest! {
             config = config.module_dp_sizes(vec![encoder_dp, dp_size]);
         }
         let optimum = brute_force(&instance, &config, simulated);
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             let caps = Caps::default();
             let found =
                 balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(2_000)).unwrap();
@@ -188,7 +188,7 @@ proptest! {
         let schedule = ScheduleKind::Interleaved { chunks: 2 };
         let config = PipelineConfig::new(dp_size, stages.to_vec()).schedule(schedule);
         let optimum = brute_force(&instance, &config, chained);
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             let caps = Caps::default();
             let found =
                 balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(2_000)).unwrap();
@@ -234,7 +234,7 @@ proptest! {
         let instance = instance.tokens((0..30).map(|item| item % 5).collect()).unwrap();
         let config = PipelineConfig::new(dp_size, vec![1, 2, 1]).module_dp_sizes(vec![encoder_dp, dp_size, 2]);
         let caps = Caps { tokens_max: Some(60 * 3 / 2 / (dp_size * microbatches) as u64 + 4), bytes_max: None };
-        for (strategy, objective) in Strategy::of_any_size().flat_map(|s| OBJECTIVES.map(|o| (s, o))) {
+        for (strategy, objective) in Strategy::for_any_size().flat_map(|s| OBJECTIVES.map(|o| (s, o))) {
             let config = config.clone().objective(objective);
             let run = || balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(500)).unwrap();
             let found = run();

@@ -210,7 +210,7 @@ proptest! {
         let config = PipelineConfig::new(dp_size, vec![1, 1]).module_dp_sizes(vec![encoder_dp, dp_size]);
         let config = config.objective(objective).memory(limits);
         let mut least = u64::MAX;
-        for strategy in Strategy::of_any_size() {
+        for strategy in Strategy::for_any_size() {
             let run = || balance_pipeline(&instance, &config, strategy, &caps, &mut Budget::work(1_000)).unwrap();
             let found = run();
             prop_assert_eq!(found.memory_excess, excess(&config, &found.ranks));

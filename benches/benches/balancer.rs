@@ -144,7 +144,7 @@ fn bench_compiled(c: &mut Criterion) {
         bench_layout(&mut group, &format!("{kind}/{ranks}x{microbatches}"), kind, &layout, &free);
     }
     let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
-    let layout = PipelineLayout::of_modules(&modules, MICROBATCHES).expect("it is small");
+    let layout = PipelineLayout::from_modules(&modules, MICROBATCHES).expect("it is small");
     let per_stage = vec![100; layout.stages()];
     let timed = Communication::free(layout.stages(), layout.microbatches())
         .messages(&per_stage, &per_stage)
@@ -170,7 +170,8 @@ fn bench_layout(
     });
     let lists = layout.schedule(kind).expect("the chunks fit");
     let passes = lists.iter().flatten().filter(|action| action.pass().is_some()).count();
-    let mut compiled = CompiledSchedule::of_layout(kind, layout, &rows, communication).expect("the rows fit");
+    let mut compiled =
+        CompiledSchedule::from_layout(kind, layout, &rows, communication).expect("the rows fit");
     let mut calls = 0;
     group.throughput(Throughput::Elements(passes as u64));
     group.bench_function(name, |b| {

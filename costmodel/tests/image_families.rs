@@ -156,6 +156,6 @@ fn pixtral_counts_patches_and_pairs() {
         dflop_costmodel::model::SampleUnits::new(&spec, &SampleShape { images, ..SampleShape::default() });
     let encoder = units.unwrap().encoders[0];
     assert_eq!((encoder.units, encoder.pairs), (1200, 1200 * 1200));
-    let patches = dflop_costmodel::model::MediaUnits::of_patches(&spec, 1200, 1200 * 1200, None);
+    let patches = dflop_costmodel::model::MediaUnits::from_patches(&spec, 1200, 1200 * 1200, None);
     assert_eq!(patches, encoder);
 }

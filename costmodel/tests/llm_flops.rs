@@ -49,9 +49,14 @@ fn parameters_are_exact_in_each_layer_and_in_all() {
         let parameters = LlmParameters::new(&case.spec());
         assert_eq!(parameters.total(), case.parameters, "{}", case.name);
         for (layer, recorded) in (0..).zip(&case.layers) {
-            assert_eq!(parameters.of_layers(layer..layer + 1), *recorded, "{} layer {layer}", case.name);
+            assert_eq!(
+                parameters.layer_parameters(layer..layer + 1),
+                *recorded,
+                "{} layer {layer}",
+                case.name
+            );
         }
-        assert_eq!(parameters.of_layers(0..parameters.layers), case.layers.iter().sum::<u64>());
+        assert_eq!(parameters.layer_parameters(0..parameters.layers), case.layers.iter().sum::<u64>());
     }
 }
 

@@ -24,7 +24,7 @@ impl OddRequest {
 
     /// Returns the requested range of `bytes`, or all bytes without a range.
     #[must_use]
-    pub fn range_of(&self, bytes: &[u8]) -> std::ops::Range<usize> {
+    pub fn requested_range(&self, bytes: &[u8]) -> std::ops::Range<usize> {
         let range = self.header("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
         let Some((start, last)) = range else { return 0..bytes.len() };
         let end = last.parse().map_or(bytes.len(), |last: usize| (last + 1).min(bytes.len()));

@@ -94,7 +94,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Builds the problem to meet only the caps: a result with a value of at most `bound.ns` meets them.
-    pub(crate) fn of_caps(&self) -> Problem<'static> {
+    pub(crate) fn caps_only(&self) -> Problem<'static> {
         let limits = &self.limits[self.modules..];
         let goal = if let [limit] = limits { *limit } else { ONE };
         // Rounded up, so a group within the goal is within every limit.

@@ -48,13 +48,13 @@ impl PassShape<'_> {
     }
 
     /// Returns the number of ranks that run a stage separately; 1 if it is shared.
-    fn lanes_of(&self, stage: usize) -> usize {
+    fn stage_lanes(&self, stage: usize) -> usize {
         if self.is_shared[self.rows[stage]] { 1 } else { self.ranks }
     }
 
     /// Returns the number of passes in a receiver stage that receive a pass output from a stage.
     fn takers(&self, stage: usize, receiver: usize) -> usize {
-        if self.lanes_of(stage) == 1 { self.lanes_of(receiver) } else { 1 }
+        if self.stage_lanes(stage) == 1 { self.stage_lanes(receiver) } else { 1 }
     }
 
     /// Lists the stages that send a pass input.
@@ -130,10 +130,10 @@ impl PassGraph {
         let mut lanes = 0;
         for stage in 0..stages {
             first_lane.push(lanes);
-            lanes += shape.lanes_of(stage);
+            lanes += shape.stage_lanes(stage);
         }
         let lanes_of_rank = |rank: usize| {
-            let lane = |stage: usize| first_lane[stage] + rank.min(shape.lanes_of(stage) - 1);
+            let lane = |stage: usize| first_lane[stage] + rank.min(shape.stage_lanes(stage) - 1);
             (0..stages).map(lane).collect()
         };
         let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
@@ -165,7 +165,7 @@ impl Builder<'_> {
     fn run(&mut self, stage: usize, microbatch: usize, is_backward: bool) {
         let direction = usize::from(is_backward);
         let module = self.shape.rows[stage];
-        for rank in 0..self.shape.lanes_of(stage) {
+        for rank in 0..self.shape.stage_lanes(stage) {
             let lane = self.first_lane[stage] + rank;
             let input = self.input(stage, rank, microbatch, direction);
             let time = (self.shape.cell(rank, microbatch, module) + direction) as u32;
@@ -177,18 +177,18 @@ impl Builder<'_> {
             self.last[queue] = at;
             self.outlets[direction][lane * self.shape.step.slots + microbatch] = at;
         }
-        for rank in 0..self.shape.lanes_of(stage) {
+        for rank in 0..self.shape.stage_lanes(stage) {
             self.fan_out(stage, self.first_lane[stage] + rank, microbatch, direction);
         }
     }
 
     /// Returns the pass that sends the last input to a stage's pass; several inputs are joined.
     fn input(&mut self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
-        let lanes_here = self.shape.lanes_of(stage);
+        let lanes_here = self.shape.stage_lanes(stage);
         let mut joined = NONE;
         for at in 0..self.links[stage][direction].senders.len() {
             let (sender, takers_before) = self.links[stage][direction].senders[at];
-            let lanes = self.shape.lanes_of(sender);
+            let lanes = self.shape.stage_lanes(sender);
             let own = rank.min(lanes - 1);
             let (first, count) = if lanes_here == 1 { (0, lanes) } else { (own, 1) };
             let taker = takers_before + if self.shape.takers(sender, stage) > 1 { rank } else { 0 };

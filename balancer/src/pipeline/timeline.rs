@@ -96,7 +96,7 @@ impl Timeline {
         let windows = if has_windows { timeline.windows_that_fit() } else { 1 };
         timeline.windows = vec![Window::default(); windows];
         let all: Vec<u32> = (0..nothing).collect();
-        timeline.windows[0] = timeline.window_of(&all);
+        timeline.windows[0] = timeline.build_window(&all);
         timeline
     }
 
@@ -110,8 +110,10 @@ impl Timeline {
         let (mut windows, mut total) = (1, 0);
         for distance in 0..self.microbatches {
             for first in 0..self.microbatches - distance {
-                total +=
-                    self.places_of(first, first + distance).map(|(from, to)| to + 1 - from).sum::<usize>();
+                total += self
+                    .window_places(first, first + distance)
+                    .map(|(from, to)| to + 1 - from)
+                    .sum::<usize>();
                 if total > WINDOW_PASSES_MAX {
                     return windows;
                 }
@@ -122,7 +124,7 @@ impl Timeline {
     }
 
     /// Lists the window's first and last position for these microbatches on every lane.
-    fn places_of(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+    fn window_places(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let lanes = self.places.chunks_exact(self.microbatches);
         lanes.map(move |lane| (lane[first].0, lane[last].1))
     }
@@ -139,18 +141,18 @@ impl Timeline {
             return 0;
         }
         if self.windows[index].steps.is_empty() {
-            let places: Vec<_> = self.places_of(first, last).collect();
+            let places: Vec<_> = self.window_places(first, last).collect();
             let on_lanes = self.lanes.iter().zip(places);
             let mut members: Vec<u32> =
                 on_lanes.flat_map(|(lane, (from, to))| &lane[from..=to]).copied().collect();
             members.sort_unstable();
-            self.windows[index] = self.window_of(&members);
+            self.windows[index] = self.build_window(&members);
         }
         index
     }
 
     /// Builds the window for these passes, ascending.
-    fn window_of(&mut self, members: &[u32]) -> Window {
+    fn build_window(&mut self, members: &[u32]) -> Window {
         let nothing = self.passes.len() as u32;
         let mut window = Window::default();
         for &at in members {
@@ -279,9 +281,9 @@ mod tests {
             (0..modules).map(|module| rows.iter().filter(|row| **row == module).count()).collect();
         let stages: Vec<ModuleStages> =
             stages.into_iter().map(|stages| ModuleStages::new(stages, 1)).collect();
-        let layout = PipelineLayout::of_modules(&stages, microbatches).unwrap();
+        let layout = PipelineLayout::from_modules(&stages, microbatches).unwrap();
         let free = Communication::free(rows.len(), microbatches);
-        let mut compiled = CompiledSchedule::of_layout(kind, &layout, rows, &free).unwrap();
+        let mut compiled = CompiledSchedule::from_layout(kind, &layout, rows, &free).unwrap();
         compiled.makespan_ns(&times)
     }
 

@@ -18,14 +18,14 @@ pub struct ItemSize {
 impl ItemSize {
     /// Returns the size for a sample without media.
     #[must_use]
-    pub const fn of_text(tokens: u32) -> Self {
+    pub const fn from_text(tokens: u32) -> Self {
         Self { media: [MediaUnits { units: 0, pairs: 0 }; ENCODERS_MAX], tokens }
     }
 
     /// Returns a sample size for a model with a single encoder and fixed-size tiles or windows.
     #[must_use]
-    pub const fn of_tiles(tiles: u32, tokens: u32) -> Self {
-        let mut size = Self::of_text(tokens);
+    pub const fn from_tiles(tiles: u32, tokens: u32) -> Self {
+        let mut size = Self::from_text(tokens);
         size.media[0].units = tiles;
         size
     }
@@ -36,8 +36,8 @@ impl ItemSize {
     ///
     /// # Errors
     /// [`Error::Config`] for more encoders than plans support.
-    pub fn of_media(media: &[MediaUnits], tokens: u32) -> Result<Self> {
-        let mut size = Self::of_text(tokens);
+    pub fn from_media(media: &[MediaUnits], tokens: u32) -> Result<Self> {
+        let mut size = Self::from_text(tokens);
         let Some(own) = size.media.get_mut(..media.len()) else {
             return Err(too_many_encoders(media.len()));
         };
@@ -61,7 +61,7 @@ impl TryFrom<SampleUnits> for ItemSize {
     type Error = Error;
 
     fn try_from(SampleUnits { encoders, tokens }: SampleUnits) -> Result<Self> {
-        Self::of_media(&encoders, tokens)
+        Self::from_media(&encoders, tokens)
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) struct MemoryRequirement {
 
 impl MemoryRequirement {
     /// Creates the requirement for GPUs shared by all modules in a family.
-    pub(super) fn of_all(family: &Family, bytes: f64) -> Self {
+    pub(super) fn for_all_modules(family: &Family, bytes: f64) -> Self {
         let mut all = Self { llm_bytes: bytes, ..Self::default() };
         all.encoder_bytes[..family.encoders.len()].fill(bytes);
         all
@@ -81,7 +81,7 @@ pub(super) fn requirement(
                 let dp = f64::from(family.encoders[encoder].dp);
                 (workload.media(encoder).batch_units_max as f64 / dp).ceil()
             };
-            MemoryRequirement::of_all(family, llm_bytes(0) + phase_bytes(space, family, units))
+            MemoryRequirement::for_all_modules(family, llm_bytes(0) + phase_bytes(space, family, units))
         }
         Placement::Joint => {
             let joint = &space.joint[family.llm];
@@ -107,7 +107,7 @@ pub(super) fn requirement(
                 with(tokens.max(longest), false).max(with(tokens, true))
             };
             let all = (0..llm.layers.len()).map(of_stage).fold(0.0, f64::max);
-            MemoryRequirement::of_all(family, all)
+            MemoryRequirement::for_all_modules(family, all)
         }
     }
 }

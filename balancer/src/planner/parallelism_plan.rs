@@ -72,7 +72,7 @@ impl ModulePlan {
     }
 
     /// Whether a shape belongs to this plan: the same degrees may exist with even and with uneven layers.
-    fn is_of(&self, shape: &StageShape) -> bool {
+    fn has_shape(&self, shape: &StageShape) -> bool {
         (shape.tp, shape.pp) == (self.degrees.tp, self.degrees.pp)
             && shape.layers == self.layers
             && shape.is_recomputed == self.is_recomputed
@@ -103,18 +103,18 @@ impl ParallelismPlan {
         let (encoders, llm) = if self.placement == Placement::Joint {
             let is_shape = |shape: &JointShape| {
                 let encoders = self.encoders.iter().zip(&shape.encoders);
-                encoders.clone().all(|(plan, shape)| plan.is_of(shape)) && self.llm.is_of(&shape.llm)
+                encoders.clone().all(|(plan, shape)| plan.has_shape(shape)) && self.llm.has_shape(&shape.llm)
             };
             let found = space.joint.iter().position(is_shape)?;
             let part = |encoder| EncoderPart { shape: found as u32, dp: dp(encoder) };
             ((0..self.encoders.len()).map(part).collect(), found)
         } else {
             let part = |(encoder, plan): (usize, &ModulePlan)| {
-                let shape = space.encoders[encoder].shapes.iter().position(|shape| plan.is_of(shape))?;
+                let shape = space.encoders[encoder].shapes.iter().position(|shape| plan.has_shape(shape))?;
                 Some(EncoderPart { shape: shape as u32, dp: dp(encoder) })
             };
             let encoders = self.encoders.iter().enumerate().map(part).collect::<Option<EncoderParts>>()?;
-            (encoders, space.llm.shapes.iter().position(|shape| self.llm.is_of(shape))?)
+            (encoders, space.llm.shapes.iter().position(|shape| self.llm.has_shape(shape))?)
         };
         let (placement, llm_dp) = (self.placement, self.llm.degrees.dp);
         let family = Family { placement, encoders, llm, llm_dp, ahead: self.rounds_ahead };

@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_size_comes_as_often_as_every_other() {
-        let sizes: Vec<ItemSize> = (1..=10).map(|tokens| ItemSize::of_tiles(tokens % 3, tokens)).collect();
+        let sizes: Vec<ItemSize> = (1..=10).map(|tokens| ItemSize::from_tiles(tokens % 3, tokens)).collect();
         let workload = Workload::draw(&sizes, 4, 5, 7).unwrap();
         let mut seen: Vec<u32> = workload.batches().concat().iter().map(|item| item.tokens).collect();
         seen.sort_unstable();
@@ -154,12 +154,12 @@ mod tests {
 
     #[test]
     fn sizes_that_make_no_sense_are_refused() {
-        let size = ItemSize::of_tiles(1, 0);
+        let size = ItemSize::from_tiles(1, 0);
         assert!(Workload::draw(&[], 4, 5, 0).is_err());
-        let error = Workload::draw(&[ItemSize::of_tiles(1, 3), size], 4, 5, 0).unwrap_err();
+        let error = Workload::draw(&[ItemSize::from_tiles(1, 3), size], 4, 5, 0).unwrap_err();
         assert_eq!(error.to_string(), "invalid `shapes`: sample 1 has no tokens");
-        assert!(Workload::draw(&[ItemSize::of_tiles(1, 3)], 0, 5, 0).is_err());
-        let size = |pairs| ItemSize::of_media(&[MediaUnits { units: 8, pairs }], 3).unwrap();
+        assert!(Workload::draw(&[ItemSize::from_tiles(1, 3)], 0, 5, 0).is_err());
+        let size = |pairs| ItemSize::from_media(&[MediaUnits { units: 8, pairs }], 3).unwrap();
         let native = |pairs| Workload::draw(&[size(pairs)], 1, 1, 0);
         assert!(native(64).is_ok_and(|workload| workload.is_native()));
         let error = native(65).unwrap_err().to_string();

@@ -37,7 +37,7 @@ impl<'a> PassGraph<'a> {
     }
 
     /// Returns the pass numbers for a rank.
-    pub(crate) fn of_rank(&self, rank: usize) -> std::ops::Range<usize> {
+    pub(crate) fn rank_passes(&self, rank: usize) -> std::ops::Range<usize> {
         self.starts[rank]..self.starts[rank + 1]
     }
 

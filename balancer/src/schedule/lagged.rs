@@ -63,7 +63,7 @@ impl RankWork<'_> {
     }
 
     /// Returns the microbatches in a round; none before the first and after the last.
-    fn of_round(&self, round: Option<usize>) -> &[u32] {
+    fn round_microbatches(&self, round: Option<usize>) -> &[u32] {
         let Some(round) = round else { return &[] };
         let start = self.microbatches.partition_point(|&microbatch| microbatch as usize / self.round < round);
         let rest = &self.microbatches[start..];
@@ -81,7 +81,8 @@ pub(super) fn lagged_passes(work: &RankWork<'_>, lags: &[(PassKind, usize)]) -> 
     let longest = lags.iter().map(|(_, lag)| *lag).max().unwrap_or(0);
     let mut passes = Vec::with_capacity(work.microbatches.len() * lags.len());
     for round in 0..last + longest {
-        let turns = |&(kind, lag): &(PassKind, usize)| (kind, work.of_round(round.checked_sub(lag)));
+        let turns =
+            |&(kind, lag): &(PassKind, usize)| (kind, work.round_microbatches(round.checked_sub(lag)));
         let count = lags.iter().map(|lag| turns(lag).1.len()).max().unwrap_or(0);
         for turn in 0..count {
             let of_turn = lags.iter().map(turns).filter_map(|(kind, these)| Some((kind, *these.get(turn)?)));

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Stages, ranks and microbatches in a step, for which schedules are built.
 ///
 /// Ranks here are pipeline ranks: devices that share a stage by tensor parallelism count as a single rank. A
-/// [`PipelineLayout::chain`] is a single pipeline. A [`PipelineLayout::of_modules`] is a whole job, with
+/// [`PipelineLayout::chain`] is a single pipeline. A [`PipelineLayout::from_modules`] is a whole job, with
 /// modules that differ in stages and in DP size; stages, ranks and microbatches are numbered consecutively:
 ///
 /// - stages: module by module
@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 ///
 /// // two encoder ranks feed four LLM pipelines of three stages, two microbatches each
 /// let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
-/// let layout = PipelineLayout::of_modules(&modules, 2)?;
+/// let layout = PipelineLayout::from_modules(&modules, 2)?;
 /// let lists = layout.schedule(ScheduleKind::OneForwardOneBackward)?;
 /// assert_eq!((lists.len(), layout.microbatches()), (2 + 3 * 4, 8));
 /// assert_eq!(lists[0][1].to_string(), "send 0 in stage 0 to 2");
@@ -87,7 +87,7 @@ impl PipelineLayout {
     ///
     /// # Errors
     /// [`Error::Config`] if a number is 0 or too large, or a module feeds a module that is not after it.
-    pub fn of_modules(modules: &[ModuleStages], microbatches: usize) -> Result<Self> {
+    pub fn from_modules(modules: &[ModuleStages], microbatches: usize) -> Result<Self> {
         let Some(last) = modules.last() else {
             return Err(Error::Config { setting: "modules", reason: "expected at least one".to_owned() });
         };
@@ -171,7 +171,7 @@ impl PipelineLayout {
     /// # Panics
     /// If the stage does not exist.
     #[must_use]
-    pub fn microbatches_of(&self, stage: usize) -> usize {
+    pub fn stage_microbatches(&self, stage: usize) -> usize {
         self.modules[self.stages[stage].module].microbatches
     }
 
@@ -260,6 +260,6 @@ impl PipelineLayout {
     /// Whether a part exists.
     pub(crate) fn has(&self, part: Part) -> bool {
         let stage = part.stage as usize;
-        stage < self.stages.len() && (part.microbatch as usize) < self.microbatches_of(stage)
+        stage < self.stages.len() && (part.microbatch as usize) < self.stage_microbatches(stage)
     }
 }

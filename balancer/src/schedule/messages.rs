@@ -27,7 +27,7 @@ pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec
     let ticks = graph.ticks()?;
     let mut events: Vec<Vec<(Place, Action)>> = vec![Vec::new(); layout.ranks()];
     for rank in 0..layout.ranks() {
-        for number in graph.of_rank(rank) {
+        for number in graph.rank_passes(rank) {
             let (pass, tick) = (graph.passes[number], ticks[number]);
             events[rank].push(((tick, Phase::Passes, 0, 0), pass.into()));
             for input in graph.inputs(number) {

@@ -88,7 +88,7 @@ impl PipelineLayout {
             let place = StagePlace {
                 stages_after: self.stages_after(stage),
                 stages_in_all,
-                rounds: self.microbatches_of(stage).div_ceil(self.round(stage)),
+                rounds: self.stage_microbatches(stage).div_ceil(self.round(stage)),
                 is_encoder: self.module(stage) != last_module,
             };
             let lags = kind.lags(&place);
@@ -103,7 +103,7 @@ impl PipelineLayout {
     /// Lists the microbatches on every rank that holds a stage, ascending.
     fn shares(&self, stage: usize) -> Vec<(usize, Vec<u32>)> {
         let mut shares: Vec<(usize, Vec<u32>)> = self.holders(stage).map(|rank| (rank, Vec::new())).collect();
-        for microbatch in 0..self.microbatches_of(stage) as u32 {
+        for microbatch in 0..self.stage_microbatches(stage) as u32 {
             let rank = self.rank(Part { microbatch, stage: stage as u16 });
             if let Ok(place) = shares.binary_search_by_key(&rank, |share| share.0) {
                 shares[place].1.push(microbatch);

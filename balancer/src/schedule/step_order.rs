@@ -32,7 +32,7 @@ impl StepOrder {
     /// Orders the passes for a step that [`StepShape::check`] accepts.
     pub(crate) fn new(shape: &StepShape) -> Self {
         if let ScheduleKind::Interleaved { chunks } = shape.kind {
-            return Self::of_chunks(shape, usize::from(chunks));
+            return Self::from_chunks(shape, usize::from(chunks));
         }
         let lags: Vec<Lags> = (0..shape.stages).map(|stage| shape.lags(stage)).collect();
         let depths: Vec<usize> = (0..shape.stages).map(|stage| shape.depth(stage)).collect();
@@ -55,7 +55,7 @@ impl StepOrder {
     }
 
     /// Merges the lists for ranks that hold several stages each: a pass comes as soon as the input is there.
-    fn of_chunks(shape: &StepShape, chunks: usize) -> Self {
+    fn from_chunks(shape: &StepShape, chunks: usize) -> Self {
         let ranks = shape.stages / chunks;
         let lists: Vec<Vec<Pass>> =
             (0..ranks).map(|rank| interleaved::passes(rank, ranks, chunks, shape.slots)).collect();

@@ -80,7 +80,7 @@ impl EncoderChains {
     }
 
     /// Returns a stage's encoder and the encoder's first stage; `None` for a last-module stage.
-    fn of_stage(&self, stage: usize) -> Option<(usize, EncoderChain)> {
+    fn stage_chain(&self, stage: usize) -> Option<(usize, EncoderChain)> {
         self.each().find(|(first, chain)| (*first..first + usize::from(chain.stages)).contains(&stage))
     }
 }
@@ -126,7 +126,7 @@ impl StepShape {
     /// Returns a stage's place on the longest path.
     pub(crate) fn depth(&self, stage: usize) -> usize {
         let longest = self.encoders.longest();
-        match self.encoders.of_stage(stage) {
+        match self.encoders.stage_chain(stage) {
             Some((first, chain)) => longest - usize::from(chain.stages) + stage - first,
             None => longest + stage - self.encoder_stages(),
         }
@@ -152,7 +152,7 @@ impl StepShape {
 
     pub(super) fn lags(&self, stage: usize) -> Lags {
         let stages_in_all = self.encoders.longest() + self.stages - self.encoder_stages();
-        let encoder = self.encoders.of_stage(stage);
+        let encoder = self.encoders.stage_chain(stage);
         let place = StagePlace {
             stages_after: stages_in_all - self.depth(stage) - 1,
             stages_in_all,

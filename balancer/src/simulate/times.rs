@@ -96,8 +96,8 @@ impl StageTimes {
         match pass.kind {
             PassKind::Forward => self.forward_ns[cell],
             PassKind::Backward => self.backward_ns[cell],
-            PassKind::BackwardInput => self.backward_ns[cell] - self.weight_of(cell),
-            PassKind::BackwardWeight => self.weight_of(cell),
+            PassKind::BackwardInput => self.backward_ns[cell] - self.cell_weight_ns(cell),
+            PassKind::BackwardWeight => self.cell_weight_ns(cell),
         }
     }
 
@@ -112,7 +112,7 @@ impl StageTimes {
     }
 
     /// Returns a backward pass's weight part; 0 for a pass that does not exist.
-    pub(crate) fn weight_of(&self, cell: usize) -> u64 {
+    pub(crate) fn cell_weight_ns(&self, cell: usize) -> u64 {
         let half = || weight_part(self.backward_ns.get(cell).copied().unwrap_or(0));
         self.weight_ns.get(cell).copied().unwrap_or_else(half)
     }

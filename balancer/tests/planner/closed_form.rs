@@ -89,7 +89,7 @@ pub(crate) fn llm() -> ClosedForm {
 }
 
 pub(crate) fn sizes() -> Vec<ItemSize> {
-    (0..97).map(|at: u32| ItemSize::of_tiles(at * 7919 % 11 % 7, 100 + at * 104_729 % 1900)).collect()
+    (0..97).map(|at: u32| ItemSize::from_tiles(at * 7919 % 11 % 7, 100 + at * 104_729 % 1900)).collect()
 }
 
 pub(crate) fn cluster(gpus: u32, memory_bytes: u64) -> Cluster {

@@ -118,7 +118,7 @@ fn methods_are_compared_on_the_same_batches() {
 #[test]
 fn without_a_choice_all_methods_agree() {
     let costs = (ClosedForm { degrees: vec![1], ..encoder() }, ClosedForm { degrees: vec![1], ..llm() });
-    let workload = Workload::draw(&[ItemSize::of_tiles(3, 500)], 1, 1, 0).unwrap();
+    let workload = Workload::draw(&[ItemSize::from_tiles(3, 500)], 1, 1, 0).unwrap();
     let problem = problem(&costs, &workload, cluster(2, 1 << 40));
     let found = plan(&problem).unwrap();
     let compared = compare(&problem, &found).unwrap();
@@ -199,7 +199,7 @@ fn every_option_makes_plans_no_slower() {
 #[test]
 fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
     let costs = (encoder(), llm());
-    let workload = Workload::draw(&[ItemSize::of_tiles(3, 500)], 1, 1, 0).unwrap();
+    let workload = Workload::draw(&[ItemSize::from_tiles(3, 500)], 1, 1, 0).unwrap();
     let mut problem = problem(&costs, &workload, cluster(2, 1 << 40));
     problem.options.has_recomputation = true;
     let one = Degrees { tp: 1, pp: 1, dp: 1 };

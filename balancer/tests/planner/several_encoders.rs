@@ -18,7 +18,7 @@ fn heard_and_seen() -> Vec<ItemSize> {
     let with_audio = |(at, size): (usize, ItemSize)| {
         let windows = if at % 3 == 0 { 1 + at as u32 % 5 } else { 0 };
         let audio = MediaUnits { units: windows, pairs: 0 };
-        ItemSize::of_media(&[size.media(0), audio], size.tokens + 50 * windows).unwrap()
+        ItemSize::from_media(&[size.media(0), audio], size.tokens + 50 * windows).unwrap()
     };
     sizes().into_iter().enumerate().map(with_audio).collect()
 }
@@ -150,7 +150,7 @@ fn more_encoders_than_plans_have_are_refused() {
     many.encoders.extend([&audio; 4].map(|audio| audio as &dyn dflop_balancer::planner::ModuleCosts));
     let error = plan(&many).unwrap_err().to_string();
     assert_eq!(error, "invalid `encoders`: plans are made for 1 to 4 encoders and an LLM, got 5 encoders");
-    assert!(ItemSize::of_media(&[MediaUnits::default(); 5], 1).is_err());
+    assert!(ItemSize::from_media(&[MediaUnits::default(); 5], 1).is_err());
     let mut two = problem(&costs, &workload, cluster(2, 1 << 40));
     two.encoders.push(&audio);
     let error = plan(&two).unwrap_err().to_string();

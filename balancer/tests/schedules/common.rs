@@ -44,7 +44,7 @@ pub(crate) fn jobs() -> impl Strategy<Value = (ScheduleKind, PipelineLayout)> {
                 .map(|(index, &(stages, dp_size))| ModuleStages::new(stages, dp_size).feeds(feeds(index)))
                 .map(|module| if route[1] % 2 == 0 { module.share_rounds() } else { module })
                 .collect();
-            let mut layout = PipelineLayout::of_modules(&described, microbatches).unwrap();
+            let mut layout = PipelineLayout::from_modules(&described, microbatches).unwrap();
             if last > 0 && route[0] % 2 == 0 && route[1] % 2 > 0 {
                 let dp_size = described[0].dp_size as u16;
                 let replicas = (0..layout.microbatches()).map(|at| route[at % 20] % dp_size).collect();
@@ -58,7 +58,7 @@ pub(crate) fn jobs() -> impl Strategy<Value = (ScheduleKind, PipelineLayout)> {
 pub(crate) fn parts(layout: &PipelineLayout) -> Vec<Part> {
     let stages = 0..layout.stages() as u16;
     let of_stage = |stage: u16| {
-        let microbatches = 0..layout.microbatches_of(stage as usize) as u32;
+        let microbatches = 0..layout.stage_microbatches(stage as usize) as u32;
         microbatches.map(move |microbatch| Part { microbatch, stage })
     };
     stages.flat_map(of_stage).collect()

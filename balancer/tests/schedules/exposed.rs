@@ -210,7 +210,7 @@ fn assert_agrees(kind: ScheduleKind, ranks: usize, times: &Times) {
     let (makespan_ns, exposed_ns) = by_ticks(&lists, times);
     assert_eq!((simulation.makespan_ns, &simulation.exposed_ns), (makespan_ns, &exposed_ns), "{kind}");
     let rows: Vec<usize> = (0..times.stages).collect();
-    let mut compiled = CompiledSchedule::of_layout(kind, &layout, &rows, &communication).unwrap();
+    let mut compiled = CompiledSchedule::from_layout(kind, &layout, &rows, &communication).unwrap();
     assert_eq!(compiled.makespan_ns(&times.passes), makespan_ns, "{kind}, compiled");
 }
 
@@ -260,8 +260,8 @@ fn exposed_times_made_by_hand_are_reproduced() {
     // waits for the first, which arrives together with rank 1's weights. Rank 1 waits from 3, when the
     // message is sent, until 8, computes until 10, waits until 13, and computes until 21: backward ends at 18
     // and 21. Gradients arrive at 19 and 22. Rank 0 waits 18..19, computes until 22, then until 25.
-    assert_eq!(spans_of(&simulation.events, 1), [(8, 10), (13, 15), (15, 18), (18, 21)]);
-    assert_eq!(spans_of(&simulation.events, 0), [(1, 3), (3, 5), (19, 22), (22, 25)]);
+    assert_eq!(rank_spans(&simulation.events, 1), [(8, 10), (13, 15), (15, 18), (18, 21)]);
+    assert_eq!(rank_spans(&simulation.events, 0), [(1, 3), (3, 5), (19, 22), (22, 25)]);
     // Then rank 0 sums until 29, and rank 1 until 27.
     assert_eq!(simulation.makespan_ns, 29);
     assert_eq!(simulation.exposed_ns, [1 + 1 + 4, 5 + 3 + 6]);
@@ -269,7 +269,7 @@ fn exposed_times_made_by_hand_are_reproduced() {
     assert_agrees(ScheduleKind::GPipe, 2, &times);
 }
 
-fn spans_of(events: &[dflop_balancer::Event], rank: usize) -> Vec<(u64, u64)> {
+fn rank_spans(events: &[dflop_balancer::Event], rank: usize) -> Vec<(u64, u64)> {
     let own = events.iter().filter(|event| event.rank == rank);
     own.map(|event| (event.start_ns, event.end_ns)).collect()
 }

@@ -51,7 +51,7 @@ fn check_both_ways(kind: ScheduleKind, layout: &PipelineLayout, drawn: &[u64], i
     for communication in [free, random_communication(layout, drawn, is_overlapped)] {
         let simulation = layout.simulate(&lists, &times, &communication).unwrap();
         assert_is_consistent(&simulation);
-        let mut compiled = CompiledSchedule::of_layout(kind, layout, &rows, &communication).unwrap();
+        let mut compiled = CompiledSchedule::from_layout(kind, layout, &rows, &communication).unwrap();
         assert_eq!(compiled.makespan_ns(&times), simulation.makespan_ns, "{kind} {layout:?}");
         assert!(simulation.makespan_ns >= alone_ns, "communication costs");
         alone_ns = simulation.makespan_ns;

@@ -7,7 +7,7 @@ use dflop_balancer::{Communication, StageTimes};
 #[test]
 fn two_encoder_ranks_feed_four_pipelines() {
     let modules = [ModuleStages::new(1, 2), ModuleStages::new(3, 4)];
-    let layout = PipelineLayout::of_modules(&modules, 2).unwrap();
+    let layout = PipelineLayout::from_modules(&modules, 2).unwrap();
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
     // Rank 0 has the even microbatches, from LLM ranks 0 and 2, which start at ranks 2 and 8.
     let sent = |rank: usize| -> Vec<(u32, u16)> {
@@ -30,7 +30,8 @@ fn two_encoder_ranks_feed_four_pipelines() {
 
 #[test]
 fn many_encoder_ranks_feed_one_pipeline_in_turn() {
-    let layout = PipelineLayout::of_modules(&[ModuleStages::new(1, 3), ModuleStages::new(1, 1)], 5).unwrap();
+    let layout =
+        PipelineLayout::from_modules(&[ModuleStages::new(1, 3), ModuleStages::new(1, 1)], 5).unwrap();
     let ranks: Vec<usize> = (0..5).map(|microbatch| layout.rank(Part { microbatch, stage: 0 })).collect();
     assert_eq!(ranks, [0, 1, 2, 0, 1]);
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
@@ -47,8 +48,11 @@ fn many_encoder_ranks_feed_one_pipeline_in_turn() {
 #[test]
 fn encoder_ranks_that_share_rounds_feed_all_pipelines() {
     let modules = [ModuleStages::new(1, 3).share_rounds(), ModuleStages::new(1, 2)];
-    let layout = PipelineLayout::of_modules(&modules, 2).unwrap();
-    assert_eq!([layout.microbatches_of(0), layout.microbatches_of(1), layout.microbatches()], [6, 4, 6]);
+    let layout = PipelineLayout::from_modules(&modules, 2).unwrap();
+    assert_eq!(
+        [layout.stage_microbatches(0), layout.stage_microbatches(1), layout.microbatches()],
+        [6, 4, 6]
+    );
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
     assert_eq!(short(1, &lists[1]), "F1.0 F4.0 B1.0 B4.0");
     assert_eq!(short(4, &lists[4]), "F1.1 B1.1 F3.1 B3.1");
@@ -66,7 +70,7 @@ fn encoder_ranks_that_share_rounds_feed_all_pipelines() {
     // The slower pipeline ends at 25; then the shares of round 1 go backward.
     assert_eq!(simulation.makespan_ns, 27);
     let mixed = [ModuleStages::new(1, 2).share_rounds(), ModuleStages::new(1, 2), ModuleStages::new(1, 4)];
-    assert!(PipelineLayout::of_modules(&mixed, 1).is_err());
+    assert!(PipelineLayout::from_modules(&mixed, 1).is_err());
     assert!(layout.route(0, vec![0; 6]).is_err());
 }
 
@@ -74,7 +78,7 @@ fn encoder_ranks_that_share_rounds_feed_all_pipelines() {
 fn two_encoders_are_parallel_branches_or_a_chain() {
     let modules = [ModuleStages::new(1, 1), ModuleStages::new(1, 1), ModuleStages::new(1, 1)];
     let makespan_ns = |modules: &[ModuleStages]| {
-        let layout = PipelineLayout::of_modules(modules, 1).unwrap();
+        let layout = PipelineLayout::from_modules(modules, 1).unwrap();
         let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
         let times = StageTimes::new(3, 1, vec![5, 7, 1], vec![10, 3, 2]).unwrap();
         layout.simulate(&lists, &times, &Communication::free(3, 1)).unwrap().makespan_ns

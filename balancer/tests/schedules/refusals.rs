@@ -14,12 +14,15 @@ fn a_layout_that_makes_no_sense_is_refused() {
         vec![ModuleStages::new(1, 1), ModuleStages::new(1, 1).feeds(0), ModuleStages::new(1, 1)],
         vec![ModuleStages::new(1, 1).feeds(7), ModuleStages::new(1, 1)],
     ] {
-        assert!(matches!(PipelineLayout::of_modules(&modules, 1), Err(Error::Config { .. })), "{modules:?}");
+        assert!(
+            matches!(PipelineLayout::from_modules(&modules, 1), Err(Error::Config { .. })),
+            "{modules:?}"
+        );
     }
     assert!(PipelineLayout::chain(0, 1, 1).is_err() && PipelineLayout::chain(1, 0, 1).is_err());
     assert!(PipelineLayout::chain(60_000, 1, 60_000).is_err());
     let layout =
-        || PipelineLayout::of_modules(&[ModuleStages::new(1, 2), ModuleStages::new(1, 1)], 2).unwrap();
+        || PipelineLayout::from_modules(&[ModuleStages::new(1, 2), ModuleStages::new(1, 1)], 2).unwrap();
     assert!(matches!(layout().route(0, vec![0]), Err(Error::Length { .. })));
     assert!(layout().route(1, vec![0, 0]).is_err());
     let error = layout().route(0, vec![0, 2]).unwrap_err().to_string();
@@ -94,7 +97,7 @@ fn wrong_lengths_are_errors() {
     assert!(free.clone().messages(&[u64::MAX, 0], &[1, 1]).is_err());
     assert!(free.clone().reduce_grads(vec![1], true).is_err());
     assert!(free.clone().messages(&[1; 6], &[1; 2]).is_ok());
-    let compile = |rows: &[usize]| CompiledSchedule::of_layout(ScheduleKind::GPipe, &layout, rows, &free);
+    let compile = |rows: &[usize]| CompiledSchedule::from_layout(ScheduleKind::GPipe, &layout, rows, &free);
     assert!(compile(&[0]).is_err() && compile(&[0, 1]).is_ok());
     assert!(CompiledSchedule::new(ScheduleKind::GPipe, &[], 1).is_err());
     assert!(CompiledSchedule::new(ScheduleKind::Interleaved { chunks: 2 }, &[0, 1, 2], 1).is_err());

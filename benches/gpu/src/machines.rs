@@ -17,7 +17,7 @@ use dflop_device::{DeviceComm, Dtype, Lane, MessageLane, RowShape, Runtime};
 use serde_json::json;
 
 use crate::arguments::Arguments;
-use crate::nccl::{Transport, difference, of_rank, stages};
+use crate::nccl::{Transport, difference, stages, train_rank};
 use crate::report::{self, Outcome};
 use crate::{Result, device};
 
@@ -64,7 +64,7 @@ fn rank(identity: &dflop_comm::RankIdentity) -> Result<Outcome> {
     let cuda = device::cuda(Dtype::F32)?;
     let values = values(&cuda, &host)?;
     let job = stages(RANKS)?;
-    let losses = [Transport::Host, Transport::Nccl].map(|transport| of_rank(&job, &host, transport));
+    let losses = [Transport::Host, Transport::Nccl].map(|transport| train_rank(&job, &host, transport));
     let [through_host, over_nccl] = losses;
     let worst = difference(&through_host?, &over_nccl?);
     host.barrier(StepContext::step(0, "end"))?;

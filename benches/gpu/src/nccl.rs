@@ -126,8 +126,8 @@ fn rank(identity: &RankIdentity) -> Result<Outcome> {
     let degrees = *JOBS.get(index).ok_or("there is no such job")?;
     let session = tcp::connect(identity, Settings::default())?;
     let (host, job): (Arc<dyn Comm>, _) = (Arc::new(session.comm), job(degrees)?);
-    let through_host = of_rank(&job, &host, Transport::Host)?;
-    let losses = of_rank(&job, &host, Transport::Nccl)?;
+    let through_host = train_rank(&job, &host, Transport::Host)?;
+    let losses = train_rank(&job, &host, Transport::Nccl)?;
     let largest = difference(&through_host, &losses);
     let Degrees { stages, dp, tp } = degrees;
     if identity.rank == 0 {
@@ -161,7 +161,7 @@ pub(crate) fn stages(stages: usize) -> Result<Arc<Job>> {
 }
 
 /// Trains as one rank.
-pub(crate) fn of_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
+pub(crate) fn train_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
     let cuda = device::cuda(Dtype::F32)?;
     let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
         Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(host))),
@@ -184,7 +184,7 @@ pub(crate) fn of_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport
         let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
         let mut contexts = BTreeMap::new();
         for role in pipeline.roles() {
-            for own in plan.microbatches_of(job, role.module, role.replica) {
+            for own in plan.replica_microbatches(job, role.module, role.replica) {
                 let words = (0..TOKENS).map(|place| i64::from((own * 31 + place * 7) % 64));
                 let words: Vec<i64> = words.collect();
                 let positions: Vec<i64> = (0..i64::from(TOKENS)).collect();

@@ -18,7 +18,7 @@ pub const TARGETS: &[Target] =
     &[("links", links), ("mixture", mixture), ("shapes", shapes), ("train_config", train_config)];
 
 /// Returns the path to a file in this process that holds the bytes.
-fn file_of(bytes: &[u8]) -> PathBuf {
+fn temporary_file(bytes: &[u8]) -> PathBuf {
     static PLACE: LazyLock<tempfile::TempDir> =
         LazyLock::new(|| tempfile::tempdir().expect("a temporary directory"));
     let path = PLACE.path().join(format!("{:?}", std::thread::current().id()));
@@ -27,7 +27,7 @@ fn file_of(bytes: &[u8]) -> PathBuf {
 }
 
 fn links(bytes: &[u8]) {
-    let _links = plan::links::read(&file_of(bytes));
+    let _links = plan::links::read(&temporary_file(bytes));
 }
 
 fn mixture(bytes: &[u8]) {
@@ -35,7 +35,7 @@ fn mixture(bytes: &[u8]) {
 }
 
 fn shapes(bytes: &[u8]) {
-    let path = file_of(bytes);
+    let path = temporary_file(bytes);
     for model in ["internvl3-8b", "qwen2.5-vl-7b", "omni-7b"] {
         let spec = ModelSpec::preset(model).expect("a preset");
         if let Ok(sizes) = plan::shapes::read(&path, &spec) {
@@ -48,7 +48,7 @@ fn shapes(bytes: &[u8]) {
 }
 
 fn train_config(bytes: &[u8]) {
-    if let Ok(config) = RunConfig::read(&file_of(bytes)) {
+    if let Ok(config) = RunConfig::read(&temporary_file(bytes)) {
         let _checked = config.check();
     }
 }

@@ -79,7 +79,7 @@ impl CostedModel {
                 let modules: Vec<Module> = parameters.iter().map(|(module, _)| *module).collect();
                 let costs = custom_model(&modules, rate)?;
                 let cost =
-                    CustomCost::new(tokens.unbind(), TokenTimes::of_parameters(&parameters, &rate), times);
+                    CustomCost::new(tokens.unbind(), TokenTimes::from_parameters(&parameters, &rate), times);
                 Ok(Self { names: Vec::new(), costs, cost: Some(cost) })
             }
             ModelArgument::Custom { costs: TokenCosts::Model(model), tokens } => {
@@ -120,7 +120,7 @@ enum TokenTimes {
 impl TokenTimes {
     /// - `parameters`: number of parameters in every module
     /// - `rate`: device rate
-    fn of_parameters(parameters: &[(Module, f64)], rate: &DeviceRate) -> Self {
+    fn from_parameters(parameters: &[(Module, f64)], rate: &DeviceRate) -> Self {
         let token_ns = parameters.iter().map(|&(module, parameters)| {
             let flops_per_us = match module {
                 Module::Vision => rate.vision_flops_per_us,

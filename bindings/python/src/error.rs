@@ -140,7 +140,7 @@ impl From<dflop_loader::Error> for DflopError {
                     .field("setting", setting)
                     .field("reason", reason);
             }
-            _ => Self::new(class_of(error.category()), error.kind(), &error),
+            _ => Self::new(exception_class(error.category()), error.kind(), &error),
         };
         let fields = error.fields().into_iter();
         converted.0.fields.extend(fields.map(|(name, value)| (Cow::Owned(name), Value::Json(value))));
@@ -158,7 +158,7 @@ impl From<dflop_loader::error::ProcessorError> for DflopError {
 }
 
 /// Returns the exception class for a category.
-fn class_of(category: ErrorCategory) -> &'static str {
+fn exception_class(category: ErrorCategory) -> &'static str {
     match category {
         ErrorCategory::Config => "ConfigError",
         ErrorCategory::Model => "ModelError",
@@ -229,7 +229,7 @@ fn class_of_run(error: &dflop_executor::Error) -> &'static str {
     match error {
         E::Config(_) | E::InvalidSetting { .. } => "ConfigError",
         E::CostModel(_) | E::Model(_) => "ModelError",
-        E::Loader(error) => class_of(error.category()),
+        E::Loader(error) => exception_class(error.category()),
         E::Named(named) => class_of_run(&named.error),
         _ => "Error",
     }

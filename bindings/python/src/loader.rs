@@ -103,7 +103,7 @@ impl PyLoader {
         };
         let framework = Framework::parse(array_type)?;
         let image = image.map(|image| image.get().clone());
-        let (builder, filtered_samples) = builder_of(&dataset, filter.as_ref(), dp_rank, dp_size)?;
+        let (builder, filtered_samples) = loader_builder(&dataset, filter.as_ref(), dp_rank, dp_size)?;
         let builder = builder.batch_size(batch_size).epochs(epochs).drop_last(drop_last);
         let mut builder = convert_images(builder, image.as_ref(), framework)?;
         if let Some(samples) = samples {
@@ -185,7 +185,7 @@ impl PyLoader {
             unknown
         };
         let dataset = self.dataset.get().open(py).map_err(unknown)?;
-        Ok(loader.batches_of(dataset.len()) as usize)
+        Ok(loader.stream_batches(dataset.len()) as usize)
     }
 
     /// Rejects an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
@@ -363,7 +363,7 @@ impl PyLoader {
 
 /// Creates a builder for a loader of whole shards, or of a DP rank's samples; also returns the number of
 /// samples that the filter excluded.
-fn builder_of(
+fn loader_builder(
     dataset: &Bound<'_, PyDataset>,
     filter: Option<&Bound<'_, PyAny>>,
     dp_rank: usize,

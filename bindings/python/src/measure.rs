@@ -70,7 +70,7 @@ impl PyMicrobatchCurve {
         let whole = settings.filter(|one| one.module == of_module && one.part == Part::Whole && one.tp == 1);
         let layers = whole.map(|one| one.layers).max().unwrap_or_default();
         let none = || PyValueError::new_err(format!("the profile has no times of the whole module {module}"));
-        let curve = MicrobatchCurve::of_profile(&profile, of_module, layers).ok_or_else(none)?;
+        let curve = MicrobatchCurve::from_profile(&profile, of_module, layers).ok_or_else(none)?;
         Ok(Self { curve, layers })
     }
 

@@ -11,7 +11,7 @@ use dflop_costmodel::{
     VideoShape,
 };
 use dflop_loader::cost_table;
-use dflop_loader::model::{profile_of, profile_options, spec_of};
+use dflop_loader::model::{model_profile, profile_options, spec_from_names};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -97,11 +97,11 @@ impl ModelSettings {
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
-        let spec = spec_of(&self.names)?;
+        let spec = spec_from_names(&self.names)?;
         let model = match &self.profile {
             Some(path) => {
                 let options = profile_options(self.profile_tp, self.profile_check)?;
-                let profile = profile_of(path, &spec)?;
+                let profile = model_profile(path, &spec)?;
                 CostModel::from_profile(spec, &profile, options)?
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_costmodel::ModelSpec;
 use dflop_loader::index::TokenCounts;
-use dflop_loader::model::{checkpoint_path, spec_of};
+use dflop_loader::model::{checkpoint_path, spec_from_names};
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -90,7 +90,7 @@ pub(crate) fn token_counts(settings: TokenizerSettings, model: Option<&[String]>
         let Some(tokenizer) = settings.tokenizer else { return Ok(TokenCounts::Estimated) };
         return Ok(TokenCounts::Of(Arc::new(tokenizer.text_counter())));
     };
-    let spec = spec_of(model).map_err(DflopError::from)?;
+    let spec = spec_from_names(model).map_err(DflopError::from)?;
     let Some(builder) = settings.or_from_model(model)?.preparer(&spec)? else {
         let reason = "needs a tokenizer: the model's chat format is counted by it";
         return Err(DflopError::config("tokenizer", reason).into());

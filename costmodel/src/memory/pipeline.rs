@@ -248,8 +248,9 @@ impl<'a> PipelineMemory<'a> {
             peak.activations =
                 if is_saved { output.saturating_mul(u64::from(position.in_flight)) } else { 0 };
         }
-        peak.state =
-            self.state_of(is_frozen, tower).saturating_add(self.state_of(self.frozen.projector, projector));
+        peak.state = self
+            .state_bytes(is_frozen, tower)
+            .saturating_add(self.state_bytes(self.frozen.projector, projector));
         (tower.saturating_add(projector), peak)
     }
 
@@ -259,11 +260,11 @@ impl<'a> PipelineMemory<'a> {
         let activations = ActivationBytes::for_llm(&self.spec.llm, layout.execution);
         let tokens = layout.microbatch_tokens;
         let mut peak = activations.peak(stage, tokens, position.in_flight, self.saved_activations);
-        peak.state = self.state_of(self.frozen.llm, parameters);
+        peak.state = self.state_bytes(self.frozen.llm, parameters);
         (parameters, peak)
     }
 
-    fn state_of(&self, is_frozen: bool, parameters: u64) -> u64 {
+    fn state_bytes(&self, is_frozen: bool, parameters: u64) -> u64 {
         let state = if is_frozen {
             StateBytes { parameter: self.trained_state.parameter, ..StateBytes::FROZEN }
         } else {

@@ -74,8 +74,8 @@ impl StageLayers {
         let first = if self.is_first { share.embedding } else { 0 };
         let last = if self.is_last { share.last_norm.saturating_add(head) } else { 0 };
         let layers = match self.range(spec.layers) {
-            Some(range) => share.of_layers(range),
-            None => mean(share.of_layers(0..spec.layers), self.layers, spec.layers),
+            Some(range) => share.layer_parameters(range),
+            None => mean(share.layer_parameters(0..spec.layers), self.layers, spec.layers),
         };
         layers.saturating_add(first).saturating_add(last)
     }

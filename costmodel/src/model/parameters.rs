@@ -132,9 +132,9 @@ impl LlmParameters {
 
     /// Returns the number of parameters in some layers, saturating.
     #[must_use]
-    pub fn of_layers(&self, layers: Range<u32>) -> u64 {
+    pub fn layer_parameters(&self, layers: Range<u32>) -> u64 {
         let all = u64::from(layers.end.saturating_sub(layers.start));
-        let sparse = self.sparse_layers_of(layers);
+        let sparse = self.sparse_layer_count(layers);
         let dense = all.saturating_sub(sparse).saturating_mul(self.dense_layer);
         dense.saturating_add(sparse.saturating_mul(self.sparse_layer))
     }
@@ -142,13 +142,13 @@ impl LlmParameters {
     /// Returns the number of expert parameters in some layers, saturating.
     #[must_use]
     pub fn experts_of_layers(&self, layers: Range<u32>) -> u64 {
-        self.sparse_layers_of(layers).saturating_mul(self.experts)
+        self.sparse_layer_count(layers).saturating_mul(self.experts)
     }
 
     /// Returns the total number of parameters, saturating.
     #[must_use]
     pub fn total(&self) -> u64 {
-        sum([self.of_layers(0..self.layers), self.embedding, self.last_norm, self.head])
+        sum([self.layer_parameters(0..self.layers), self.embedding, self.last_norm, self.head])
     }
 
     /// Returns the number of parameters that a token goes through: all except the experts that it is not
@@ -156,11 +156,11 @@ impl LlmParameters {
     #[must_use]
     pub fn active(&self) -> u64 {
         let idle = self.experts.saturating_sub(self.active_experts);
-        let layers = self.sparse_layers_of(0..self.layers);
+        let layers = self.sparse_layer_count(0..self.layers);
         self.total().saturating_sub(idle.saturating_mul(layers))
     }
 
-    fn sparse_layers_of(&self, layers: Range<u32>) -> u64 {
+    fn sparse_layer_count(&self, layers: Range<u32>) -> u64 {
         let below = |end: u32| u64::from(self.sparse_layers.len_below(end));
         below(layers.end).saturating_sub(below(layers.start))
     }

@@ -33,7 +33,7 @@ impl MediaUnits {
     /// - `window_squares`: sum of squared patch counts over attention windows; `None` counts all windows as
     ///   full, which is slightly too much, as windows at the edges are smaller
     #[must_use]
-    pub fn of_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
+    pub fn from_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
         let units = Self { units: patches, pairs: 0 };
         let Some(VisionSpec { encoder, rule, .. }) = spec.vision.filter(|vision| vision.rule.is_native())
         else {
@@ -52,7 +52,7 @@ impl MediaUnits {
     ///
     /// Counts all attention windows as full, which is slightly too much, as a clip's last window is shorter.
     #[must_use]
-    pub fn of_audio_tokens(spec: &ModelSpec, tokens: u32) -> Self {
+    pub fn from_audio_tokens(spec: &ModelSpec, tokens: u32) -> Self {
         let units = Self { units: tokens, pairs: 0 };
         let Some(AudioSpec { rule: AudioRule::Chunks(rule), .. }) = &spec.audio else { return units };
         Self { pairs: rule.window_tokens().min(u64::from(tokens)) * u64::from(tokens), ..units }
@@ -137,7 +137,7 @@ mod tests {
         let units = SampleUnits::new(&spec, &heard).unwrap();
         assert_eq!(units.encoders, [MediaUnits::default(), MediaUnits { units: 250, pairs: 22_500 }]);
         assert_eq!(units.tokens, 125 + 2);
-        assert_eq!(MediaUnits::of_audio_tokens(&spec, 250), MediaUnits { units: 250, pairs: 25_000 });
+        assert_eq!(MediaUnits::from_audio_tokens(&spec, 250), MediaUnits { units: 250, pairs: 25_000 });
     }
 
     #[test]

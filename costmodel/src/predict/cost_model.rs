@@ -442,7 +442,7 @@ impl CostModel {
     /// Returns the microbatch constants for these samples without correction: for a module, or for all
     /// modules that have work.
     #[must_use]
-    pub fn constants_of(&self, module: Option<Module>, samples: &[SampleTime]) -> MicrobatchConstants {
+    pub fn sample_constants(&self, module: Option<Module>, samples: &[SampleTime]) -> MicrobatchConstants {
         let has_work = |own: &Module| samples.iter().any(|sample| sample.module == *own);
         let modules = self.modules.iter().filter(|own| module.is_none_or(|module| module == **own));
         let constants = modules.filter(|own| has_work(own)).map(|own| self.measured_constants(*own));

@@ -48,7 +48,7 @@ impl<'a> CurveQuery<'a> {
     /// Builds a part's time over all tokens: for all layers, or for what is outside them; `None` if it was
     /// not measured.
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
-        let points = self.points_of(part);
+        let points = self.part_points(part);
         let surface_points = match part {
             Part::OutsideLayers | Part::Head => {
                 surface_points(&shapes(&points), |points| at_layers(points, points[0].setting.layers))
@@ -64,7 +64,7 @@ impl<'a> CurveQuery<'a> {
     ///
     /// Attention was measured separately, or is the difference of whole layers and linear work.
     pub(super) fn attention(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
-        let separate = self.points_of(Part::Attention);
+        let separate = self.part_points(Part::Attention);
         let points = if separate.is_empty() { self.attention_by_difference() } else { separate };
         let surface_points = surface_points(&shapes(&points), per_layer);
         self.warn_single(Part::Attention, surface_points.len(), warnings);
@@ -73,15 +73,15 @@ impl<'a> CurveQuery<'a> {
 
     /// Builds the time for all layers, attention included, over batch and tokens.
     pub(super) fn whole(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
-        let points = self.points_of(Part::Whole);
+        let points = self.part_points(Part::Whole);
         let surface_points = self.points_at_layers(Part::Whole, &points, warnings);
         self.warn_single(Part::Whole, surface_points.len(), warnings);
         (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
     /// Returns the optimizer time over a part's weights.
-    pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
-        let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);
+    pub(super) fn optimizer_time(&self, part: Part) -> Option<Estimate> {
+        let points = CurveQuery { phase: Phase::Optimizer, ..*self }.part_points(part);
         // These parts do not depend on the layer count, so the measured time is used unchanged.
         let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
         let points: Vec<&Point> = points.iter().collect();
@@ -121,7 +121,7 @@ impl<'a> CurveQuery<'a> {
         Error::ProfileLacks { needed }
     }
 
-    fn points_of(&self, part: Part) -> Vec<Point> {
+    fn part_points(&self, part: Part) -> Vec<Point> {
         let is_wanted = |point: &&Point| {
             let setting = point.setting;
             setting.part == part && setting.phase == self.phase && setting.tp == self.tp
@@ -131,9 +131,9 @@ impl<'a> CurveQuery<'a> {
 
     /// Subtracts linear work from whole layers if both were measured with the same setting; at least 0.
     fn attention_by_difference(&self) -> Vec<Point> {
-        let linear = self.points_of(Part::Linear);
+        let linear = self.part_points(Part::Linear);
         let mut points = Vec::new();
-        for whole in self.points_of(Part::Whole) {
+        for whole in self.part_points(Part::Whole) {
             let same = |point: &&Point| point.setting == (Setting { part: Part::Linear, ..whole.setting });
             let Some(linear) = linear.iter().find(same) else { continue };
             points.push(Point {

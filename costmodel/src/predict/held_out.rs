@@ -37,10 +37,11 @@ impl HeldOutTimes {
         let count = f64::from(layers);
         let times = match (phase, part) {
             // Attention has no weights, so whole layers have the same weights as their linear work.
-            (Phase::Optimizer, Part::Whole) => {
-                query.optimizer_of(Part::Whole).or_else(|| query.optimizer_of(Part::Linear)).map(Times::Fixed)
-            }
-            (Phase::Optimizer, _) => query.optimizer_of(part).map(Times::Fixed),
+            (Phase::Optimizer, Part::Whole) => query
+                .optimizer_time(Part::Whole)
+                .or_else(|| query.optimizer_time(Part::Linear))
+                .map(Times::Fixed),
+            (Phase::Optimizer, _) => query.optimizer_time(part).map(Times::Fixed),
             (_, Part::Attention) => {
                 query.attention(&mut warnings).map(|surface| Times::Attention(surface, count))
             }

@@ -17,7 +17,7 @@ use super::layer_pass_times::LayerPassTimes;
 use super::microbatch_curve::MicrobatchCurve;
 use super::options::ProfileOptions;
 use super::profile_check::ProfileCheck;
-use super::profile_timing::{layers_of, whole_curve};
+use super::profile_timing::{attention_layers, whole_curve};
 use crate::curve::Estimate;
 use crate::error::Result;
 use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
@@ -304,7 +304,7 @@ impl WholeTimes {
     ) -> Result<Option<Self>> {
         let options = ProfileOptions::default().tp(module, tp).unchecked();
         let Some(fitted) = whole_curve(spec, profile, module, options)? else { return Ok(None) };
-        let [full, windowed] = layers_of(spec, module).map(f64::from);
+        let [full, windowed] = attention_layers(spec, module).map(f64::from);
         let layers = (full + windowed).max(1.0);
         let check = ProfileCheck::new(profile).and_then(|check| check.module_half_widths[module as usize]);
         Ok(Some(Self {

@@ -46,7 +46,7 @@ const ROUNDS_MAX: usize = 8;
 ///     text += &format!("llm,whole,backward,1,4,{batch},64,{}\n", 2.0 * microseconds);
 /// }
 /// let profile = Profile::parse([("profile.csv", text.as_str())])?;
-/// let curve = MicrobatchCurve::of_profile(&profile, Module::Llm, 4).expect("whole modules were measured");
+/// let curve = MicrobatchCurve::from_profile(&profile, Module::Llm, 4).expect("whole modules were measured");
 /// assert_eq!(curve.floor_ns.round(), 3.0 * 905e3);
 /// assert_eq!(curve.ns(64.0 * 2048.0, 64.0 * 64.0 * 2048.0).round(), 3.0 * 20480e3);
 /// # Ok(())
@@ -76,13 +76,13 @@ impl MicrobatchCurve {
     /// Fits the times for a whole module with this many layers, without tensor parallelism; `None` if the
     /// profile has none.
     #[must_use]
-    pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
-        let curve = Self::of_runs(profile, module, layers)?;
+    pub fn from_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
+        let curve = Self::from_runs(profile, module, layers)?;
         Some(curve.times(curve.level(profile, module)))
     }
 
     /// Fits only the fastest repeats with equal sequences.
-    fn of_runs(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
+    fn from_runs(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
         let points = profile.fastest_runs().points();
         let points: Vec<Point> = points.into_iter().filter(|point| point.setting.module == module).collect();
         let pack = |run: WholeRun| {
@@ -107,11 +107,11 @@ impl MicrobatchCurve {
 
     /// Returns the level of a profile's held-out microbatches relative to the whole-module runs with the most
     /// layers; 1 without them.
-    pub(super) fn level_of(profile: &Profile, module: Module) -> f64 {
+    pub(super) fn profile_level(profile: &Profile, module: Module) -> f64 {
         let rows = profile.files().iter().flat_map(|file| &file.measurements).map(|row| row.setting);
         let whole = rows.filter(|setting| setting.module == module && setting.part == Part::Whole);
         let layers = whole.map(|setting| setting.layers).max();
-        let curve = layers.and_then(|layers| Self::of_runs(profile, module, layers));
+        let curve = layers.and_then(|layers| Self::from_runs(profile, module, layers));
         curve.map_or(1.0, |curve| curve.level(profile, module))
     }
 

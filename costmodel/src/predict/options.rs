@@ -34,7 +34,7 @@ impl ProfileOptions {
         self.is_checked
     }
 
-    pub(super) const fn tp_of(&self, module: Module) -> u32 {
+    pub(super) const fn module_tp(&self, module: Module) -> u32 {
         self.tp[module as usize]
     }
 }

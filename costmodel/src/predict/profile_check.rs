@@ -108,7 +108,7 @@ fn predictions(file: &ProfileFile, module: Module) -> Vec<(HeldOutRun, f64)> {
     else {
         return Vec::new();
     };
-    let curve = MicrobatchCurve::of_profile(&Profile::of_file(file.clone()), module, layers);
+    let curve = MicrobatchCurve::from_profile(&Profile::from_file(file.clone()), module, layers);
     let predict = |curve: MicrobatchCurve| runs().map(move |run| (*run, curve.ns(run.tokens, run.pairs)));
     curve.map(predict).into_iter().flatten().collect()
 }

@@ -44,7 +44,7 @@ impl ProfileTiming {
             }
             let fastest = fastest.select(module, &widths)?;
             let query = module_query(spec, module, options, &selected);
-            let level = MicrobatchCurve::level_of(profile, module);
+            let level = MicrobatchCurve::profile_level(profile, module);
             let query = ModuleQuery { fastest: &fastest.points, level, ..query };
             timing.modules[module as usize] = Some(ModuleTiming::new(query, &mut timing.warnings)?);
         }
@@ -135,7 +135,7 @@ pub(super) fn whole_curve(
     options: ProfileOptions,
 ) -> Result<Option<MicrobatchCurve>> {
     let Some(widths) = ModuleWidths::from_spec(spec, module) else { return Ok(None) };
-    let layers = layers_of(spec, module);
+    let layers = attention_layers(spec, module);
     let selected = profile.select(module, &widths)?;
     let is_whole =
         |point: &&Point| point.setting.part == Part::Whole && point.setting.phase != Phase::Optimizer;
@@ -145,7 +145,7 @@ pub(super) fn whole_curve(
     }
     let query = module_query(spec, module, options, &selected);
     let fastest = profile.fastest_runs().select(module, &widths)?;
-    let level = MicrobatchCurve::level_of(profile, module);
+    let level = MicrobatchCurve::profile_level(profile, module);
     let query = ModuleQuery { fastest: &fastest.points, level, ..query };
     let timing = ModuleTiming::new(query, &mut Vec::new())?;
     Ok(timing.is_whole().then(|| *timing.curve()))
@@ -162,8 +162,8 @@ fn module_query<'a>(
         module,
         selected,
         fastest: &selected.points,
-        tp: options.tp_of(module),
-        layers: layers_of(spec, module),
+        tp: options.module_tp(module),
+        layers: attention_layers(spec, module),
         llm_windows: spec.llm.windows.filter(|_| module == Module::Llm),
         window_tokens: window_tokens(spec, module),
         level: 1.0,
@@ -171,7 +171,7 @@ fn module_query<'a>(
 }
 
 /// Returns the number of layers with full attention, and with windows.
-pub(super) fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
+pub(super) fn attention_layers(spec: &ModelSpec, module: Module) -> [u32; 2] {
     let encoder = match module {
         Module::Vision => spec.vision.as_ref().map(|vision| vision.encoder),
         Module::Audio => spec.audio.as_ref().map(|audio| audio.encoder),

@@ -124,7 +124,7 @@ impl Profile {
     }
 
     /// Creates a profile from a single file.
-    pub(crate) fn of_file(file: ProfileFile) -> Self {
+    pub(crate) fn from_file(file: ProfileFile) -> Self {
         Self { files: vec![file] }
     }
 

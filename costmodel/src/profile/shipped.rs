@@ -67,7 +67,7 @@ impl Profile {
         let mut measured = Vec::new();
         for shipped in MODELS.iter().filter(|shipped| shipped.profile == name) {
             let profile = Self::parse(shipped.files)?;
-            if profile.has_modules_of(spec) {
+            if profile.has_modules(spec) {
                 return Ok(Some(profile));
             }
             measured.push(shipped.model);
@@ -80,7 +80,7 @@ impl Profile {
     }
 
     /// Returns whether every module in a model was measured with the model's widths.
-    fn has_modules_of(&self, spec: &ModelSpec) -> bool {
+    fn has_modules(&self, spec: &ModelSpec) -> bool {
         Module::ALL.into_iter().all(|module| {
             let Some(wanted) = ModuleWidths::from_spec(spec, module) else { return true };
             self.files.iter().any(|file| file.widths.get(&module).is_some_and(|widths| widths.fits(&wanted)))

@@ -225,7 +225,7 @@ impl VisionRule {
 
     /// Returns the number of marker tokens among the tokens for `images` images with the work `work`.
     #[must_use]
-    pub fn marker_tokens_of(&self, images: u64, work: &EncoderWork) -> u64 {
+    pub fn total_marker_tokens(&self, images: u64, work: &EncoderWork) -> u64 {
         let enclosed = if matches!(self, Self::PanAndScan(_)) { work.items } else { images };
         enclosed.saturating_mul(u64::from(self.marker_tokens()))
     }

@@ -55,7 +55,7 @@ impl Macros {
 
     /// Returns the macros for another shape in the same operation: with rows that do not allow wide accesses,
     /// or do.
-    fn of_other_shape(mut self) -> Option<Self> {
+    fn with_other_shape(mut self) -> Option<Self> {
         let number = self.number.as_mut().filter(|(name, _)| *name == WIDTH)?;
         number.1 = if number.1 == 1 { WIDE } else { 1 };
         Some(self)
@@ -121,7 +121,7 @@ impl Kernels {
     /// operations.
     pub(crate) fn load(&self, kernels: &HashSet<KernelKey>) -> Result<()> {
         let of_other_shapes = kernels.iter().filter_map(|&(source, name, macros, bytes)| {
-            Some((source, name, macros.of_other_shape()?, bytes))
+            Some((source, name, macros.with_other_shape()?, bytes))
         });
         let kernels: HashSet<KernelKey> = of_other_shapes.chain(kernels.iter().copied()).collect();
         let sources: HashSet<(Source, Macros)> =

@@ -225,7 +225,7 @@ impl Needed {
                 }
                 // only by name: missing, or present and broken; the loader's message tells which
                 Err(error) if !is_name || !is_missing(&error, path.as_os_str()) => {
-                    return Err(self.unusable(path, message_of(&error)));
+                    return Err(self.unusable(path, loader_message(&error)));
                 }
                 Err(_) => {}
             }
@@ -282,11 +282,11 @@ impl Needed {
 /// Returns whether the loader found no file with this name.
 fn is_missing(error: &libloading::Error, name: &OsStr) -> bool {
     let start = format!("{}: cannot open shared object file", name.to_string_lossy());
-    message_of(error).contains(&start)
+    loader_message(error).contains(&start)
 }
 
 /// Returns the loader message; the error itself contains only the call name.
-fn message_of(error: &libloading::Error) -> String {
+fn loader_message(error: &libloading::Error) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())
 }

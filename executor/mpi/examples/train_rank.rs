@@ -63,7 +63,7 @@ fn train(comm: Box<dyn Comm>) -> Result<Vec<f64>> {
         let microbatches = vec![MicrobatchPlan { tokens: TOKENS, media: Vec::new() }; MICROBATCHES];
         let targets = (MICROBATCHES * (TOKENS - 1)) as u64;
         let plan = Arc::new(PipelineStepPlan::new(&job, step, targets, microbatches)?);
-        let own = plan.microbatches_of(&job, role.module, role.replica);
+        let own = plan.replica_microbatches(&job, role.module, role.replica);
         let contexts = own.map(|microbatch| {
             let ids: Vec<i64> =
                 (0..TOKENS as i64).map(|token| (7 * token + i64::from(microbatch)) % 40).collect();

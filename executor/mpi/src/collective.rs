@@ -2,7 +2,7 @@
 
 use dflop_comm::{Buffer, Cause, Dtype, Failure, PayloadShape, StepContext};
 
-use crate::header::{CONTEXT_WORDS, code, context_of, context_words, dtype};
+use crate::header::{CONTEXT_WORDS, code, context_from_words, context_words, dtype};
 use crate::raw::{Channel, Combination, Pending};
 use crate::shared::Shared;
 
@@ -154,7 +154,7 @@ fn difference(words: &[u64], members: &[usize], shared: &Shared, at: StepContext
         let rest = &words[CONTEXT_WORDS..];
         let dtype: Dtype = dtype(rest[1]);
         let shape = PayloadShape::flat(dtype, rest[2] as usize);
-        format!("{} of {shape} at {}", name(rest[0]), context_of(words))
+        format!("{} of {shape} at {}", name(rest[0]), context_from_words(words))
     };
     let message = format!(
         "rank {} starts {}, but rank {} {}: their plans differ",

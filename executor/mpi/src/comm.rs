@@ -144,7 +144,7 @@ impl Comm for MpiComm {
     }
 
     fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
-        let sum = self.start_sum(at, copy_of(&values))?.finish()?;
+        let sum = self.start_sum(at, copied_slice(&values))?.finish()?;
         copy_in(values, 0, &sum);
         Ok(())
     }
@@ -153,21 +153,21 @@ impl Comm for MpiComm {
         self.check_parts(&values, parts)?;
         check_summable(values.dtype())?;
         let kind = Kind::ReduceScatter(parts.to_vec());
-        let part = self.run(at, kind, "reduce-scatter", copy_of(&values))?;
+        let part = self.run(at, kind, "reduce-scatter", copied_slice(&values))?;
         copy_in(values, parts[..self.rank].iter().sum(), &part);
         Ok(())
     }
 
     fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
         self.check_parts(&values, parts)?;
-        let gathered = self.run(at, Kind::AllGather(parts.to_vec()), "all-gather", copy_of(&values))?;
+        let gathered = self.run(at, Kind::AllGather(parts.to_vec()), "all-gather", copied_slice(&values))?;
         copy_in(values, 0, &gathered);
         Ok(())
     }
 
     fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()> {
         self.member(root)?;
-        let copied = self.run(at, Kind::Broadcast(root), "broadcast", copy_of(&values))?;
+        let copied = self.run(at, Kind::Broadcast(root), "broadcast", copied_slice(&values))?;
         copy_in(values, 0, &copied);
         Ok(())
     }
@@ -241,7 +241,7 @@ fn check_count(elements: usize) -> Result<()> {
     Err(Error::Length { found: elements, expected: format!("at most {ELEMENTS_MAX} elements over MPI") })
 }
 
-fn copy_of(values: &Slice<'_>) -> Buffer {
+fn copied_slice(values: &Slice<'_>) -> Buffer {
     match values {
         Slice::U8(elements) => elements.to_vec().into(),
         Slice::Bf16(elements) => elements.to_vec().into(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dflop_comm::{Buffer, Cause, Failure, StepContext};
 
-use crate::header::{CONTEXT_WORDS, context_of, context_words};
+use crate::header::{CONTEXT_WORDS, context_from_words, context_words};
 
 /// Maximum length of a failure text in a message, in bytes; longer texts are cut.
 const TEXT_BYTES_MAX: usize = 2048;
@@ -69,10 +69,10 @@ impl Control {
                     words[5 + CONTEXT_WORDS..].iter().flat_map(|word| word.to_le_bytes()).collect();
                 let end = (words[4] as usize).min(text.len());
                 Self::Failed(Failure {
-                    cause: cause_of(words[1]),
+                    cause: cause_from_code(words[1]),
                     culprit: (words[2] != u64::MAX).then_some(words[2] as usize),
                     by: words[3] as usize,
-                    at: context_of(&words[5..]),
+                    at: context_from_words(&words[5..]),
                     message: String::from_utf8_lossy(&text[..end]).into_owned(),
                 })
             }
@@ -81,7 +81,7 @@ impl Control {
             _ => {
                 let wait =
                     (words[1] != u64::MAX).then(|| (words[1] as usize, Duration::from_millis(words[2])));
-                Self::Answer(Status { wait, last: (words[3] == 1).then(|| context_of(&words[4..])) })
+                Self::Answer(Status { wait, last: (words[3] == 1).then(|| context_from_words(&words[4..])) })
             }
         }
     }
@@ -99,7 +99,7 @@ fn cause_code(cause: Cause) -> u64 {
     }
 }
 
-fn cause_of(code: u64) -> Cause {
+fn cause_from_code(code: u64) -> Cause {
     let known = [Cause::Died, Cause::Left, Cause::TimedOut, Cause::Mismatch, Cause::Digest, Cause::Caller];
     known.get(code as usize).copied().unwrap_or(Cause::Protocol)
 }

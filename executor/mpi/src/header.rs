@@ -47,7 +47,7 @@ impl Header {
         let (context, rest) = words.split_at(CONTEXT_WORDS);
         let (rows, cols) = (rest[3] as usize, rest[4] as usize);
         let shape = PayloadShape { dtype: dtype(rest[2]), rows, cols };
-        Self { comm: rest[0], tag: rest[1], at: context_of(context), shape }
+        Self { comm: rest[0], tag: rest[1], at: context_from_words(context), shape }
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn context_words(at: StepContext) -> Vec<u64> {
 }
 
 /// Inverse of [`context_words`].
-pub(crate) fn context_of(words: &[u64]) -> StepContext {
+pub(crate) fn context_from_words(words: &[u64]) -> StepContext {
     let name: Vec<u8> = words[2..CONTEXT_WORDS].iter().flat_map(|word| word.to_le_bytes()).collect();
     let name = String::from_utf8_lossy(&name);
     let action = ActionName::from(name.trim_end_matches('\0'));

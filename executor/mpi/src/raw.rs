@@ -121,7 +121,7 @@ impl Channel {
     /// Starts to send.
     pub(crate) fn send(&self, buffer: Buffer, to: usize, tag: i32) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
-            let (data, count, kind) = parts_of(buffer);
+            let (data, count, kind) = buffer_parts(buffer);
             // SAFETY: `Pending` keeps the buffer until the operation is done; `to` is a rank.
             unsafe { ffi::MPI_Isend(data, count, kind, to as c_int, tag, self.comm, request) };
         })
@@ -130,7 +130,7 @@ impl Channel {
     /// Starts a receive into a buffer, from one rank or from any rank.
     pub(crate) fn receive(&self, buffer: Buffer, from: Option<usize>, tag: i32) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
-            let (data, count, kind) = parts_of(buffer);
+            let (data, count, kind) = buffer_parts(buffer);
             // SAFETY: as in `send`; the message is at most as long as the buffer, as the header states.
             unsafe {
                 let from = from.map_or(ffi::RSMPI_ANY_SOURCE, |from| from as c_int);
@@ -143,8 +143,8 @@ impl Channel {
     pub(crate) fn all_reduce(&self, input: Buffer, combination: Combination) -> Pending {
         let result = Buffer::zeros(input.dtype(), input.elements());
         Pending::start(result, Some(input), Vec::new(), |result, input, _, request| {
-            let (data, count, kind) = parts_of(result);
-            let from = input.map_or(data, |input| parts_of(input).0);
+            let (data, count, kind) = buffer_parts(result);
+            let from = input.map_or(data, |input| buffer_parts(input).0);
             // SAFETY: as in `send`; all ranks pass the same number of elements, which they have compared.
             unsafe {
                 let op = operation(combination);
@@ -158,8 +158,8 @@ impl Channel {
         let part = Buffer::zeros(input.dtype(), parts[self.rank]);
         let counts = parts.iter().map(|&part| part as c_int).collect();
         Pending::start(part, Some(input), counts, |part, input, counts, request| {
-            let (data, _, kind) = parts_of(part);
-            let from = input.map_or(data, |input| parts_of(input).0);
+            let (data, _, kind) = buffer_parts(part);
+            let from = input.map_or(data, |input| buffer_parts(input).0);
             // SAFETY: as in `all_reduce`; there is a count for every rank.
             unsafe {
                 let op = operation(Combination::Sum);
@@ -178,8 +178,8 @@ impl Channel {
         let both = counts.chain(offsets).collect();
         let own = part(&whole, parts, self.rank);
         Pending::start(whole, Some(own), both, |whole, own, both, request| {
-            let (data, _, kind) = parts_of(whole);
-            let (from, count) = own.map_or((data, 0), |own| (parts_of(own).0, own.elements() as c_int));
+            let (data, _, kind) = buffer_parts(whole);
+            let (from, count) = own.map_or((data, 0), |own| (buffer_parts(own).0, own.elements() as c_int));
             let (counts, offsets) = both.split_at(both.len() / 2);
             // SAFETY: as in `all_reduce`; there are a count and an offset for every rank, within the buffer.
             unsafe {
@@ -192,7 +192,7 @@ impl Channel {
     /// Starts to copy the elements of one rank to all ranks.
     pub(crate) fn broadcast(&self, buffer: Buffer, root: usize) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
-            let (data, count, kind) = parts_of(buffer);
+            let (data, count, kind) = buffer_parts(buffer);
             // SAFETY: as in `all_reduce`; `root` is a rank.
             unsafe { ffi::MPI_Ibcast(data, count, kind, root as c_int, self.comm, request) };
         })
@@ -266,7 +266,7 @@ fn part(whole: &Buffer, parts: &[usize], rank: usize) -> Buffer {
 }
 
 /// Returns element address, count and type; bf16 travels as integers.
-fn parts_of(buffer: &mut Buffer) -> (*mut c_void, c_int, ffi::MPI_Datatype) {
+fn buffer_parts(buffer: &mut Buffer) -> (*mut c_void, c_int, ffi::MPI_Datatype) {
     let (dtype, count) = (buffer.dtype(), buffer.elements() as c_int);
     // SAFETY: the constants are set.
     let kind = unsafe {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_claims_at_the_same_time_one_wins() {
+    fn one_of_many_claims_at_the_same_time_wins() {
         let directory = tempfile::tempdir().unwrap();
         for _ in 0..50 {
             let start = std::sync::Barrier::new(4);

@@ -21,7 +21,7 @@ const EARLIER: &str = "earlier-";
 const REMOVED: &str = ".removed";
 
 /// Returns the directory for a step.
-pub(super) fn of_step(root: &Path, step: u64) -> PathBuf {
+pub(super) fn for_step(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:08}"))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
 
 /// Turns a written directory into a step checkpoint.
 pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
-    let (from, to, replaced) = (partial(root, step), of_step(root, step), hidden(root, step, REPLACED));
+    let (from, to, replaced) = (partial(root, step), for_step(root, step), hidden(root, step, REPLACED));
     let all = || {
         // The files must be on disk before the rename makes them a checkpoint.
         sync(&from)?;
@@ -73,14 +73,14 @@ pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
 /// Removes all checkpoints except the newest `kept`.
 pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
     let all = || {
-        let mut steps: Vec<u64> = names(root)?.iter().filter_map(|name| step_of(name)).collect();
-        steps.retain(|&step| of_step(root, step).join(MANIFEST_FILE).exists());
+        let mut steps: Vec<u64> = names(root)?.iter().filter_map(|name| step_from_name(name)).collect();
+        steps.retain(|&step| for_step(root, step).join(MANIFEST_FILE).exists());
         steps.sort_unstable();
         for &step in steps.iter().rev().skip(kept) {
             // Rename before removing, so that a half-removed directory is never mistaken for a checkpoint.
             let removed = hidden(root, step, REMOVED);
             remove(&removed)?;
-            fs::rename(of_step(root, step), &removed)?;
+            fs::rename(for_step(root, step), &removed)?;
             remove(&removed)?;
         }
         Ok(())
@@ -161,15 +161,17 @@ pub(super) fn candidates(root: &Path) -> Result<Vec<PathBuf>> {
     if let Some(moving) = SetAside::read(root)? {
         names.retain(|name| !moving.states.contains(name));
     }
-    let replaced = |name: &str| step_of(name.strip_prefix('.')?.strip_suffix(REPLACED)?);
-    let place = |name: &String| Some((step_of(name).or_else(|| replaced(name))?, step_of(name).is_some()));
+    let replaced = |name: &str| step_from_name(name.strip_prefix('.')?.strip_suffix(REPLACED)?);
+    let place = |name: &String| {
+        Some((step_from_name(name).or_else(|| replaced(name))?, step_from_name(name).is_some()))
+    };
     let mut places: Vec<((u64, bool), String)> =
         names.into_iter().filter_map(|name| Some((place(&name)?, name))).collect();
     places.sort_by(|a, b| b.cmp(a));
     Ok(places.into_iter().map(|(_, name)| root.join(name)).collect())
 }
 
-fn step_of(name: &str) -> Option<u64> {
+fn step_from_name(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
@@ -211,7 +213,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         for step in [1, 2, 10, 100_000_000] {
-            make(&of_step(root, step), "old");
+            make(&for_step(root, step), "old");
         }
         make(&partial(root, 11), "half");
         make(&root.join(".step-00000003.removed"), "half");
@@ -221,7 +223,7 @@ mod tests {
         publish(root, 10).unwrap();
         prune(root, 2).unwrap();
         assert_eq!(found(root), ["step-100000000", "step-00000010"]);
-        assert_eq!(fs::read_to_string(of_step(root, 10).join(MANIFEST_FILE)).unwrap(), "new");
+        assert_eq!(fs::read_to_string(for_step(root, 10).join(MANIFEST_FILE)).unwrap(), "new");
         assert_eq!(names(root).unwrap(), ["step-00000010", "step-100000000", "step-best"]);
     }
 
@@ -231,7 +233,7 @@ mod tests {
         let root = directory.path();
         assert_eq!(set_aside(&root.join("none")).unwrap(), None);
         for (number, step) in [(1, 3), (2, 1)] {
-            make(&of_step(root, step), "old");
+            make(&for_step(root, step), "old");
             let earlier = set_aside(root).unwrap().unwrap();
             assert_eq!(earlier, root.join(format!("earlier-{number}")));
             assert_eq!(found(&earlier), [format!("step-{step:08}")]);
@@ -245,7 +247,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         let set_one_aside = || {
-            make(&of_step(root, 3), "old");
+            make(&for_step(root, 3), "old");
             set_aside(root).unwrap();
         };
         (0..3).for_each(|_| set_one_aside());
@@ -274,7 +276,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let root = directory.path();
             for step in [3, 5, 7] {
-                make(&of_step(root, step), "old");
+                make(&for_step(root, step), "old");
             }
             let states = names_of.map(str::to_owned).to_vec();
             SetAside { into: "earlier-1".into(), states }.write(root).unwrap();
@@ -291,9 +293,9 @@ mod tests {
             publish(root, 5).unwrap();
             prune(root, 1).unwrap();
             assert_eq!(names(root).unwrap(), ["earlier-1", "step-00000005"]);
-            assert_eq!(fs::read_to_string(of_step(root, 5).join(MANIFEST_FILE)).unwrap(), "new");
+            assert_eq!(fs::read_to_string(for_step(root, 5).join(MANIFEST_FILE)).unwrap(), "new");
             assert_eq!(names(&root.join("earlier-1")).unwrap(), names_of);
-            let old = fs::read_to_string(of_step(&root.join("earlier-1"), 5).join(MANIFEST_FILE)).unwrap();
+            let old = fs::read_to_string(for_step(&root.join("earlier-1"), 5).join(MANIFEST_FILE)).unwrap();
             assert_eq!(old, "old");
         }
     }
@@ -302,7 +304,7 @@ mod tests {
     fn setting_aside_completes_what_a_killed_process_began() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
-        make(&of_step(root, 3), "old");
+        make(&for_step(root, 3), "old");
         SetAside { into: "earlier-1".into(), states: vec!["step-00000003".into()] }.write(root).unwrap();
         assert_eq!(set_aside(root).unwrap(), Some(root.join("earlier-1")));
         assert_eq!(names(root).unwrap(), ["earlier-1"]);
@@ -313,9 +315,9 @@ mod tests {
     fn a_state_that_is_being_replaced_is_found() {
         let directory = tempfile::tempdir().unwrap();
         make(&hidden(directory.path(), 7, REPLACED), "old");
-        make(&of_step(directory.path(), 6), "older");
+        make(&for_step(directory.path(), 6), "older");
         assert_eq!(found(directory.path()), [".step-00000007.replaced", "step-00000006"]);
-        make(&of_step(directory.path(), 7), "new");
+        make(&for_step(directory.path(), 7), "new");
         assert_eq!(found(directory.path())[..2], ["step-00000007", ".step-00000007.replaced"]);
         assert!(candidates(&directory.path().join("none")).unwrap().is_empty());
     }

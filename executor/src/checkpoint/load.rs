@@ -55,14 +55,14 @@ impl CheckpointDirectory {
         loop {
             let candidate = Candidate::find(&mut candidates);
             let chosen = crate::optimizer::gather_bytes(comm, at, &candidate.to_bytes())?.swap_remove(0);
-            let Some(Candidate { directory, manifest }) = Candidate::of_bytes(self.root(), &chosen) else {
+            let Some(Candidate { directory, manifest }) = Candidate::from_bytes(self.root(), &chosen) else {
                 return Ok(None);
             };
             if !directory.is_dir() {
                 let problem = "this rank does not see what rank 0 found; ranks must share the file system";
                 return Err(end(Error::Saved { path: directory, problem: problem.to_owned() }));
             }
-            let share = Manifest::of_text(&directory, &manifest)
+            let share = Manifest::from_text(&directory, &manifest)
                 .and_then(|manifest| manifest.verify_share(&directory, comm.rank(), comm.size()));
             if let Err(error) = &share {
                 skip(&directory, error);
@@ -121,7 +121,7 @@ impl Candidate {
     }
 
     /// Inverse of [`to_bytes`](Self::to_bytes); `None` for an empty candidate.
-    fn of_bytes(root: &Path, bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(root: &Path, bytes: &[u8]) -> Option<Self> {
         let end = bytes.iter().position(|&byte| byte == b'\n').filter(|&end| end > 0)?;
         let directory = root.join(String::from_utf8_lossy(&bytes[..end]).as_ref());
         Some(Self { directory, manifest: bytes[end + 1..].to_vec() })
@@ -220,7 +220,7 @@ impl SavedCheckpoint {
     fn values(&self, kind: &str, spec: &ParameterSpec) -> Result<Option<Vec<f32>>> {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
-            Ok((shape, values)) if shape == spec.shape => Ok(Some(spec.part_of(&values))),
+            Ok((shape, values)) if shape == spec.shape => Ok(Some(spec.cut_part(&values))),
             Ok((found, _)) => {
                 let expected = spec.shape.clone();
                 Err(dflop_models::Error::TensorShape { tensor: name, expected, found }.into())

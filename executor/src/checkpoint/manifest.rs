@@ -38,14 +38,14 @@ impl Manifest {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
         let text = file::read(&directory.join(MANIFEST_FILE))
             .map_err(|error| unusable(format!("`{MANIFEST_FILE}` cannot be read: {error}")))?;
-        Self::of_text(directory, &text)
+        Self::from_text(directory, &text)
     }
 
     /// Parses the manifest text for a directory.
     ///
     /// # Errors
     /// [`Error::Saved`] if the manifest is damaged.
-    pub(super) fn of_text(directory: &Path, text: &[u8]) -> Result<Self> {
+    pub(super) fn from_text(directory: &Path, text: &[u8]) -> Result<Self> {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
         let document: Value = serde_json::from_slice(text)
             .map_err(|error| unusable(format!("`{MANIFEST_FILE}` is damaged: {error}")))?;

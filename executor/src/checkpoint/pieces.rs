@@ -24,7 +24,7 @@ impl Pieces {
     }
 
     /// Returns the piece that a rank writes, if any.
-    pub(super) fn of_rank(&self, rank: usize) -> Option<usize> {
+    pub(super) fn rank_piece(&self, rank: usize) -> Option<usize> {
         self.owners.iter().position(|&owner| owner == rank)
     }
 
@@ -48,7 +48,7 @@ impl Pieces {
         others: impl Iterator<Item = &'a str>,
     ) -> serde_json::Map<String, Value> {
         let own =
-            ownership.writers().map(|(name, owner)| (name.to_owned(), self.of_rank(owner).unwrap_or(0)));
+            ownership.writers().map(|(name, owner)| (name.to_owned(), self.rank_piece(owner).unwrap_or(0)));
         let others = others.map(|name| (name.to_owned(), 0));
         own.chain(others).map(|(name, piece)| (name, json!(self.weights(piece)))).collect()
     }

@@ -46,7 +46,7 @@ impl Publication {
         let mut manifest = Manifest { step: self.step, ..Manifest::default() };
         let mut total_size = 0;
         for (piece, &owner) in self.pieces.owners().iter().enumerate() {
-            let written = WrittenFiles::of_words(all[owner]);
+            let written = WrittenFiles::from_words(all[owner]);
             manifest.files.insert(self.pieces.weights(piece), written.weights);
             manifest.files.insert(self.pieces.optimizer(piece), written.optimizer);
             total_size += written.weight_bytes;

@@ -71,8 +71,8 @@ impl CheckpointDirectory {
 
     /// Returns the directory for the checkpoint after this number of steps, whether or not it exists.
     #[must_use]
-    pub fn of_step(&self, steps: u64) -> PathBuf {
-        directory::of_step(&self.root, steps)
+    pub fn for_step(&self, steps: u64) -> PathBuf {
+        directory::for_step(&self.root, steps)
     }
 
     /// Moves checkpoints from other runs into a subdirectory `earlier-N`, for a run that starts from scratch:

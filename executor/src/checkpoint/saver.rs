@@ -146,7 +146,7 @@ impl CheckpointSaver {
             }
             Phase::Publishing { task } => {
                 agree_on_success(comm, step, "rename state", task.map_or(Ok(()), Task::join))?;
-                Ok(Some(directory::of_step(&self.directory.root, step)))
+                Ok(Some(directory::for_step(&self.directory.root, step)))
             }
         }
     }
@@ -170,7 +170,7 @@ impl CheckpointDirectory {
         let mut saver = CheckpointSaver::new(self.clone());
         saver.start(optimizer, stages, run)?;
         saver.finish(&*optimizer.comm)?;
-        Ok(self.of_step(optimizer.steps()))
+        Ok(self.for_step(optimizer.steps()))
     }
 }
 

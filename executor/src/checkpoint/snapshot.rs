@@ -95,7 +95,7 @@ impl Snapshot {
             }
         }
         let pieces = Pieces::of(&optimizer.ownership);
-        let piece = pieces.of_rank(optimizer.comm.rank());
+        let piece = pieces.rank_piece(optimizer.comm.rank());
         let files = piece.map(|piece| [pieces.weights(piece), pieces.optimizer(piece)]);
         Ok(Self { weights, optimizer: states, files, is_first: piece == Some(0) })
     }
@@ -135,7 +135,7 @@ impl WrittenFiles {
         [0, weights.bytes, weights.xxh3, weight_bytes, optimizer.bytes, optimizer.xxh3]
     }
 
-    pub(super) fn of_words(words: [u64; WORDS]) -> Self {
+    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
         let [_, bytes, xxh3, weight_bytes, optimizer_bytes, optimizer_xxh3] = words;
         let optimizer = FileDigest { bytes: optimizer_bytes, xxh3: optimizer_xxh3 };
         Self { weights: FileDigest { bytes, xxh3 }, weight_bytes, optimizer }

@@ -140,7 +140,7 @@ impl<D: Device> InputReader<D> {
     /// Builds the inputs for a step from samples and the counts summed over all ranks.
     pub(super) fn build(&self, samples: RankSamples, counts: Vec<u64>) -> Result<StepInputs<D>> {
         let RankSamples { plan: step_plan, media, own } = samples;
-        let counts = TokenCounts::of_sum(&self.job, counts);
+        let counts = TokenCounts::from_sum(&self.job, counts);
         let plan = media.plan(
             &self.job,
             counts.target_tokens(&media),

@@ -243,7 +243,7 @@ impl<D: Device> Worker<D> {
             Err(error) => return Ok(Some(Prepared::Unread(error))),
         };
         let (step, digest) = (samples.plan.step, samples.plan.digest.to_u64());
-        match SameDigests::of_sums(&sums, self.comm.size()) {
+        match SameDigests::from_sums(&sums, self.comm.size()) {
             SameDigests::Missing => return Ok(Some(Prepared::Elsewhere)),
             SameDigests::No => return Ok(Some(Prepared::Different { step, digest })),
             SameDigests::Yes => {}

@@ -109,7 +109,7 @@ impl ModuleReader {
                 ModuleKind::Llm => None,
                 encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
             };
-            for (round, microbatch) in plan.microbatches_of(&self.job, module, replica).enumerate() {
+            for (round, microbatch) in plan.replica_microbatches(&self.job, module, replica).enumerate() {
                 let indices = match &encoded {
                     Some(encoded) => &encoded[round],
                     None => &media.microbatches[microbatch as usize].samples,

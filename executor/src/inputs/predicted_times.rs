@@ -91,7 +91,7 @@ impl PredictedTimes {
                     samples.extend(planner.model().sample_times(Some(module), &shape));
                 }
                 if measured_ns > 0 && !samples.is_empty() {
-                    let constants = planner.model().constants_of(Some(module), &samples);
+                    let constants = planner.model().sample_constants(Some(module), &samples);
                     let (module, rank) = (Some(module), (microbatch % layout.dp_size) as u32);
                     all.push(Observation { module, rank, measured_ns, constants, samples });
                 }

@@ -26,7 +26,7 @@ impl SameDigests {
     }
 
     /// Reads the sums over a number of ranks.
-    pub(super) fn of_sums(sums: &[u64], ranks: usize) -> Self {
+    pub(super) fn from_sums(sums: &[u64], ranks: usize) -> Self {
         let Some((&present, sums)) = sums.split_first() else { return Self::Missing };
         if present < ranks as u64 {
             return Self::Missing;
@@ -48,7 +48,7 @@ mod tests {
         for &digest in digests {
             sums.iter_mut().zip(SameDigests::words(digest)).for_each(|(sum, word)| *sum += word);
         }
-        SameDigests::of_sums(&sums, digests.len())
+        SameDigests::from_sums(&sums, digests.len())
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl StepMedia {
         };
         let of_microbatch = |source: usize| {
             let sample = |media: &MicrobatchMedia, medium: usize| media.media[medium].sample;
-            let rows = route.of_source(source as u32);
+            let rows = route.source_media(source as u32);
             rows.map(|row| sample(&self.microbatches[row.destination as usize], row.medium)).collect()
         };
         Ok((0..plan.rounds() * own.dp_size).map(of_microbatch).collect())

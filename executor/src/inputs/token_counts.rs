@@ -63,7 +63,7 @@ impl TokenCounts {
     }
 
     /// Reads the table summed over all ranks.
-    pub(super) fn of_sum(job: &Job, table: Vec<u64>) -> Self {
+    pub(super) fn from_sum(job: &Job, table: Vec<u64>) -> Self {
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         let mut modules = job.modules().iter().map(|own| own.module);
         let has_joint_samples = modules.any(|own| own != ModuleKind::Llm && job.reads_with_llm(own));

@@ -151,7 +151,7 @@ impl<D: Device> AdamWOptimizer<D> {
         for (number, (stage, states)) in stages.iter_mut().zip(&mut self.states).enumerate() {
             let device = stage.device().clone();
             let decays = decays(&self.settings, stage.parameters());
-            let replicas = replicas_of(&self.replicas, number);
+            let replicas = stage_replicas(&self.replicas, number);
             let buckets = stage.parameters_mut().buckets_mut().iter_mut();
             // The last bucket first: it has the parameters that the next forward pass needs first.
             for ((bucket, state), decays) in buckets.zip(states).zip(&decays).rev() {
@@ -191,7 +191,7 @@ impl<D: Device> AdamWOptimizer<D> {
             if index < self.states.len() {
                 continue;
             }
-            let replicas = replicas_of(&self.replicas, index);
+            let replicas = stage_replicas(&self.replicas, index);
             let of_bucket = |bucket: &ParameterBucket<D>| {
                 let spec = &stage.parameters().specs()[bucket.parameters[0]];
                 let what = || format!("optimizer state of tensor `{}`", spec.name);
@@ -222,7 +222,7 @@ impl<D: Device> AdamWOptimizer<D> {
         stage.parameters().wait_all_values()?;
         let len = stage.parameters().buckets()[bucket].len();
         let at = StepContext::step(self.steps, "gather optimizer state");
-        state.whole(stage.device(), replicas_of(&self.replicas, number), at, (len, is_needed))
+        state.whole(stage.device(), stage_replicas(&self.replicas, number), at, (len, is_needed))
     }
 
     /// Replaces all states by the parameter states for every stage, and sets the numbers of completed and
@@ -262,7 +262,7 @@ impl<D: Device> AdamWOptimizer<D> {
 }
 
 /// Returns the ranks that share the state of a stage, if any.
-fn replicas_of<D: Device>(
+fn stage_replicas<D: Device>(
     replicas: &[Option<Arc<dyn DeviceComm<D>>>],
     number: usize,
 ) -> Option<&dyn DeviceComm<D>> {

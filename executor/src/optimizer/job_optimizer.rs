@@ -105,7 +105,7 @@ fn outcome<D: Device>(
     losses: &[f64],
     report: UpdateReport,
 ) -> Result<(StepOutcome, UpdateReport)> {
-    let outcome = if report.is_skipped { step.outcome_of(losses) } else { step.outcome(losses)? };
+    let outcome = if report.is_skipped { step.outcome_from_losses(losses) } else { step.outcome(losses)? };
     Ok((outcome, report))
 }
 

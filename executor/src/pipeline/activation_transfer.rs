@@ -7,7 +7,7 @@ use super::lane_order::LaneOrder;
 use super::rank_roles::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
-use super::stage_edge::{Flow, StageEdge, StageTransfer, role_of};
+use super::stage_edge::{Flow, StageEdge, StageTransfer, part_role};
 use super::topology::Topology;
 use crate::error::Result;
 use dflop_comm::StepContext;
@@ -43,12 +43,12 @@ impl<D: Device> StepView<'_, D> {
 
     /// Returns the role in which this rank runs a part.
     pub(super) fn role(&self, part: Part) -> Result<&RankRole> {
-        role_of(self.roles, part)
+        part_role(self.roles, part)
     }
 
     /// Returns the edges over which a part sends rows (`is_out`) or receives them.
     pub(super) fn edges(&self, flow: Flow, part: Part, is_out: bool) -> Vec<StageEdge> {
-        StageEdge::of_part(self.topology, flow, part, is_out)
+        StageEdge::for_part(self.topology, flow, part, is_out)
     }
 
     /// Returns whether the edge leads from an encoder to the LLM.
@@ -64,7 +64,7 @@ impl<D: Device> StepView<'_, D> {
     /// Returns the route of an encoder edge, with source and destination microbatch.
     pub(super) fn route(&self, edge: StageEdge) -> (&RoutePlan, [u32; 2]) {
         let module = self.job.stages[usize::from(edge.upstream.stage)].module;
-        (self.rank_step.plan.route_of(module), [edge.upstream.microbatch, edge.downstream.microbatch])
+        (self.rank_step.plan.module_route(module), [edge.upstream.microbatch, edge.downstream.microbatch])
     }
 
     /// Returns the number of rows in a transfer; 0 for gradients if nothing is trained upstream.

@@ -14,7 +14,7 @@ use dflop_balancer::schedule::{Action, Pass, PassKind};
 use super::action_list::action_lists;
 use super::job::Job;
 use super::rank_roles::RankRole;
-use super::stage_edge::{Flow, StageEdge, role_of};
+use super::stage_edge::{Flow, StageEdge, part_role};
 use super::step_order::{OwnMessage, StepOrder};
 use super::topology::Topology;
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl LaneOrder {
         let mut senders = BTreeSet::new();
         for action in list {
             if let Action::Recv(message) | Action::RecvGrad(message) = action {
-                let role = role_of(roles, message.part())?;
+                let role = part_role(roles, message.part())?;
                 senders.insert(job.source(usize::from(message.peer), to, role));
             }
         }
@@ -53,7 +53,7 @@ impl LaneOrder {
 
     /// Lists all messages of a world rank in the order of the step, for lanes that are shared.
     pub(super) fn with_step_order(mut self, job: &Job, topology: &Topology, rank: usize) -> Result<Self> {
-        self.own = StepOrder::new(job, topology)?.of_rank(rank);
+        self.own = StepOrder::new(job, topology)?.rank_messages(rank);
         Ok(self)
     }
 
@@ -68,7 +68,7 @@ impl LaneOrder {
     }
 
     /// Returns the messages in a lane, including messages without rows, which are never sent.
-    pub(super) fn of_lane(&self, from: usize, flow: Flow) -> &[StageEdge] {
+    pub(super) fn lane_messages(&self, from: usize, flow: Flow) -> &[StageEdge] {
         self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)
     }
 }
@@ -90,14 +90,14 @@ pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -
     for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {
         let roles = job.roles(from)?;
         for pass in list.into_iter().filter_map(Action::pass) {
-            messages.extend(messages_of(job, topology, (from, &roles), pass)?);
+            messages.extend(pass_messages(job, topology, (from, &roles), pass)?);
         }
     }
     Ok(messages)
 }
 
 /// Lists the messages of a pass of a world rank, with its roles, in the order in which it sends them.
-pub(super) fn messages_of(
+pub(super) fn pass_messages(
     job: &Job,
     topology: &Topology,
     (from, roles): (usize, &[RankRole]),
@@ -108,8 +108,8 @@ pub(super) fn messages_of(
         PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
         PassKind::BackwardWeight => return Ok(Vec::new()),
     };
-    let (role, mut messages) = (role_of(roles, pass.part)?, Vec::new());
-    for edge in StageEdge::of_part(topology, flow, pass.part, true) {
+    let (role, mut messages) = (part_role(roles, pass.part)?, Vec::new());
+    for edge in StageEdge::for_part(topology, flow, pass.part, true) {
         let receivers = job.targets(from, role, topology.rank(edge.other(pass.part)));
         messages.extend(receivers.into_iter().map(|to| SentMessage { from, to, flow, edge }));
     }

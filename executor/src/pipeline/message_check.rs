@@ -75,7 +75,7 @@ impl MessageCheck {
     fn ends<D: Device>(&self, view: &StepView<'_, D>) -> Result<BTreeMap<MessageLane, Digest>> {
         let mut hashes = BTreeMap::<MessageLane, (Xxh3, Digest)>::new();
         let mut add = |lane: MessageLane, edge: StageEdge| -> Result<()> {
-            let rows = view.rows(flow_of(lane), edge)?;
+            let rows = view.rows(lane_flow(lane), edge)?;
             if rows == 0 {
                 return Ok(());
             }
@@ -107,14 +107,14 @@ impl MessageCheck {
     }
 }
 
-fn flow_of(lane: MessageLane) -> Flow {
+fn lane_flow(lane: MessageLane) -> Flow {
     if lane.flow == Flow::Activations.bit() { Flow::Activations } else { Flow::Gradients }
 }
 
 /// Returns whether a message may have rows, as far as every rank can determine from the plan.
 fn is_planned<D: Device>(view: &StepView<'_, D>, lane: MessageLane, edge: StageEdge) -> bool {
     let has_backward = view.job.stages[usize::from(edge.upstream.stage)].has_backward;
-    if flow_of(lane) == Flow::Gradients && !has_backward {
+    if lane_flow(lane) == Flow::Gradients && !has_backward {
         return false;
     }
     if view.is_routed(edge) {

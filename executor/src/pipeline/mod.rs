@@ -56,7 +56,7 @@
 //!         media_places: &[],
 //!         loss_scale: plan.loss_scale(),
 //!     };
-//!     let own = plan.microbatches_of(&job, role.module, role.replica);
+//!     let own = plan.replica_microbatches(&job, role.module, role.replica);
 //!     let context = |own| Ok(((ModuleKind::Llm, own), Arc::new(model.llm.context(&device, &batch)?)));
 //!     let contexts = own.map(context).collect::<Result<_>>()?;
 //!     Ok(pipeline.step(&RankStep { plan, contexts })?.loss)

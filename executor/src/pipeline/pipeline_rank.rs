@@ -300,11 +300,15 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
 
 /// Returns the roles of a rank, or ends the job if the stages do not match them.
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
-    let checked = roles_of(comm, job, stages);
+    let checked = checked_roles(comm, job, stages);
     checked.map_err(|error| end(comm, StepContext::step(0, "join the job"), error))
 }
 
-fn roles_of<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
+fn checked_roles<D: Device>(
+    comm: &dyn Comm,
+    job: &Job,
+    stages: &[Box<dyn Stage<D>>],
+) -> Result<Vec<RankRole>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });

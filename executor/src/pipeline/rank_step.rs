@@ -20,7 +20,7 @@ pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>
 pub struct RankStep<D: Device> {
     /// Step plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts for the microbatches on this rank ([`PipelineStepPlan::microbatches_of`]). Nothing is
+    /// Contexts for the microbatches on this rank ([`PipelineStepPlan::replica_microbatches`]). Nothing is
     /// computed for a microbatch without tokens, and the context may be omitted.
     pub contexts: RankContexts<D>,
 }
@@ -40,7 +40,7 @@ impl<D: Device> RankStep<D> {
     /// has different media tokens or a different loss scale than planned.
     pub(super) fn check(&self, job: &Job, roles: &[RankRole]) -> Result<()> {
         for RankRole { module, replica, .. } in roles {
-            for own in self.plan.microbatches_of(job, *module, *replica) {
+            for own in self.plan.replica_microbatches(job, *module, *replica) {
                 if tokens(&self.plan, job, *module, own) > 0 {
                     self.context(*module, own)?;
                 }
@@ -52,7 +52,7 @@ impl<D: Device> RankStep<D> {
                 let problem = "belongs to a module of other ranks".to_owned();
                 return Err(self.refused(module, microbatch, problem));
             };
-            if !self.plan.microbatches_of(job, module, role.replica).any(|own| own == microbatch) {
+            if !self.plan.replica_microbatches(job, module, role.replica).any(|own| own == microbatch) {
                 let problem = format!("does not belong to replica {}", role.replica);
                 return Err(self.refused(module, microbatch, problem));
             }

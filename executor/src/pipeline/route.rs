@@ -79,7 +79,7 @@ impl RoutePlan {
     }
 
     /// Returns the media in a source, in encoding order.
-    pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
+    pub fn source_media(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
         let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
         pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
     }

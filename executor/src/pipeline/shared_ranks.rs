@@ -49,7 +49,7 @@ fn joint(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
     let Some(&stage) = roles.iter().flat_map(|role| &role.stages).next() else { return Vec::new() };
     let mut passes = Vec::new();
     for pass in &chain[job.chain_stages[usize::from(stage)]] {
-        let of_role = |role: &RankRole| of_round(job, role, *pass);
+        let of_role = |role: &RankRole| round_passes(job, role, *pass);
         if pass.kind == PassKind::Forward {
             passes.extend(roles.iter().flat_map(of_role));
         } else {
@@ -65,20 +65,20 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
         let module = job.module_index(role.module).unwrap_or(0);
         if module + 1 == job.modules().len() {
             let stage = usize::from(role.stages[0]) - job.first_stage(module);
-            llm.extend(chain[stage].iter().flat_map(|pass| of_round(job, role, *pass)));
+            llm.extend(chain[stage].iter().flat_map(|pass| round_passes(job, role, *pass)));
             continue;
         }
         for round in 0..rounds {
             let pass = |kind| Pass { kind, part: Part { microbatch: round as u32, stage: 0 } };
-            before.extend(of_round(job, role, pass(PassKind::Forward)));
-            after.extend(of_round(job, role, pass(PassKind::Backward)));
+            before.extend(round_passes(job, role, pass(PassKind::Forward)));
+            after.extend(round_passes(job, role, pass(PassKind::Backward)));
         }
     }
     [before, llm, after].concat()
 }
 
 /// Returns the passes in the stages of a role for a chain pass, whose microbatch is the round.
-fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
+fn round_passes(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()

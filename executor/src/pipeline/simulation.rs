@@ -32,7 +32,7 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
         let part_ns = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
             // Modules with fewer replicas have fewer microbatches; the remaining cells stay empty.
-            if inside < layout.microbatches_of(stage) {
+            if inside < layout.stage_microbatches(stage) {
                 let microbatch = topology.outside(inside as u32, replica);
                 times.part_ns(Part { microbatch, stage: stage as u16 })
             } else {
@@ -42,7 +42,7 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
         // Without a measured part, the balancer splits the backward pass in half.
         let weight_ns = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
-            if inside >= layout.microbatches_of(stage) {
+            if inside >= layout.stage_microbatches(stage) {
                 return Some(0);
             }
             let part = Part { microbatch: topology.outside(inside as u32, replica), stage: stage as u16 };

@@ -57,7 +57,7 @@ impl StageTransfer {
         let (peer, own) = (usize::from(message.peer), message.part());
         // A part can have several edges; the one of this message leads to the peer's rank.
         let is_there = |edge: &StageEdge| topology.rank(edge.other(own)) == peer;
-        let edge = StageEdge::of_part(topology, flow, own, is_send).into_iter().find(is_there)?;
+        let edge = StageEdge::for_part(topology, flow, own, is_send).into_iter().find(is_there)?;
         Some(Self { flow, is_send, edge, peer })
     }
 }
@@ -70,7 +70,7 @@ impl StageEdge {
     }
 
     /// Returns the edges over which a part sends rows (`is_out`) or receives them.
-    pub(super) fn of_part(topology: &Topology, flow: Flow, part: Part, is_out: bool) -> Vec<Self> {
+    pub(super) fn for_part(topology: &Topology, flow: Flow, part: Part, is_out: bool) -> Vec<Self> {
         if (flow == Flow::Activations) == is_out {
             let to = |downstream| Self { upstream: part, downstream };
             topology.downstream_parts(part).into_iter().map(to).collect()
@@ -87,7 +87,7 @@ impl StageEdge {
 }
 
 /// Returns the role in which a rank runs a part.
-pub(super) fn role_of(roles: &[RankRole], part: Part) -> Result<&RankRole> {
+pub(super) fn part_role(roles: &[RankRole], part: Part) -> Result<&RankRole> {
     let role = roles.iter().find(|role| role.stages.contains(&part.stage));
     role.ok_or_else(|| missing(part.stage))
 }

@@ -19,9 +19,9 @@ use dflop_device::MessageLane;
 
 use super::action_list::action_lists;
 use super::job::Job;
-use super::lane_order::{SentMessage, messages_of};
+use super::lane_order::{SentMessage, pass_messages};
 use super::rank_roles::RankRole;
-use super::stage_edge::{Flow, StageEdge, StageTransfer, role_of};
+use super::stage_edge::{Flow, StageEdge, StageTransfer, part_role};
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
@@ -65,7 +65,7 @@ impl StepOrder {
     }
 
     /// Returns a world rank's messages.
-    pub(super) fn of_rank(&self, rank: usize) -> Vec<OwnMessage> {
+    pub(super) fn rank_messages(&self, rank: usize) -> Vec<OwnMessage> {
         let own = self.messages.iter().filter(|(_, sent)| sent.from == rank || sent.to == rank);
         let message = |&(place, SentMessage { from, to, flow, edge }): &(Place, SentMessage)| OwnMessage {
             lane: MessageLane::of(from, to, edge.tag(flow)),
@@ -146,7 +146,7 @@ impl<'a> Simulation<'a> {
         for &member in members {
             self.free[member] = end;
             self.reach(member, (end, pipeline_rank, 0));
-            for sent in messages_of(self.job, self.topology, (member, &self.roles[member]), pass)? {
+            for sent in pass_messages(self.job, self.topology, (member, &self.roles[member]), pass)? {
                 number += 1;
                 let place = (end, pipeline_rank, number);
                 self.sent.insert((member, sent.to, sent.flow, sent.edge), place);
@@ -163,7 +163,7 @@ impl<'a> Simulation<'a> {
         let Some(StageTransfer { flow, edge, peer, .. }) = StageTransfer::of(self.topology, action) else {
             return Ok(self.reach(rank, (0, 0, 0)));
         };
-        let from = self.job.source(peer, rank, role_of(&self.roles[rank], flow.receiver(edge))?);
+        let from = self.job.source(peer, rank, part_role(&self.roles[rank], flow.receiver(edge))?);
         let Some(&place) = self.sent.get(&(from, rank, flow, edge)) else { return Ok(false) };
         self.free[rank] = self.free[rank].max(place.0);
         Ok(self.reach(rank, place))

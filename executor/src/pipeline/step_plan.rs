@@ -116,9 +116,9 @@ impl PipelineStepPlan {
 
     /// Returns the module microbatches that a replica runs: `k * E + replica` with `E` replicas.
     ///
-    /// Encoder microbatches are numbered by encoder replica; [`RoutePlan::of_source`] lists the media in a
+    /// Encoder microbatches are numbered by encoder replica; [`RoutePlan::source_media`] lists the media in a
     /// microbatch.
-    pub fn microbatches_of(
+    pub fn replica_microbatches(
         &self,
         job: &Job,
         module: ModuleKind,
@@ -138,7 +138,7 @@ impl PipelineStepPlan {
     }
 
     /// Returns the route of a module by index.
-    pub(super) fn route_of(&self, module: usize) -> &RoutePlan {
+    pub(super) fn module_route(&self, module: usize) -> &RoutePlan {
         &self.routes[module]
     }
 

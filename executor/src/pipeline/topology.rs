@@ -47,7 +47,7 @@ impl Topology {
             }
         };
         let modules: Vec<ModuleStages> = job.modules.iter().enumerate().map(stages).collect();
-        let layout = PipelineLayout::of_modules(&modules, microbatches)?;
+        let layout = PipelineLayout::from_modules(&modules, microbatches)?;
         let shared = match job.placement() {
             Placement::Disaggregated => None,
             _ => Some(shared_ranks::passes(job, microbatches)?),

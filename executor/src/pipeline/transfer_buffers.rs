@@ -89,7 +89,7 @@ impl<D: Device> TransferBuffers<D> {
         if self.shared.has(MessageLane::of(from, view.rank, needed.tag(flow))) {
             return Ok(());
         }
-        let lane = view.lane_order.of_lane(from, flow);
+        let lane = view.lane_order.lane_messages(from, flow);
         let posted = self.posted_of.entry((from, flow)).or_default();
         // A message that is not ahead was posted for a later message in the lane.
         let ahead = lane[*posted..].iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);

@@ -87,7 +87,7 @@ impl<D: Device> UnreadStep<D> {
             // The rank that computed the loss ends the job.
             self.comm.host().barrier(at)?;
         }
-        Ok(self.outcome_of(losses))
+        Ok(self.outcome_from_losses(losses))
     }
 
     /// Returns the time at which the first work in the step was queued.
@@ -112,7 +112,7 @@ impl<D: Device> UnreadStep<D> {
     }
 
     /// Returns the step outcome from any losses, which need not be finite.
-    pub(crate) fn outcome_of(&self, losses: &[f64]) -> StepOutcome {
+    pub(crate) fn outcome_from_losses(&self, losses: &[f64]) -> StepOutcome {
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
         let timeline = self.clock.timeline(&self.device);
         StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) }

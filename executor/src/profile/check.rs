@@ -21,7 +21,7 @@ use super::clock::Clock;
 use super::module_under_test::time_passes;
 use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
 use super::synthetic_inputs::{numbers, text_context};
-use super::{MeasuredModel, kind_of};
+use super::{MeasuredModel, module_kind};
 use crate::error::Result;
 use dflop_device::Device;
 use dflop_models::weights::Seed;
@@ -131,7 +131,7 @@ pub fn check<D: Device>(
     }
     let mut stages = Vec::new();
     for module in model.modules() {
-        let kind = kind_of(module);
+        let kind = module_kind(module);
         let range = StageRange { module: kind, layers: 0..model.config.layers(kind) };
         let seed = Seed(options.seed);
         stages.push((

@@ -22,7 +22,7 @@ use super::clock::Clock;
 use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
 use super::shape_source::{ShapeSource, TimeBudget};
-use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
+use super::{MeasuredModel, gemm_peak_flops, memory_check, module_kind};
 use crate::error::Result;
 use dflop_device::{Device, Dtype};
 
@@ -143,7 +143,7 @@ pub fn measure<D: Device>(
 /// Returns the FLOPs for a module's largest microbatch.
 fn need(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> Result<f64> {
     let sequences = Sequences::of(&model.spec, module)?;
-    let layers = layers_of(model, options, module);
+    let layers = measured_layers(model, options, module);
     Ok(flops(model, module, layers as u32, sequences, options.tokens_max))
 }
 
@@ -153,8 +153,8 @@ fn share(needs: &[f64]) -> f64 {
     f64::midpoint(by_need, 1.0 / needs.len() as f64)
 }
 
-fn layers_of(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> usize {
-    let all = model.config.layers(kind_of(module));
+fn measured_layers(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> usize {
+    let all = model.config.layers(module_kind(module));
     options.layers.map_or(all, |layers| layers.clamp(1, all))
 }
 
@@ -166,7 +166,7 @@ fn measure_module<D: Device>(
     budget: TimeBudget,
     progress: &mut impl FnMut(&str),
 ) -> Result<(Vec<Measurement>, ModuleReport)> {
-    let layers = layers_of(model, options, module);
+    let layers = measured_layers(model, options, module);
     let (state_bytes, _) = with_layers(model, module, layers as u32);
     memory_check::check(module, layers, state_bytes)?;
     let mut subject = ModuleUnderTest::new(model, device, module, layers, options.seed)?;
@@ -180,7 +180,7 @@ fn measure_module<D: Device>(
     let grid = Grid::new(low, high, options.error_bound);
     let built_seconds = budget.taken();
     let budget = budget.rest();
-    let ends = CHOOSING_SHARES.map(|shares| shares.map(|share| budget.end_of(share)));
+    let ends = CHOOSING_SHARES.map(|shares| shares.map(|share| budget.share_end(share)));
     let mut source = ShapeSource::new(&mut subject, Part::Linear, ends[0]);
     let whole = choose_points(&grid, &mut source)?;
     let (mut chosen_rows, mut round_seconds) = (source.rows, source.run_seconds);

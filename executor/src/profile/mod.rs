@@ -78,7 +78,7 @@ impl MeasuredModel {
     /// Returns the modules, encoders first.
     #[must_use]
     pub fn modules(&self) -> Vec<Module> {
-        self.config.modules().into_iter().map(module_under_test::module_of).collect()
+        self.config.modules().into_iter().map(module_under_test::cost_module).collect()
     }
 
     fn encoder(&self, module: Module) -> Result<&EncoderConfig> {
@@ -107,7 +107,7 @@ impl MeasuredModel {
 }
 
 /// Returns the executor kind of a module.
-const fn kind_of(module: Module) -> ModuleKind {
+const fn module_kind(module: Module) -> ModuleKind {
     match module {
         Module::Vision => ModuleKind::Vision,
         Module::Audio => ModuleKind::Audio,

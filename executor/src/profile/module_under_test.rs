@@ -13,7 +13,7 @@ use dflop_costmodel::profile::{Measurement, Part, Phase, Setting};
 use super::clock::Clock;
 use super::sequences::Sequences;
 use super::synthetic_inputs::{SampleTokens, numbers, text_context};
-use super::{MeasuredModel, kind_of};
+use super::{MeasuredModel, module_kind};
 use crate::error::Result;
 use crate::optimizer::{AdamWOptimizer, AdamWSettings};
 use dflop_device::ops::attention::AttentionShape;
@@ -113,7 +113,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         layers: usize,
         seed: u64,
     ) -> Result<Self> {
-        let kind = kind_of(module);
+        let kind = module_kind(module);
         let specs = model.layer_specs(module, layers)?;
         let Some(first) = specs.first() else {
             let problem = format!("leaves no layer of {module} to measure");
@@ -174,7 +174,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
 
     /// Returns the row width before the parts after the last layer.
     fn last_width(&self) -> Result<usize> {
-        let layers = self.model.config.layers(kind_of(self.module));
+        let layers = self.model.config.layers(module_kind(self.module));
         Ok(match self.module {
             Module::Llm => self.hidden,
             encoder => self.model.encoder(encoder)?.row_width(layers),
@@ -309,7 +309,7 @@ pub(super) fn microseconds(duration: Duration) -> f64 {
 }
 
 /// Returns the cost model module for a kind.
-pub(super) const fn module_of(kind: ModuleKind) -> Module {
+pub(super) const fn cost_module(kind: ModuleKind) -> Module {
     match kind {
         ModuleKind::Vision => Module::Vision,
         ModuleKind::Audio => Module::Audio,

@@ -123,7 +123,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     let mut sample = SampleTokens::text(shape.text_tokens as usize);
     for (_, rule, work) in work {
         let markers = match rule {
-            MediaRule::Vision(rule) => rule.marker_tokens_of(shape.images.len() as u64, work) as usize,
+            MediaRule::Vision(rule) => rule.total_marker_tokens(shape.images.len() as u64, work) as usize,
             MediaRule::Audio(rule) => shape.audio.len() * usize::from(rule.marker_tokens()),
         };
         sample.markers += markers;

@@ -44,7 +44,7 @@ impl Sequences {
         let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
             (Module::Llm, _, _) => return Ok(Self::Text),
             (Module::Vision, Some(vision), _) => vision.rule,
-            (Module::Audio, _, Some(audio)) => return Ok(Self::of_audio(&audio.rule)),
+            (Module::Audio, _, Some(audio)) => return Ok(Self::from_audio_rule(&audio.rule)),
             _ => {
                 let problem = format!("has no module {module}");
                 return Err(super::model_type(problem));
@@ -63,7 +63,7 @@ impl Sequences {
         })
     }
 
-    fn of_audio(rule: &AudioRule) -> Self {
+    fn from_audio_rule(rule: &AudioRule) -> Self {
         match rule {
             AudioRule::Windows(rule) => Self::Windows(rule.window_tokens.max(1)),
             AudioRule::Chunks(rule) => Self::Chunks {

@@ -43,7 +43,7 @@ impl TimeBudget {
     }
 
     /// Returns the time at which a budget fraction is spent.
-    pub(super) fn end_of(self, share: f64) -> Instant {
+    pub(super) fn share_end(self, share: f64) -> Instant {
         self.start + Duration::from_secs_f64(self.seconds * share)
     }
 
@@ -205,7 +205,7 @@ mod tests {
     fn a_budget_is_kept() {
         let budget = TimeBudget::new(1000.0);
         assert!(budget.has_room(900.0) && !budget.has_room(1000.5));
-        assert!(budget.rest().seconds > 900.0 && budget.end_of(0.5) < budget.end_of(1.0));
+        assert!(budget.rest().seconds > 900.0 && budget.share_end(0.5) < budget.share_end(1.0));
         assert!(!TimeBudget::new(-3.0).has_room(0.001));
     }
 }

@@ -163,7 +163,7 @@ impl Run {
 impl Findings {
     /// Checks the machine for a run whose configuration cannot be read.
     #[must_use]
-    pub fn of_unreadable(error: Error) -> Self {
+    pub fn for_unreadable(error: Error) -> Self {
         check::check(Err(error))
     }
 }

@@ -112,7 +112,7 @@ fn run_on<D: Device>(
     let ended = take_steps(&mut rank, setup, &is_stopped, &mut on_step).and_then(|stopped| {
         let (steps, has_first_rank) = (rank.steps(), rank.comm().rank() == 0);
         end_run(rank)?;
-        let checkpoint = checkpoints.map(|checkpoints| checkpoints.of_step(steps));
+        let checkpoint = checkpoints.map(|checkpoints| checkpoints.for_step(steps));
         Ok(RunEnd { stopped, steps, checkpoint, has_first_rank })
     });
     if let Some(mut record) = record {

@@ -63,10 +63,10 @@ impl MeasuredTimes {
         own.copy_from_slice(summed);
         let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
         let (parts, rest) = rest.split_first_chunk().unwrap_or((&[0; step_times::WORDS], &[]));
-        let parts = StepTimes::of_words(*parts);
+        let parts = StepTimes::from_words(*parts);
         let (&communication_ns, rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
         let (end, ends_ns) = rest.split_first_chunk().unwrap_or((&[0; step_end::WORDS], &[]));
-        let (end, pipeline_ns) = (StepEnd::of_words(*end), ends_ns.iter().copied().max().unwrap_or(0));
+        let (end, pipeline_ns) = (StepEnd::from_words(*end), ends_ns.iter().copied().max().unwrap_or(0));
         Ok(Self { passes, first_stages, parts, pipeline_ns, communication_ns, end })
     }
 

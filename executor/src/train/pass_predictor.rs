@@ -96,7 +96,7 @@ impl PassPredictor {
         }
         PassTimes::zero(job, predicted.rounds()).fill_split(|part| {
             let module = job.stages()[usize::from(part.stage)].module();
-            Ok(of_stage(job, part, &by_module[module][part.microbatch as usize]))
+            Ok(stage_times(job, part, &by_module[module][part.microbatch as usize]))
         })
     }
 
@@ -164,7 +164,7 @@ fn weights_ns(backward: u64, [forward, linear]: [u64; 2]) -> u64 {
 
 /// Returns a stage's times for forward pass, backward pass and weight gradients: the stage's share in the
 /// layers, plus the stage's parts outside the layers.
-fn of_stage(job: &Job, part: Part, module: &ModulePasses) -> [u64; 3] {
+fn stage_times(job: &Job, part: Part, module: &ModulePasses) -> [u64; 3] {
     let stage = &job.stages()[usize::from(part.stage)];
     let all = job.model().layers(stage.range.module).max(1);
     let is_last = stage.range.layers.end == all;
@@ -250,7 +250,7 @@ mod tests {
             let of_module = |stage: &usize| costed(job.stages()[*stage].range.module) == module;
             let stages = (0..job.stages().len()).filter(of_module);
             let sum: u64 = stages
-                .map(|stage| of_stage(&job, Part { microbatch: 0, stage: stage as u16 }, &passes))
+                .map(|stage| stage_times(&job, Part { microbatch: 0, stage: stage as u16 }, &passes))
                 .map(|[forward, backward, _]| forward + backward)
                 .sum();
             assert!(sum.abs_diff(expected.as_slice()[index]) < 10, "{module}: {sum}, {expected:?}");
@@ -264,7 +264,7 @@ mod tests {
             (job(2, FrozenModules::default()), predictor.module(Module::Llm, &shapes()).unwrap());
         let last = job.stages().len() as u16 - 1;
         let [first, last] =
-            [last - 1, last].map(|stage| of_stage(&job, Part { microbatch: 0, stage }, &passes));
+            [last - 1, last].map(|stage| stage_times(&job, Part { microbatch: 0, stage }, &passes));
         assert_eq!(passes.head, [3_480_000, 6_960_000], "348 targets");
         let layers = passes.layers[0] / 2;
         // 4 of 12 us a token in the backward pass of layers, whose forward pass takes 6, and half of the
@@ -295,7 +295,7 @@ mod tests {
         let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
         let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
         let [forward, backward, weights] =
-            of_stage(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
+            stage_times(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
         assert!(forward > 0 && backward == 0 && weights == 0);
     }
 

@@ -72,7 +72,7 @@ impl StepEnd {
         [interrupt, terminate, closed, save.done, save.failed]
     }
 
-    pub(super) fn of_words([interrupt, terminate, closed, done, failed]: [u64; WORDS]) -> Self {
+    pub(super) fn from_words([interrupt, terminate, closed, done, failed]: [u64; WORDS]) -> Self {
         Self { stops: [interrupt, terminate, closed], save: SaveProgress { done, failed } }
     }
 }
@@ -92,7 +92,7 @@ mod tests {
         for report in reports {
             sum.iter_mut().zip(report.words()).for_each(|(sum, word)| *sum += word);
         }
-        let all = StepEnd::of_words(sum);
+        let all = StepEnd::from_words(sum);
         assert_eq!(
             (all.stop(), all.save),
             (Some(StopReason::Terminate), SaveProgress { done: 2, failed: 1 })

@@ -171,7 +171,7 @@ impl StepTimes {
         [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, result_ns, report_ns, checkpoint_ns]
     }
 
-    pub(super) fn of_words(words: [u64; WORDS]) -> Self {
+    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
         let [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, host @ ..] = words;
         let [result_ns, report_ns, checkpoint_ns] = host;
         Self {
@@ -218,7 +218,7 @@ mod tests {
             [450, 50, 60, 20, 5, 3, 4, 4, 7],
             "the parts of the gaps add up to them"
         );
-        assert_eq!(StepTimes::of_words(times.words()), times);
+        assert_eq!(StepTimes::from_words(times.words()), times);
         let idle = times.idle(1.0);
         assert!((idle.gap_seconds() - 0.043).abs() < 1e-9, "{idle:?}");
         // Before the first step the device has had no work; a device that is kept busy waits for nothing.

@@ -375,7 +375,7 @@ impl<D: Device> TrainingRank<D> {
                 measured_ns: timed.start_ns..timed.end_ns,
                 busy_ns: timed.busy_ns,
                 predicted_ns: forecast.range(timed.action),
-                samples: samples_of(self.pipeline.job(), &step.predicted, timed.action),
+                samples: pass_samples(self.pipeline.job(), &step.predicted, timed.action),
             })
             .collect();
         let start_ns = start.duration_since(self.began).as_nanos() as u64;
@@ -522,7 +522,7 @@ impl<D: Device> TrainingRank<D> {
 }
 
 /// Returns the step plan indices for the samples in a forward pass.
-fn samples_of(job: &Job, predicted: &PredictedTimes, action: Action) -> Vec<u32> {
+fn pass_samples(job: &Job, predicted: &PredictedTimes, action: Action) -> Vec<u32> {
     let Action::Forward(part) = action else { return Vec::new() };
     let module = job.stages()[usize::from(part.stage)].module();
     let microbatches = predicted.samples().get(module);

@@ -60,7 +60,7 @@ fn spec(model: &Value) -> ModelSpec {
 fn builder(model: &Value) -> PreparerBuilder {
     let spec = spec(model);
     let of_file = ImageProcessor::from_preprocessor_config(&model["files"]["preprocessor"]).unwrap();
-    let images = ImageProcessor::for_model(&spec).unwrap().with_pixels_of(&of_file);
+    let images = ImageProcessor::for_model(&spec).unwrap().with_pixels_from(&of_file);
     Preparer::builder(&spec).tokenizer(tokenizer(model)).image_processor(Arc::new(images))
 }
 
@@ -235,6 +235,6 @@ fn videos_are_refused_by_name() {
     ];
     let fields = fields.map(|(extension, media)| Field { extension: extension.into(), media });
     let refused = preparer.prepare(&Sample::new("key", fields.to_vec())).unwrap_err();
-    let reason = dflop_samples::reason_of(&refused);
+    let reason = dflop_samples::error_reason(&refused);
     assert!(reason.contains("the model takes no videos"), "{reason}");
 }

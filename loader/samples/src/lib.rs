@@ -25,6 +25,6 @@ mod raw_sample;
 pub mod sample;
 
 pub use self::error::{
-    BoxError, EXCERPT_CHARACTERS, Error, Result, Skipped, excerpt, excerpt_of, guarded, reason_of,
+    BoxError, EXCERPT_CHARACTERS, Error, Result, Skipped, error_reason, excerpt, guarded, json_excerpt,
 };
 pub use self::raw_sample::{RawField, RawSample, SampleId};

@@ -208,7 +208,7 @@ impl Dataset {
     }
 
     /// Returns whether `other` has the same samples.
-    pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
+    pub(crate) fn has_same_samples(&self, other: &Self) -> bool {
         self.index.fingerprint() == other.index.fingerprint() && self.selection == other.selection
     }
 

@@ -8,7 +8,7 @@ use dflop_samples::inputs::{PreparedSample, SampleProcessor};
 use dflop_samples::media::augment::{Augment, ImageAugment};
 use dflop_samples::media::codec::registered_codec;
 use dflop_samples::media::{
-    DecodeError, DecodeLimits, Modality, PixelFormat, Strictness, VideoSampling, modality_of,
+    DecodeError, DecodeLimits, Modality, PixelFormat, Strictness, VideoSampling, extension_modality,
 };
 use dflop_samples::sample::{Sample, decoded_bytes};
 
@@ -21,7 +21,7 @@ use super::outcome::FieldError;
 use super::pool::{DecodePool, Pending};
 use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
-use crate::error::{Error, Result, Skipped, reason_of};
+use crate::error::{Error, Result, Skipped, error_reason};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::shard::{RawField, RawSample};
 
@@ -340,7 +340,7 @@ impl Collator {
         let bytes = pending.raw.bytes();
         match pending.fields.finish().await? {
             Ok((fields, prepared)) => {
-                Ok(Some(FinishedSample { sample: Sample::of_raw(pending.raw, bytes, fields), prepared }))
+                Ok(Some(FinishedSample { sample: Sample::from_raw(pending.raw, bytes, fields), prepared }))
             }
             Err(error) => {
                 self.skip(&pending.raw, error);
@@ -361,7 +361,7 @@ impl Collator {
                 // Slots from bad samples are needed too, because joining restores the whole buffer.
                 slots.push(slot);
                 if let Err(error) = result {
-                    let (field, reason) = (Some(extension.to_string()), reason_of(&error));
+                    let (field, reason) = (Some(extension.to_string()), error_reason(&error));
                     let error = FieldError { field, reason, is_dropped: false, stage: LoaderStage::Decode };
                     fault.get_or_insert(error);
                 }
@@ -375,7 +375,7 @@ impl Collator {
             } else {
                 rows.push(kept..kept + images);
                 kept += images;
-                samples.push(Sample::of_raw(sample.raw, sample.bytes, others));
+                samples.push(Sample::from_raw(sample.raw, sample.bytes, others));
             }
         }
         let tensor = pending.slots.join(slots, &is_kept);
@@ -392,7 +392,7 @@ impl Collator {
 }
 
 fn is_image(field: &RawField) -> bool {
-    modality_of(&field.extension) == Some(Modality::Image)
+    extension_modality(&field.extension) == Some(Modality::Image)
 }
 
 /// Returns the payload size of the fields that were read, in bytes.

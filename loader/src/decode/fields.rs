@@ -12,7 +12,7 @@ use dflop_samples::sample::{Field, Sample};
 use super::outcome::{Decoded, FieldError};
 use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
-use crate::error::{Error, Result, reason_of};
+use crate::error::{Error, Result, error_reason};
 use crate::flow::LoaderStage;
 use crate::shard::{RawField, RawSample};
 
@@ -121,7 +121,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
         Ok(media) => Ok(Field { extension, media }),
         Err(error) => Err(FieldError {
             field: Some(extension.to_string()),
-            reason: reason_of(&error),
+            reason: error_reason(&error),
             is_dropped: false,
             stage: LoaderStage::Decode,
         }),
@@ -134,11 +134,11 @@ pub(super) fn prepare(
     raw: &RawSample,
     fields: Vec<Field>,
 ) -> Result<Decoded, FieldError> {
-    let sample = Sample::of_raw(raw.clone(), raw.bytes(), fields);
+    let sample = Sample::from_raw(raw.clone(), raw.bytes(), fields);
     let refusal = |error: PrepareError| FieldError {
         field: error.field().map(str::to_owned),
         is_dropped: error.is_dropped(),
-        reason: reason_of(&error),
+        reason: error_reason(&error),
         stage: LoaderStage::Decode,
     };
     let prepared = preparer.prepare(&sample).map_err(refusal)?;

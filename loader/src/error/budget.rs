@@ -16,7 +16,7 @@ pub enum BudgetError {
     #[error(
         "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
          offset {}, key `{}`: {}",
-        .first.shard, .first.offset, key_of(.first), .first.reason
+        .first.shard, .first.offset, sample_key(.first), .first.reason
     )]
     Share { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
     /// No sample was found at all, and the bad shards exceed the error budget; ends the stream.
@@ -28,12 +28,12 @@ pub enum BudgetError {
     /// The number of bad samples exceeds the error budget; ends the stream.
     #[error(
         "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
-        .first.shard, .first.offset, key_of(.first), .first.reason
+        .first.shard, .first.offset, sample_key(.first), .first.reason
     )]
     Count { skipped: u64, most: u64, first: Box<Skipped> },
 }
 
-fn key_of(skipped: &Skipped) -> Cow<'_, str> {
+fn sample_key(skipped: &Skipped) -> Cow<'_, str> {
     excerpt(skipped.key.as_deref().unwrap_or("unknown"), EXCERPT_CHARACTERS)
 }
 

@@ -24,7 +24,7 @@ pub use self::user_code::UserCodeError;
 pub use dflop_samples::{EXCERPT_CHARACTERS, excerpt};
 
 pub use dflop_samples::{BoxError, Error as ProcessorError, Skipped};
-pub(crate) use dflop_samples::{guarded, reason_of};
+pub(crate) use dflop_samples::{error_reason, guarded};
 
 use std::path::Path;
 

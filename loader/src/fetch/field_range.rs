@@ -35,7 +35,9 @@ pub(crate) struct FieldRange {
 
 impl FieldRange {
     /// Returns the fields in a sample with byte ranges.
-    pub(crate) fn of_row<'a>(row: &SampleRow<'a>) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
+    pub(crate) fn row_fields<'a>(
+        row: &SampleRow<'a>,
+    ) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
         let mut end = row.offset();
         row.fields().map(move |field| {
             let gap = field.offset.saturating_sub(end);

@@ -74,7 +74,7 @@ impl ReadPlan {
             resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
             let mut sample = raw_sample(&row, url.clone(), drawn);
             let mut ranges = Vec::new();
-            let wanted = FieldRange::of_row(&row).filter(|(field, _)| fields.wants(field.extension));
+            let wanted = FieldRange::row_fields(&row).filter(|(field, _)| fields.wants(field.extension));
             for (field, range) in wanted {
                 let size = size_alone(field.extension, field.shape, demand);
                 if size.is_none() {

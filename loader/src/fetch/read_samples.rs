@@ -60,7 +60,7 @@ impl SampleReader {
         let wanted = numbers.iter().flat_map(|&number| {
             let row = self.index.sample(number);
             let is_remote = self.is_remote(row.shard);
-            let fields = FieldRange::of_row(&row);
+            let fields = FieldRange::row_fields(&row);
             let read = fields.filter(move |(field, _)| is_remote && field.bytes <= field_bytes_max);
             read.map(move |(_, range)| range.in_shard(row.shard))
         });
@@ -108,7 +108,7 @@ impl SampleReader {
     fn sample(&mut self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
         let row = self.index.sample(number);
         let mut fields = Vec::new();
-        for (FieldRow { extension, offset, bytes, .. }, range) in FieldRange::of_row(&row) {
+        for (FieldRow { extension, offset, bytes, .. }, range) in FieldRange::row_fields(&row) {
             let is_read = bytes <= field_bytes_max;
             let read = || self.ranges.read_field(row.shard, range, row.key(), extension);
             let payload = is_read.then(read).transpose()?;

@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 const LINKS_MAX: usize = 40;
 
 /// Returns a file's directory: `.` for a bare name, whose parent is empty and exists nowhere.
-pub(crate) fn directory_of(file: &Path) -> &Path {
+pub(crate) fn parent_directory(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -21,12 +21,12 @@ pub(crate) fn directory_of(file: &Path) -> &Path {
 pub(crate) fn lies_inside(directory: &Path, path: &Path) -> bool {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let (Some(directory), Some(path)) = (resolved(directory), resolved(path)) else { return false };
-    path.starts_with(&directory) || blobs_of(&directory).is_some_and(|blobs| path.starts_with(blobs))
+    path.starts_with(&directory) || blobs_directory(&directory).is_some_and(|blobs| path.starts_with(blobs))
 }
 
 /// Returns `REPOSITORY/blobs` for a directory in `REPOSITORY/snapshots/REVISION`, where `REPOSITORY` has a
 /// Hugging Face cache name.
-fn blobs_of(directory: &Path) -> Option<PathBuf> {
+fn blobs_directory(directory: &Path) -> Option<PathBuf> {
     let snapshots =
         directory.ancestors().skip(1).find(|above| above.file_name() == Some(OsStr::new("snapshots")))?;
     let repository = snapshots.parent()?;
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn a_bare_name_lies_in_the_current_directory() {
-        assert_eq!(directory_of(Path::new("list.json")), Path::new("."));
-        assert_eq!(directory_of(Path::new("d/list.json")), Path::new("d"));
-        assert_eq!(directory_of(Path::new("/list.json")), Path::new("/"));
+        assert_eq!(parent_directory(Path::new("list.json")), Path::new("."));
+        assert_eq!(parent_directory(Path::new("d/list.json")), Path::new("d"));
+        assert_eq!(parent_directory(Path::new("/list.json")), Path::new("/"));
         for directory in ["", "."] {
             assert!(lies_inside(Path::new(directory), Path::new("Cargo.toml")), "{directory}");
             for outside in ["..", "../Cargo.toml", "/etc/passwd", "src/../../x", "none/../../x"] {

@@ -20,7 +20,7 @@ use tempfile::NamedTempFile;
 
 pub use self::whole_file::{place_file, replace_file};
 
-pub(crate) use self::confine::{directory_of, lies_inside};
+pub(crate) use self::confine::{lies_inside, parent_directory};
 
 /// Permissions of a new file, before the process mask (umask) applies.
 const MODE: u32 = 0o666;
@@ -42,7 +42,7 @@ impl Replacement {
     /// The operating system error; [`ErrorKind::IsADirectory`] if `path` has no file name.
     pub fn begin(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
-        let (start, directory) = (format!(".{}-", name.to_string_lossy()), directory_of(path));
+        let (start, directory) = (format!(".{}-", name.to_string_lossy()), parent_directory(path));
         file::remove_abandoned(directory, &start, REPLACEMENT);
         let file = tempfile::Builder::new()
             .prefix(&start)
@@ -70,7 +70,7 @@ impl Replacement {
         file.as_file().sync_all()?;
         file.persist(&path).map_err(|failed| failed.error)?;
         // Syncing the directory makes the name durable; not every file system can do it.
-        let _ = File::open(directory_of(&path)).and_then(|directory| directory.sync_all());
+        let _ = File::open(parent_directory(&path)).and_then(|directory| directory.sync_all());
         Ok(())
     }
 }

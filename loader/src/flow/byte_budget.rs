@@ -44,7 +44,7 @@ impl ByteBudget {
     }
 
     /// Returns the permits for `bytes`, rounded up, at most all permits.
-    fn units_of(&self, bytes: u64) -> u32 {
+    fn byte_units(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.unit_bytes).min(u64::from(self.units)) as u32
     }
 
@@ -55,7 +55,7 @@ impl ByteBudget {
 
     /// Leases `bytes` if they are free.
     pub(crate) fn try_lease(&self, bytes: u64) -> Option<ByteLease> {
-        let wanted = self.units_of(bytes);
+        let wanted = self.byte_units(bytes);
         let permit = Some(self.free.clone().try_acquire_many_owned(wanted).ok()?);
         self.gauge.add(bytes);
         Some(ByteLease { budget: self.clone(), permit, bytes })
@@ -78,7 +78,7 @@ impl ByteLease {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u32;
         // Rounded for the entire lease, so that many small steps use no more permits than a single large
         // step.
-        let wanted = self.budget.units_of(self.bytes.saturating_add(bytes)).saturating_sub(held);
+        let wanted = self.budget.byte_units(self.bytes.saturating_add(bytes)).saturating_sub(held);
         if wanted > 0 {
             let more = self.budget.free.clone().acquire_many_owned(wanted).await;
             let more = more.map_err(|_| Error::StageEnded { stage: "read-ahead" })?;
@@ -95,7 +95,7 @@ impl ByteLease {
     /// Splits off a lease of at most `bytes`.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
-        let units = self.budget.units_of(bytes) as usize;
+        let units = self.budget.byte_units(bytes) as usize;
         let permit = self.permit.as_mut().and_then(|held| held.split(units.min(held.num_permits())));
         self.bytes -= bytes;
         Self { budget: self.budget.clone(), permit, bytes }

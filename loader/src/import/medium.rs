@@ -99,7 +99,7 @@ mod tests {
             (read_medium(&path), crate::import::directory::hash_names(directory.path(), false, |_| {}));
         rustix::process::setrlimit(resource, all).unwrap();
         for error in [read.unwrap_err(), hashed.unwrap_err()] {
-            let text = crate::error::reason_of(&error);
+            let text = crate::error::error_reason(&error);
             assert!(text.contains("open files"), "{text}");
         }
     }

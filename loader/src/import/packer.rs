@@ -179,7 +179,7 @@ impl<'a> Packer<'a> {
     /// - `id`: entry name in the manifest, if the entry does not contain it
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
-        if let Some(columns) = columns_of(entry)
+        if let Some(columns) = json_columns(entry)
             && (!self.map.is_empty() || holds_embedded(&columns))
         {
             let id = id.map(str::to_owned).or_else(|| row_id(&columns, self.map));
@@ -388,7 +388,7 @@ impl<'a> Packer<'a> {
 }
 
 /// Returns the columns of an entry that is a JSON object, also if Python wrote it.
-fn columns_of(entry: &[u8]) -> Option<Columns> {
+fn json_columns(entry: &[u8]) -> Option<Columns> {
     let text = std::str::from_utf8(entry).ok()?;
     let parsed = serde_json::from_str(text).or_else(|_| serde_json::from_str(&repair_json(text)));
     match parsed.ok()? {

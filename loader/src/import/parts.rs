@@ -167,7 +167,7 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
         let reason = "no part has a sample".to_owned();
         return Err(Error::Output(OutputError::Pack { path: out.display().to_string(), reason }));
     }
-    let paths = shards.iter().map(path_of).collect();
+    let paths = shards.iter().map(shard_path).collect();
     let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
     let mut taken = Taken::default();
     for part in &mut parts {
@@ -184,7 +184,7 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
     })
 }
 
-fn path_of(shard: &Shard) -> PathBuf {
+fn shard_path(shard: &Shard) -> PathBuf {
     shard.path().map_or_else(|| PathBuf::from(&*shard.url), Path::to_owned)
 }
 
@@ -246,13 +246,13 @@ fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u6
             }
             Ok(hasher.digest())
         }
-        SourceFormat::Mds | SourceFormat::Litdata => digest_of(&source.join("index.json")),
-        SourceFormat::Jsonl | SourceFormat::Json | SourceFormat::Csv => digest_of(source),
+        SourceFormat::Mds | SourceFormat::Litdata => file_digest(&source.join("index.json")),
+        SourceFormat::Jsonl | SourceFormat::Json | SourceFormat::Csv => file_digest(source),
     }
 }
 
 /// Returns the digest of a file.
-fn digest_of(path: &Path) -> Result<u64> {
+fn file_digest(path: &Path) -> Result<u64> {
     let unreadable = |error| Error::file(path, error);
     let mut hasher = Xxh3::new();
     let mut file = file::open(path).map_err(unreadable)?;

@@ -5,7 +5,7 @@
 //! media column does, so a file that is named twice is packed once. The entry itself is kept verbatim, in
 //! addition to the media.
 
-use dflop_samples::media::{DecodeLimits, Modality, decode_json, modality_of};
+use dflop_samples::media::{DecodeLimits, Modality, decode_json, extension_modality};
 use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
 use serde_json::{Map, Value};
 
@@ -138,7 +138,7 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
 /// Returns the transcript of a recording.
 fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
     let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
-        || media.iter().any(|(extension, _)| modality_of(extension) == Some(Modality::Audio));
+        || media.iter().any(|(extension, _)| extension_modality(extension) == Some(Modality::Audio));
     if !is_recording {
         return None;
     }

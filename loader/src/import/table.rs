@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::packer::Packer;
 use super::record::{KNOWN_COLUMNS, SHOWN_MAX, is_known_column};
 use super::source::open_text;
-use crate::error::{Error, OutputError, Result, StorageError, excerpt, reason_of};
+use crate::error::{Error, OutputError, Result, StorageError, error_reason, excerpt};
 
 /// Packs every row; skips a row if the number of values differs from the header.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
@@ -19,7 +19,7 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
         .map_err(|source| Error::Storage(StorageError::File { path: shown.to_string(), source }))?;
     let mut table = ReaderBuilder::new().trim(Trim::All).from_reader(reader);
     let fail = |reason: String| Error::Output(OutputError::Pack { path: shown.to_string(), reason });
-    let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
+    let header = table.headers().map_err(|error| fail(error_reason(&error)))?.clone();
     if packer.column_map().is_empty() && !header.iter().any(is_known_column) {
         let found: Vec<&str> = header.iter().collect();
         let reason = format!(
@@ -39,8 +39,8 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
         match table.read_record(&mut row) {
             Ok(false) => return Ok(()),
             Ok(true) => packer.add_entry(&origin(), None, &row_json(&header, &row))?,
-            Err(error) if error.is_io_error() => return Err(fail(reason_of(&error))),
-            Err(error) => packer.skip_entry(origin(), reason_of(&error)),
+            Err(error) if error.is_io_error() => return Err(fail(error_reason(&error))),
+            Err(error) => packer.skip_entry(origin(), error_reason(&error)),
         }
     }
 }

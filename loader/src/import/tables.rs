@@ -51,7 +51,7 @@ pub(super) fn list_tables(directory: &Path, split: Option<&str>) -> Result<Vec<T
     let mut by_split: BTreeMap<String, Vec<TableFile>> = BTreeMap::new();
     for path in tables_below(directory) {
         let name = path.strip_prefix(directory).unwrap_or(&path).to_string_lossy().into_owned();
-        by_split.entry(split_of(&name)).or_default().push(TableFile { path, name });
+        by_split.entry(named_split(&name)).or_default().push(TableFile { path, name });
     }
     if by_split.is_empty() {
         return Err(fail(directory, "no Parquet or Arrow file lies in it"));
@@ -127,7 +127,7 @@ pub(super) fn is_split(name: &str) -> bool {
 }
 
 /// Returns the split in a table path, `train` if the path names none.
-fn split_of(name: &str) -> String {
+fn named_split(name: &str) -> String {
     let parts: Vec<&str> = name.rsplit('/').collect();
     for part in parts {
         let words = part.split(|letter: char| !letter.is_alphanumeric());
@@ -172,7 +172,7 @@ mod tests {
             ("train/test-00000-of-00001.parquet", "test"),
         ];
         for (name, split) in table {
-            assert_eq!(split_of(name), split, "{name}");
+            assert_eq!(named_split(name), split, "{name}");
         }
     }
 }

@@ -3,7 +3,7 @@
 //! A document with an unknown layout contributes nothing to training. The index sees every document once, so
 //! it reports for the whole dataset which parts are unused and how often, with an example.
 
-use dflop_samples::media::{Content, content_of};
+use dflop_samples::media::{Content, extension_content};
 use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
 use serde::{Deserialize, Serialize};
 
@@ -158,7 +158,7 @@ impl UnusedPart {
             "" => {
                 let name = self.field.rsplit('.').next().unwrap_or_default();
                 NUMBERS.contains(&name)
-                    || matches!(content_of(&self.field), Some(Content::Document | Content::Value))
+                    || matches!(extension_content(&self.field), Some(Content::Document | Content::Value))
             }
             part => METADATA.contains(&part) || !is_text && !part.contains('.'),
         }

@@ -18,7 +18,7 @@ use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::IndexedShard;
 use super::text_counts::ShardCounter;
-use crate::error::{Error, Result, Skipped, reason_of};
+use crate::error::{Error, Result, Skipped, error_reason};
 use crate::shard::{
     Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples, decompress,
     sniff_compression,
@@ -42,7 +42,7 @@ pub(super) struct BuiltShard {
 }
 
 /// Computes the digest over the shard name, length and hashed samples.
-pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
+pub(super) fn shard_digest(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
     hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
@@ -219,7 +219,7 @@ impl Builder {
             if self.is_verified {
                 let payload = field.payload.clone().unwrap_or_default();
                 let decoded = decode(&field.extension, payload, &self.limits);
-                decoded.map_err(|error| fault(reason_of(&error)))?;
+                decoded.map_err(|error| fault(error_reason(&error)))?;
             }
         }
         Ok(measured)
@@ -260,7 +260,7 @@ impl Builder {
         let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
         self.built.shard.digest =
             nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
-        self.built.digest = digest_of(self.hasher, &self.built.shard);
+        self.built.digest = shard_digest(self.hasher, &self.built.shard);
         self.built
     }
 }

@@ -28,7 +28,7 @@ use super::spill::Spill;
 use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped, StorageError};
-use crate::files::directory_of;
+use crate::files::parent_directory;
 use crate::flow::{NoProgress, Progress, cores};
 use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
@@ -280,7 +280,7 @@ pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathB
     if let Some(directory) = &options.directory {
         return vec![directory.clone()];
     }
-    let place = match shards[0].path().map(directory_of) {
+    let place = match shards[0].path().map(parent_directory) {
         Some(parent) => std::path::absolute(parent).unwrap_or_else(|_| parent.to_path_buf()),
         None => shards[0].url.rsplit_once('/').map_or("", |(parent, _)| parent).into(),
     };

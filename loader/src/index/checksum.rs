@@ -24,7 +24,7 @@ const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 const TRAILER_BYTES: usize = 10;
 
 /// Returns the footer of a file, or of a file's end, before anything in it is verified.
-pub(super) fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
+pub(super) fn file_footer(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
     let trailer_start = file
         .len()
         .checked_sub(TRAILER_BYTES)
@@ -52,10 +52,10 @@ pub(super) fn checksum_place(
 pub(super) fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
-    digits_of(&in_parallel(cores(), &chunks, |chunk| xxh3_64(chunk).to_le_bytes()).concat())
+    checksum_digits(&in_parallel(cores(), &chunks, |chunk| xxh3_64(chunk).to_le_bytes()).concat())
 }
 
-fn digits_of(digests: &[u8]) -> String {
+fn checksum_digits(digests: &[u8]) -> String {
     format!("{:0CHECKSUM_DIGITS$x}", xxh3_64(digests))
 }
 
@@ -87,13 +87,13 @@ impl<W: Write> ChecksumWriter<W> {
     /// [`WriteFault`] if the file cannot be written, or if the held bytes are not a footer.
     pub(super) fn finish(mut self) -> Result<W, WriteFault> {
         let footer = self.held.take().unwrap_or_default();
-        let digits = checksum_place(&footer, &footer_of(&footer)?)?;
+        let digits = checksum_place(&footer, &file_footer(&footer)?)?;
         let after = &footer[digits.end..];
         let written = self.write_all(&footer[..digits.start]).and_then(|()| {
             self.end_chunk()?;
             self.digests
                 .extend(after.chunks(CHECKSUM_CHUNK_BYTES).flat_map(|chunk| xxh3_64(chunk).to_le_bytes()));
-            self.sink.write_all(digits_of(&self.digests).as_bytes())?;
+            self.sink.write_all(checksum_digits(&self.digests).as_bytes())?;
             self.sink.write_all(after)
         });
         written.map_err(WriteFault::Write)?;
@@ -144,7 +144,7 @@ mod tests {
             content.chunks(100_003).for_each(|piece| writer.write_all(piece).unwrap());
             writer.end_chunk().unwrap();
             let end = content.len()..content.len();
-            assert_eq!(digits_of(&writer.digests), checksum(&content, &end), "{bytes} bytes");
+            assert_eq!(checksum_digits(&writer.digests), checksum(&content, &end), "{bytes} bytes");
             assert_eq!(writer.sink, content);
         }
     }

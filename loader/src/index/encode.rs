@@ -15,7 +15,7 @@ use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
 use dflop_samples::media::codec::registered;
-use dflop_samples::media::{Modality, VideoSampling, modality_of};
+use dflop_samples::media::{Modality, VideoSampling, extension_modality};
 use sha2::{Digest, Sha256};
 
 use super::account::UnusedParts;
@@ -46,7 +46,7 @@ pub(super) struct ShardSummary {
 impl ShardSummary {
     /// Returns whether any field has a video extension.
     pub(super) fn has_videos(&self) -> bool {
-        self.extension_names.iter().any(|name| modality_of(name) == Some(Modality::Video))
+        self.extension_names.iter().any(|name| extension_modality(name) == Some(Modality::Video))
     }
 }
 
@@ -99,8 +99,11 @@ impl BuiltShard {
         let extension_names = columns.extension_names.clone();
         let counters: Vec<_> = columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
         let is_small = columns.len() <= SHARED_SAMPLES_MAX && columns.memory_bytes() <= FEW_BYTES_MAX;
-        let rows =
-            if is_small { EncodedRows::Few(Box::new(columns)) } else { EncodedRows::File(file_of(columns)?) };
+        let rows = if is_small {
+            EncodedRows::Few(Box::new(columns))
+        } else {
+            EncodedRows::File(encode_file(columns)?)
+        };
         let summary = ShardSummary { shard, digest, skipped, warnings, unused, extension_names, counters };
         Ok(EncodedShard { summary, rows })
     }
@@ -115,14 +118,14 @@ impl EncodedShard {
         let rows = match self.rows {
             EncodedRows::File(file) => SpilledRows::Record(spill.append(&file)),
             EncodedRows::Few(rows) if spill.holds(rows.memory_bytes()) => SpilledRows::Held(rows),
-            EncodedRows::Few(rows) => SpilledRows::Record(spill.append(&file_of(*rows)?)),
+            EncodedRows::Few(rows) => SpilledRows::Record(spill.append(&encode_file(*rows)?)),
         };
         Ok(SpilledShard { rows, summary: self.summary })
     }
 }
 
 /// Encodes shard rows as an Arrow file with a separate dictionary.
-fn file_of(columns: Columns) -> Result<Bytes, ArrowError> {
+fn encode_file(columns: Columns) -> Result<Bytes, ArrowError> {
     let counters = columns.text_counts.iter().map(|counted| counted.digest.as_str());
     let schema = Arc::new(schema(String::new(), counters));
     let names = Arc::new(StringArray::from_iter_values(&columns.extension_names));
@@ -201,7 +204,7 @@ impl IndexFile {
             metadata.skipped.extend(summary.skipped.into_iter().map(|skipped| (number, skipped)));
             metadata.warnings.extend(summary.warnings);
             metadata.unused.append(summary.unused);
-            let extensions = summary.extension_names.iter().map(|name| number_of(&names, name)).collect();
+            let extensions = summary.extension_names.iter().map(|name| name_number(&names, name)).collect();
             places.push(ShardPlace { rows, samples, extensions });
         }
         let document =
@@ -322,7 +325,7 @@ fn extension_names(shards: &[SpilledShard]) -> Result<Vec<Arc<str>>, ArrowError>
     Ok(names)
 }
 
-fn number_of(names: &[Arc<str>], name: &Arc<str>) -> u16 {
+fn name_number(names: &[Arc<str>], name: &Arc<str>) -> u16 {
     names.iter().position(|known| known == name).unwrap_or(0) as u16
 }
 

@@ -8,7 +8,7 @@ use arrow_ipc::reader::FileDecoder;
 use arrow_schema::{ArrowError, SchemaRef};
 use bytes::Bytes;
 
-use super::checksum::{checksum, checksum_place, footer_of};
+use super::checksum::{checksum, checksum_place, file_footer};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION};
 use crate::error::guarded;
@@ -40,7 +40,7 @@ pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
 }
 
 fn decode_checked(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
-    let footer = footer_of(file)?;
+    let footer = file_footer(file)?;
     let digits = checksum_place(file, &footer)?;
     if !cfg!(fuzzing) && checksum(file, &digits).as_bytes() != &file[digits] {
         return Err(damaged("the checksum differs"));
@@ -80,7 +80,7 @@ fn split_batches(batches: &[ShardRows], counts: impl Iterator<Item = u64>) -> Op
 /// # Errors
 /// The Arrow reader error.
 pub(super) fn decode_rows(file: &Bytes) -> Result<ShardRows, ArrowError> {
-    let footer = footer_of(file)?;
+    let footer = file_footer(file)?;
     let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));
     let mut rows = read_batches(file, &footer, schema)?;
     rows.pop().filter(|_| rows.is_empty()).ok_or_else(|| damaged("several shards where one is expected"))

@@ -39,13 +39,13 @@ pub(super) fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundInde
             return Ok(if is_counted { FoundIndex::Fresh(path) } else { FoundIndex::Uncounted(path) });
         }
     }
-    let earlier = candidates.iter().find_map(|directory| of_same_names(directory, shards, options));
+    let earlier = candidates.iter().find_map(|directory| same_named_index(directory, shards, options));
     Ok(earlier.map_or(FoundIndex::Missing, FoundIndex::Stale))
 }
 
 /// Returns an index in a directory for shards with the same names; the shard sizes may differ, so the file
 /// name may differ as well.
-fn of_same_names(directory: &Path, shards: &[Shard], options: &IndexOptions) -> Option<PathBuf> {
+fn same_named_index(directory: &Path, shards: &[Shard], options: &IndexOptions) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "arrow"));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::encode::{IndexFile, WriteFault};
 use super::spill::Spill;
 use crate::error::{Error, Result, StorageError};
-use crate::files::{REPLACEMENT, Replacement, directory_of, open_own};
+use crate::files::{REPLACEMENT, Replacement, open_own, parent_directory};
 use crate::store::{Patience, lock_patiently};
 
 /// Maximum wait for a process that builds the same index, which may read many shards.
@@ -121,7 +121,7 @@ pub(super) fn fault_in(path: &str, fault: WriteFault) -> Error {
 
 fn write_atomically(path: &Path, index: &IndexFile, spill: &Spill) -> Result<(), WriteFault> {
     let begin = || {
-        std::fs::create_dir_all(directory_of(path))?;
+        std::fs::create_dir_all(parent_directory(path))?;
         Replacement::begin(path)
     };
     let replacement = begin().map_err(WriteFault::Write)?;

@@ -15,7 +15,7 @@ use dflop_samples::media::VideoSampling;
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::build::{build_shard, digest_of, hash_sample};
+use super::build::{build_shard, hash_sample, shard_digest};
 use super::cache::{
     IndexOptions, check_options, directories, has_present_codecs, index_error, is_version, stats,
     write_and_open,
@@ -293,5 +293,5 @@ fn digest_of_rows(shard: &IndexedShard, rows: &ShardRows) -> [u8; 32] {
         let fields = fields.iter().map(|field| (field.extension, field.offset, field.bytes));
         hash_sample(&mut hasher, sample.key(), sample.offset(), fields);
     }
-    digest_of(hasher, shard)
+    shard_digest(hasher, shard)
 }

@@ -183,8 +183,8 @@ impl Index {
 
     /// Returns the number of samples with a medium for `encoder`.
     #[must_use]
-    pub fn samples_with_media_of(&self, encoder: dflop_costmodel::Module) -> u64 {
-        self.rows.iter().map(|rows| rows.with_media_of(encoder)).sum()
+    pub fn samples_with_media(&self, encoder: dflop_costmodel::Module) -> u64 {
+        self.rows.iter().map(|rows| rows.samples_with_media(encoder)).sum()
     }
 
     /// Returns the number of samples without target tokens, by the selected token counts.
@@ -207,8 +207,8 @@ impl Index {
 
     /// Returns whether any sample has a medium for `encoder`.
     #[must_use]
-    pub fn has_media_of(&self, encoder: dflop_costmodel::Module) -> bool {
-        self.rows.iter().any(|rows| rows.has_media_of(encoder))
+    pub fn has_media(&self, encoder: dflop_costmodel::Module) -> bool {
+        self.rows.iter().any(|rows| rows.has_media(encoder))
     }
 
     /// Returns the sampling that determined the number of video frames; `None` without videos or without a

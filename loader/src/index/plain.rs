@@ -3,7 +3,7 @@
 use std::io;
 
 use bytes::Bytes;
-use dflop_samples::media::{Payload, codec_of};
+use dflop_samples::media::{Payload, extension_codec};
 use dflop_samples::sample::measure_sample;
 
 use super::build::Builder;
@@ -55,7 +55,7 @@ fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
         return entry.bytes;
     }
     let extension = split_key(&entry.name).map(|(_, extension)| extension).unwrap_or_default();
-    let is_whole = codec_of(&extension).is_some_and(|codec| codec.payload() == Payload::Whole);
+    let is_whole = extension_codec(&extension).is_some_and(|codec| codec.payload() == Payload::Whole);
     if is_whole { entry.bytes } else { PREFIX_BYTES }
 }
 
@@ -71,7 +71,7 @@ fn complete<A: Archive>(sample: &mut RawSample, archive: &mut A) -> io::Result<(
     let is_understood = measure_sample(sample).is_ok();
     for field in &mut sample.fields {
         let prefix = field.payload.as_deref().unwrap_or_default();
-        let is_settled = codec_of(&field.extension).is_none_or(|codec| codec.is_settled(prefix));
+        let is_settled = extension_codec(&field.extension).is_none_or(|codec| codec.is_settled(prefix));
         let is_enough = is_understood && is_settled;
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);

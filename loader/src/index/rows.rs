@@ -9,7 +9,7 @@ use arrow_array::{
 };
 use arrow_schema::ArrowError;
 use dflop_costmodel::{Module, SampleShape};
-use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, modality_of};
+use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, extension_modality};
 
 use super::columns::Columns;
 use super::schema::{field_columns, field_item};
@@ -61,7 +61,7 @@ impl ShardRows {
                 .as_primitive_opt()?
                 .clone(),
             lists,
-            text_counts: text_counts::columns_of(batch)?,
+            text_counts: text_counts::count_columns(batch)?,
             selected_counts: None,
             batch: batch.clone(),
         })
@@ -251,8 +251,8 @@ impl ShardRows {
     }
 
     /// Returns the number of samples with a medium for the encoder `module`.
-    pub(super) fn with_media_of(&self, module: Module) -> u64 {
-        if !self.has_media_of(module) {
+    pub(super) fn samples_with_media(&self, module: Module) -> u64 {
+        if !self.has_media(module) {
             return 0;
         }
         self.rows_with(|shape| shape.module() == Some(module))
@@ -266,7 +266,7 @@ impl ShardRows {
     }
 
     /// Returns whether any field has a medium for the encoder `module`.
-    pub(super) fn has_media_of(&self, module: Module) -> bool {
+    pub(super) fn has_media(&self, module: Module) -> bool {
         let mut is_present = [false; 1 << u8::BITS];
         let ends = self.lists.value_offsets();
         for &kind in &self.kinds.values()[ends[0] as usize..ends[self.len()] as usize] {
@@ -279,7 +279,7 @@ impl ShardRows {
 
     /// Returns whether any field in the dataset has a video extension.
     pub(super) fn has_videos(&self) -> bool {
-        self.names.iter().flatten().any(|name| modality_of(name) == Some(Modality::Video))
+        self.names.iter().flatten().any(|name| extension_modality(name) == Some(Modality::Video))
     }
 
     fn shape(&self, at: usize) -> MediaShape {

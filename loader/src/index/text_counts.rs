@@ -12,7 +12,7 @@ use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 use dflop_samples::inputs::TextCounter;
 use dflop_samples::media::{
-    Content, DecodeLimits, Media, MediaShape, Modality, RgbImage, TextLength, Video, codec_of,
+    Content, DecodeLimits, Media, MediaShape, Modality, RgbImage, TextLength, Video, extension_codec,
 };
 use dflop_samples::sample::{Field, Sample};
 
@@ -75,7 +75,7 @@ impl ShardCounter {
 
     /// Counts a sample with these field shapes; a sample that cannot be counted keeps the estimate.
     pub(super) fn push(&mut self, sample: &RawSample, shapes: &[MediaShape], estimate: TextLength) {
-        let length = match self.counter.count(&self.texts_of(sample, shapes)) {
+        let length = match self.counter.count(&self.text_sample(sample, shapes)) {
             Ok(length) => length,
             Err(error) => {
                 let key = &sample.key;
@@ -89,7 +89,7 @@ impl ShardCounter {
 
     /// Returns the sample with texts and documents. Videos are included without pixels if the counter reads
     /// frame times, images without pixels if it reads image sizes; other fields only have names.
-    fn texts_of(&self, sample: &RawSample, shapes: &[MediaShape]) -> Sample {
+    fn text_sample(&self, sample: &RawSample, shapes: &[MediaShape]) -> Sample {
         let field = |(field, shape): (&RawField, &MediaShape)| {
             let media = match shape {
                 MediaShape::Image(size) if self.counter.reads_image_sizes() => Some(Media::Image(RgbImage {
@@ -97,7 +97,7 @@ impl ShardCounter {
                     height: size.height,
                     ..RgbImage::default()
                 })),
-                _ => self.text_of(field),
+                _ => self.field_text(field),
             };
             let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
             Field { extension: field.extension.clone(), media }
@@ -109,8 +109,8 @@ impl ShardCounter {
         texts
     }
 
-    fn text_of(&self, field: &RawField) -> Option<Media> {
-        let codec = codec_of(&field.extension)?;
+    fn field_text(&self, field: &RawField) -> Option<Media> {
+        let codec = extension_codec(&field.extension)?;
         let payload = field.payload.clone().unwrap_or_default();
         match codec.content() {
             Content::Text | Content::Document => codec.decode(payload, &self.limits).ok(),
@@ -134,7 +134,7 @@ impl ShardCounter {
 }
 
 /// Returns the token count columns in a record batch.
-pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveArray<UInt32Type>)>> {
+pub(super) fn count_columns(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveArray<UInt32Type>)>> {
     let schema = batch.schema();
     counter_digests(&schema)
         .map(|digest| {

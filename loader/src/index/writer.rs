@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use dflop_samples::media::{Payload, VideoSampling, codec_of};
+use dflop_samples::media::{Payload, VideoSampling, extension_codec};
 
 use super::build::{Builder, BuiltShard, build_shard, indexed};
 use super::cache::{IndexOptions, directories, index_error, stats, store};
@@ -120,7 +120,7 @@ impl WrittenIndex {
 
 /// Returns whether the shape of a field depends on the payload, judged by the field name.
 fn has_shape(name: &str) -> bool {
-    codec_of(name).is_some_and(|codec| codec.payload() != Payload::Unused)
+    extension_codec(name).is_some_and(|codec| codec.payload() != Payload::Unused)
 }
 
 fn identity(shard: &Shard) -> Result<Identity> {

@@ -4,7 +4,7 @@ use dflop_costmodel::ModelSpec;
 use serde_json::Value;
 
 use super::directory::ModelDirectory;
-use super::registry::directory_of;
+use super::registry::model_directory;
 use crate::error::Result;
 use dflop_processors::image::ImageProcessor;
 
@@ -12,9 +12,12 @@ use dflop_processors::image::ImageProcessor;
 ///
 /// # Errors
 /// See [`ModelDirectory::image_processor`].
-pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
+pub fn image_processor_from_names<S: AsRef<str>>(
+    names: &[S],
+    model: &ModelSpec,
+) -> Result<Option<ImageProcessor>> {
     for name in names {
-        let Some(directory) = directory_of(name.as_ref())? else { continue };
+        let Some(directory) = model_directory(name.as_ref())? else { continue };
         if directory.part()?.vision.is_some() {
             return directory.image_processor(model);
         }
@@ -36,7 +39,7 @@ impl ModelDirectory {
         match own.or_else(nested).filter(is_named) {
             Some(json) => {
                 let in_file = ImageProcessor::from_preprocessor_config(json)?;
-                Ok(Some(published.with_pixels_of(&in_file)))
+                Ok(Some(published.with_pixels_from(&in_file)))
             }
             None => Ok(Some(published)),
         }

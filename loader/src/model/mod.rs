@@ -9,7 +9,8 @@ mod registry;
 pub use self::directory::ModelDirectory;
 pub use self::hub_cache::cached_checkpoint;
 #[cfg(feature = "processors")]
-pub use self::image_processor::image_processor_of;
+pub use self::image_processor::image_processor_from_names;
 pub use self::registry::{
-    checkpoint_path, directory_of, profile_of, profile_options, read_profile, spec_of, unknown_name_hint,
+    checkpoint_path, model_directory, model_profile, profile_options, read_profile, spec_from_names,
+    unknown_name_hint,
 };

@@ -20,14 +20,14 @@ use crate::store::file;
 /// # Errors
 /// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do
 /// not form a model; [`Error::Storage`] and [`Error::Config`] if a directory cannot be read.
-pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
+pub fn spec_from_names<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
-        return match directory_of(name.as_ref())? {
+        return match model_directory(name.as_ref())? {
             Some(directory) => directory.spec(),
             None => ModelSpec::preset(name.as_ref()).map_err(Error::Model),
         };
     }
-    let part = |name: &S| match directory_of(name.as_ref())? {
+    let part = |name: &S| match model_directory(name.as_ref())? {
         Some(directory) => directory.part(),
         None => ModelSpec::preset(name.as_ref()).map(PartialModelSpec::from).map_err(Error::Model),
     };
@@ -64,7 +64,7 @@ pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// The errors of [`ModelDirectory::open`] and [`ModelDirectory::described`].
-pub fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+pub fn model_directory(name: &str) -> Result<Option<ModelDirectory>> {
     if name.starts_with('{') {
         return ModelDirectory::described(name).map(Some);
     }
@@ -108,7 +108,7 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
 /// # Errors
 /// The errors of [`read_profile`]; [`Error::Model`] with the measured models if the included profile has no
 /// times for this model.
-pub fn profile_of(path: &Path, spec: &ModelSpec) -> Result<Profile> {
+pub fn model_profile(path: &Path, spec: &ModelSpec) -> Result<Profile> {
     let name = path.to_str().filter(|_| !path.exists());
     let shipped = name.map(|name| Profile::shipped(name, spec)).transpose().map_err(Error::Model)?;
     match shipped.flatten() {

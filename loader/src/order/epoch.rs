@@ -54,7 +54,7 @@ impl Order {
     ///
     /// # Errors
     /// [`Error::Config`] if the shuffle has too many blocks, or a size is zero.
-    pub fn of_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
+    pub fn from_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
         shuffle.check()?;
         let shards: Vec<(Range<u64>, bool)> = (0..dataset.index().shards().len())
             .map(|shard| {

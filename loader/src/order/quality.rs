@@ -48,7 +48,7 @@ impl ShuffleQuality {
         if batch == 0 {
             return Err(Error::Config { setting: "batch", reason: "must be at least 1".into() });
         }
-        let order = Order::of_dataset(dataset, shuffle, seed, 0)?.epoch(epoch);
+        let order = Order::from_dataset(dataset, shuffle, seed, 0)?.epoch(epoch);
         let shard_ends: Vec<u64> = (0..dataset.index().shards().len())
             .map(|shard| dataset.places_below(dataset.index().shard_samples(shard).end))
             .collect();

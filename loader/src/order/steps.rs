@@ -201,10 +201,10 @@ impl StepPositions {
 
     /// Steps that as many samples fill as all datasets have.
     pub(crate) fn per_epoch(&self) -> u64 {
-        self.steps_of(self.samples)
+        self.sample_steps(self.samples)
     }
 
-    fn steps_of(&self, samples: u64) -> u64 {
+    fn sample_steps(&self, samples: u64) -> u64 {
         if self.tail == Tail::Drop {
             samples / self.global_batch
         } else {
@@ -217,7 +217,7 @@ impl StepPositions {
         let end = self.layout.end?;
         let steps = match self.epoch {
             Some(samples) => end / samples * self.per_epoch(),
-            None => self.steps_of(end),
+            None => self.sample_steps(end),
         };
         Some(self.origin.step + steps)
     }

@@ -31,7 +31,7 @@ impl BlankMedia {
         let is_run = |module: Module| match self {
             Self::Always => true,
             Self::Never => false,
-            Self::Auto => dp_size > 1 && datasets.iter().any(|set| set.index().has_media_of(module)),
+            Self::Auto => dp_size > 1 && datasets.iter().any(|set| set.index().has_media(module)),
         };
         encoders.iter().map(|(module, _)| *module).filter(|module| is_run(*module)).collect()
     }

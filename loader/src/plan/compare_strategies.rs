@@ -110,7 +110,7 @@ pub fn simulate_plan(
                 let last = pipeline.stages.len() - 1;
                 let module = |stages: &usize| ModuleStages::new(*stages, 1).feeds(last);
                 let modules: Vec<ModuleStages> = pipeline.stages.iter().map(module).collect();
-                PipelineLayout::of_modules(&modules, microbatches.len())?
+                PipelineLayout::from_modules(&modules, microbatches.len())?
             }
             chunks => PipelineLayout::chain(stages / chunks, chunks, microbatches.len())?,
         };

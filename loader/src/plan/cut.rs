@@ -8,7 +8,7 @@ use super::cost_function::{self, CostInput};
 use super::lockstep::{common_constants, one_after_the_other};
 use super::planner::StepPlanner;
 use super::step_plan::StepCut;
-use crate::error::{Result, reason_of};
+use crate::error::{Result, error_reason};
 use crate::order::StepSample;
 
 impl StepPlanner {
@@ -51,7 +51,7 @@ impl StepPlanner {
                 return SampleCost { target_tokens: shape.target_tokens, ..self.free };
             }
             model.predict(&shape).unwrap_or_else(|error| {
-                refused.push((place, reason_of(&error)));
+                refused.push((place, error_reason(&error)));
                 self.free
             })
         };

@@ -43,7 +43,7 @@ impl StepPlanner {
         ranks: usize,
     ) -> Vec<Vec<SampleMedium>> {
         assert!(ranks > 0, "media are shared between at least one rank");
-        let model = self.model_of(plan.step);
+        let model = self.step_model(plan.step);
         let mut shape = SampleShape::default();
         let mut media = Vec::new();
         for &place in plan.ranks[rank][microbatch].iter().filter(|place| !plan.is_refused(**place)) {

@@ -46,7 +46,7 @@ impl StepPlanner {
     #[must_use]
     pub fn padding_ns(&self, step: u64, samples: usize, tokens: u64) -> u64 {
         let Some(to) = self.config.pad_to else { return 0 };
-        Padding { to, model: &self.model_of(step) }.besides_ns(samples, tokens)
+        Padding { to, model: &self.step_model(step) }.besides_ns(samples, tokens)
     }
 
     /// Cuts a step into microbatches that have room for their samples.

@@ -45,7 +45,7 @@ impl Padding<'_> {
     }
 
     /// Returns the LLM padding time for every planned microbatch, by rank.
-    pub(super) fn of_microbatches(&self, plan: &StepPlan) -> Vec<Vec<u64>> {
+    pub(super) fn microbatch_times(&self, plan: &StepPlan) -> Vec<Vec<u64>> {
         let of_microbatch = |places: &Vec<u32>| {
             let is_row = |place: &&u32| !plan.is_refused(**place);
             let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();

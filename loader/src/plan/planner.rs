@@ -14,7 +14,7 @@ use super::lockstep::{Synchronization, alike_together, step_ns};
 use super::padding::Padding;
 use super::step_plan::{StepCut, StepPlan, digest};
 use crate::dataset::Dataset;
-use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
+use crate::error::{Error, PlanError, Result, check_at_most, error_reason};
 use crate::index::{Index, SampleRow};
 use crate::order::{LoaderState, RunSettings, StepSample, Steps};
 
@@ -72,7 +72,7 @@ impl StepPlanner {
     }
 
     /// Returns the step in a state that was saved by this very run.
-    pub(crate) fn step_of(&self, state: &LoaderState) -> Result<u64> {
+    pub(crate) fn saved_step(&self, state: &LoaderState) -> Result<u64> {
         let restored = state.restore(self.run(), false)?;
         if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
             let reason = "it is of another run: restore it when the planner is built".into();
@@ -175,7 +175,7 @@ impl StepPlanner {
             bound: cut.bound,
             target_tokens,
         };
-        plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.of_microbatches(&plan));
+        plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.microbatch_times(&plan));
         if let Some(synchronization) = self.config.synchronization {
             plan.makespan_ns = step_ns(&plan, synchronization);
         } else if self.config.pad_to.is_some() {
@@ -243,7 +243,7 @@ impl StepPlanner {
             self.row(plan.samples[place as usize]).read_shape(&mut shape);
             samples.extend(self.model.sample_times(module, &shape));
         }
-        let constants = self.model.constants_of(module, &samples);
+        let constants = self.model.sample_constants(module, &samples);
         let rank = rank as u32;
         (!samples.is_empty()).then_some(Observation { module, rank, measured_ns, constants, samples })
     }
@@ -256,7 +256,7 @@ impl StepPlanner {
     }
 
     /// Returns the cost model for a step; corrections can still change it.
-    pub(super) fn model_of(&self, step: u64) -> CostModel {
+    pub(super) fn step_model(&self, step: u64) -> CostModel {
         self.corrected(&self.corrections.lock().unwrap_or_else(PoisonError::into_inner), step)
     }
 
@@ -291,7 +291,7 @@ impl StepPlanner {
             let reason = "needs `stages`: modules that share one device have no pipeline".into();
             return Err(Error::Config { setting: "schedule", reason });
         }
-        let invalid = |error| Error::Config { setting: "schedule", reason: reason_of(&error) };
+        let invalid = |error| Error::Config { setting: "schedule", reason: error_reason(&error) };
         self.pipeline().check_schedule().map_err(invalid)
     }
 

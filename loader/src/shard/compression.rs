@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
-use super::format::compression_of;
+use super::format::compression_name;
 use crate::error::{DataError, Error, Result};
 
 /// Maximum zstd window, as a power of two in bytes (128 MiB), the same limit as in the reference decoder.
@@ -38,7 +38,7 @@ pub enum Compression {
 /// # Errors
 /// [`Error::Data`] if the format is not supported, such as bzip2, xz and lz4.
 pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> {
-    match (first, compression_of(first)) {
+    match (first, compression_name(first)) {
         // A skippable frame, which pzstd and seekable files start with.
         ([0x50..=0x5f, 0x2a, 0x4d, 0x18, ..], _) | (_, Some("Zstandard")) => Ok(Compression::Zstd),
         (_, Some("gzip")) => Ok(Compression::Gzip),

@@ -8,7 +8,7 @@
 
 use std::fmt;
 
-use dflop_samples::media::{Content, Modality, content_of, modality_of};
+use dflop_samples::media::{Content, Modality, extension_content, extension_modality};
 
 use crate::error::{Error, Result};
 
@@ -147,8 +147,8 @@ impl Name {
 
     fn fits(&self, extension: &str) -> bool {
         match self {
-            Self::Medium(modality) => modality_of(extension) == Some(*modality),
-            Self::Text => content_of(extension) == Some(Content::Text),
+            Self::Medium(modality) => extension_modality(extension) == Some(*modality),
+            Self::Text => extension_content(extension) == Some(Content::Text),
             Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
             Self::Pattern(pieces) => fits_pattern(pieces, extension),
             Self::AnyOf(names) => names.iter().any(|name| name.fits(extension)),

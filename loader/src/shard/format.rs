@@ -56,7 +56,7 @@ const COMPRESSIONS: [(&[u8], &str); 9] = [
 ];
 
 /// Names the compression format of bytes; `None` if they are not compressed.
-pub(crate) fn compression_of(first: &[u8]) -> Option<&'static str> {
+pub(crate) fn compression_name(first: &[u8]) -> Option<&'static str> {
     let (_, name) = COMPRESSIONS.iter().find(|(magic, _)| first.starts_with(magic))?;
     let is_bzip2 = first.get(3).is_some_and(|level| (b'1'..=b'9').contains(level));
     (*name != "bzip2" || is_bzip2).then_some(*name)
@@ -65,7 +65,7 @@ pub(crate) fn compression_of(first: &[u8]) -> Option<&'static str> {
 /// Names the format of a file that is not a tar; `None` if it is unknown.
 ///
 /// - `first`: first block, or less
-pub(crate) fn format_of(first: &[u8]) -> Option<OtherFormat> {
+pub(crate) fn other_format(first: &[u8]) -> Option<OtherFormat> {
     if let Some((_, name, advice)) = BY_MAGIC.iter().find(|(magic, ..)| first.starts_with(magic)) {
         return Some(OtherFormat { name, advice });
     }
@@ -75,7 +75,7 @@ pub(crate) fn format_of(first: &[u8]) -> Option<OtherFormat> {
     if first.get(4..8) == Some(b"ftyp") {
         return Some(OtherFormat { name: "an MP4, HEIC or AVIF file", advice: PACKED });
     }
-    if let Some(name) = compression_of(first) {
+    if let Some(name) = compression_name(first) {
         return Some(OtherFormat { name: compressed_data(name), advice: TWICE });
     }
     text_format(first)
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     fn name(first: &[u8]) -> Option<&'static str> {
-        format_of(first).map(|format| format.name)
+        other_format(first).map(|format| format.name)
     }
 
     #[test]

@@ -23,7 +23,7 @@ use super::braces::Expansion;
 use super::variables::{invalid, substituted};
 use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
-use crate::files::{directory_of, lies_inside};
+use crate::files::{lies_inside, parent_directory};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
     redact_name,
@@ -226,7 +226,7 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
             push_shards(Shard::local(pattern.to_owned(), access), access, &mut shards)?;
             continue;
         }
-        for part in parts_of(pattern) {
+        for part in split_list(pattern) {
             expansion.add(&substituted(part, access)?)?;
         }
     }
@@ -262,7 +262,7 @@ fn is_existing_file(pattern: &str) -> bool {
 }
 
 /// Splits a list at `::`, but not inside IPv6 address brackets: `http://[::1]/a.tar`.
-fn parts_of(list: &str) -> Vec<&str> {
+fn split_list(list: &str) -> Vec<&str> {
     let (mut parts, mut start, mut is_address) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
         match byte {
@@ -334,7 +334,7 @@ fn other_format(path: &Path) -> Option<String> {
 
 /// Appends the shards in a list. They must be in the list's directory unless `access` allows other locations.
 fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
-    let directory = directory_of(list);
+    let directory = parent_directory(list);
     for url in listed_shards(list)? {
         let shard = Shard::found(url, &access.stores)?;
         let is_inside = shard.path().is_some_and(|path| lies_inside(directory, path));
@@ -517,7 +517,7 @@ mod tests {
             ("a:::b::::", &["a", ":b", "", ""]),
         ];
         for (list, parts) in lists {
-            assert_eq!(parts_of(list), parts);
+            assert_eq!(split_list(list), parts);
         }
         assert_eq!(urls("http://[::1]:8/{0..1}.tar").len(), 2);
     }

@@ -130,7 +130,7 @@ impl ShardPass {
         matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
 
-    pub(crate) fn place_of(&self, item: u64) -> ItemPosition {
+    pub(crate) fn item_position(&self, item: u64) -> ItemPosition {
         let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
         ItemPosition { shard: self.shard, behind, is_repeated: matches!(self.wanted, WantedItems::Only(_)) }
     }
@@ -204,7 +204,7 @@ pub(crate) struct ShardIdentity {
 
 impl ShardIdentity {
     /// Creates a shard identity from the first [`HEADER_BYTES`] bytes.
-    pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
+    pub(crate) fn from_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
 }

@@ -38,12 +38,12 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) fn of_meta(meta: &object_store::ObjectMeta) -> Self {
+    pub(super) fn from_meta(meta: &object_store::ObjectMeta) -> Self {
         let modified = meta.last_modified.timestamp_nanos_opt().and_then(|ns| u64::try_from(ns).ok());
         Self { bytes: Some(meta.size), modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
     }
 
-    pub(super) fn of_length(self, bytes: u64) -> Identity {
+    pub(super) fn with_length(self, bytes: u64) -> Identity {
         Identity { bytes, modified_ns: self.modified_ns, etag: self.etag }
     }
 }

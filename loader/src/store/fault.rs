@@ -8,7 +8,7 @@ use super::retry::Fault;
 use super::url::StoreKind;
 
 /// Classifies an error by status, or by kind if no response was seen.
-pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
+pub(super) fn store_fault(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
     let reason = short_reason(error);
     if let Some(permanent) = permanent_cause(error) {
         return permanent;
@@ -139,7 +139,7 @@ pub(super) fn other_version(difference: &str) -> Fault {
 /// page.
 pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
-    let reason = crate::error::reason_of(error);
+    let reason = crate::error::error_reason(error);
     let line = redact(&reason).split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(CHARACTERS_MAX) {
         Some((end, _)) => format!("{}…", &line[..end]),
@@ -168,11 +168,11 @@ mod tests {
     fn a_certificate_that_is_refused_is_final_and_a_broken_connection_is_not() {
         let sent = Notes { is_sent: true, ..Notes::default() };
         let refused = failed(Tls::InvalidCertificate(CertificateError::UnknownIssuer));
-        for fault in [fault_of(&refused, sent, StoreKind::S3), unwatched(&refused, StoreKind::S3)] {
+        for fault in [store_fault(&refused, sent, StoreKind::S3), unwatched(&refused, StoreKind::S3)] {
             let Fault::Final { reason, .. } = fault else { panic!("{fault:?}") };
             assert!(reason.starts_with("TLS is refused") && reason.contains("certificate"), "{reason}");
         }
         let broken = failed(Tls::DecryptError);
-        assert!(matches!(fault_of(&broken, sent, StoreKind::S3), Fault::Transient { .. }));
+        assert!(matches!(store_fault(&broken, sent, StoreKind::S3), Fault::Transient { .. }));
     }
 }

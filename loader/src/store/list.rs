@@ -50,7 +50,7 @@ async fn list_all(directory: &RemoteObject) -> io::Result<Vec<String>> {
         drop(permit);
         match listed {
             Ok(listed) => {
-                let urls = listed.objects.iter().map(|meta| directory.parsed().url_of(&meta.location));
+                let urls = listed.objects.iter().map(|meta| directory.parsed().object_url(&meta.location));
                 let mut urls: Vec<_> = urls.collect();
                 urls.sort_unstable();
                 return Ok(urls);

@@ -15,7 +15,7 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use super::answer::{Answer, Found, Identity, Ranges, Refusal, Wanted, check_version};
 use super::coalesce::CoalesceLimits;
 use super::connect::Retries;
-use super::fault::{fault_of, is_missing, short_reason};
+use super::fault::{is_missing, short_reason, store_fault};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::observed::Observed;
@@ -183,7 +183,7 @@ impl RemoteObject {
             Err(refusal) => return Err(refusal.fault),
         };
         if let Some(bytes) = first.found.bytes {
-            return Ok(first.found.of_length(bytes));
+            return Ok(first.found.with_length(bytes));
         }
         drop(first);
         let whole = self.request(Wanted::default()).await.map_err(|refusal| refusal.fault)?;
@@ -191,7 +191,7 @@ impl RemoteObject {
             Some(bytes) => bytes,
             None => self.counted(whole.chunks).await?,
         };
-        Ok(whole.found.of_length(bytes))
+        Ok(whole.found.with_length(bytes))
     }
 
     /// Counts the bytes in a body that is not kept.
@@ -360,14 +360,14 @@ impl RemoteObject {
         let ranges = if notes.is_range_ignored { Ranges::Ignored } else { Ranges::Served };
         match result {
             Ok(result) => {
-                let found = Found::of_meta(&result.meta);
+                let found = Found::from_meta(&result.meta);
                 let chunks = result.into_stream();
                 let chunks =
                     chunks.map(|chunk| chunk.map_err(|error| Fault::transient(short_reason(&error))));
                 Ok(Answer { found, ranges, chunks: chunks.boxed() })
             }
             Err(error) => {
-                let fault = fault_of(&error, notes, self.parsed.kind);
+                let fault = store_fault(&error, notes, self.parsed.kind);
                 Err(Refusal { fault, status: notes.status, total: None })
             }
         }

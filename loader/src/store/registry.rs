@@ -63,7 +63,7 @@ impl StoreRegistry {
     }
 
     /// Returns the store for a URL, with the scheme and the rest after `://`.
-    pub(super) fn of_url<'a>(&self, url: &'a str) -> Option<(&dyn ShardStore, &'a str, &'a str)> {
+    pub(super) fn store_for_url<'a>(&self, url: &'a str) -> Option<(&dyn ShardStore, &'a str, &'a str)> {
         let (scheme, rest) = url.split_once("://")?;
         self.stores.get(scheme).map(|store| (&**store, scheme, rest))
     }

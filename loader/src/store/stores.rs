@@ -126,7 +126,7 @@ impl Stores {
 
     /// Returns whether a name is the URL of a remote shard.
     pub(crate) fn is_remote(&self, url: &str) -> bool {
-        is_remote(url) || self.shared.settings.registry.of_url(url).is_some()
+        is_remote(url) || self.shared.settings.registry.store_for_url(url).is_some()
     }
 
     /// Parses a remote shard URL.
@@ -134,14 +134,14 @@ impl Stores {
     /// # Errors
     /// The reason why the URL is invalid.
     pub(super) fn parse(&self, url: &str) -> Result<RemoteUrl, String> {
-        match self.shared.settings.registry.of_url(url) {
+        match self.shared.settings.registry.store_for_url(url) {
             Some((_, scheme, rest)) => RemoteUrl::parse_bucket(StoreKind::Registered, scheme, rest),
             None => RemoteUrl::parse(url),
         }
     }
 
     pub(super) fn connect(&self, url: &RemoteUrl, retries: Retries) -> Result<Arc<dyn ObjectStore>, String> {
-        let registered = self.shared.settings.registry.of_url(&url.root);
+        let registered = self.shared.settings.registry.store_for_url(&url.root);
         let key = (url.root.clone(), matches!(retries, Retries::ByStore(_)) && registered.is_none());
         let connected = || self.shared.connected.lock().expect("no holder panics");
         if let Some(store) = connected().get(&key) {

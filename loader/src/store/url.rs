@@ -23,7 +23,7 @@ pub(crate) enum StoreKind {
 }
 
 impl StoreKind {
-    fn of_scheme(scheme: &str) -> Option<Self> {
+    fn from_scheme(scheme: &str) -> Option<Self> {
         match scheme {
             "s3" | "s3a" => Some(Self::S3),
             "gs" => Some(Self::Gcs),
@@ -57,7 +57,7 @@ impl StoreKind {
 
 /// Returns whether a name is a URL on a built-in remote store.
 pub(crate) fn is_remote(url: &str) -> bool {
-    url.split_once("://").is_some_and(|(scheme, _)| StoreKind::of_scheme(scheme).is_some())
+    url.split_once("://").is_some_and(|(scheme, _)| StoreKind::from_scheme(scheme).is_some())
 }
 
 /// URL of a remote shard or of a shard directory.
@@ -84,7 +84,7 @@ pub(crate) enum ObjectName {
 impl fmt::Debug for RemoteUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.object {
-            ObjectName::Key(path) => write!(formatter, "{}", redact_name(&self.url_of(path))),
+            ObjectName::Key(path) => write!(formatter, "{}", redact_name(&self.object_url(path))),
             ObjectName::Address(url) => write!(formatter, "{}", redact_name(url.as_str())),
         }
     }
@@ -97,7 +97,7 @@ impl RemoteUrl {
     /// The reason why the URL is invalid.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.split_once("://").ok_or("expected a URL with a scheme")?;
-        let kind = StoreKind::of_scheme(scheme).ok_or_else(|| format!("`{scheme}://` is not supported"))?;
+        let kind = StoreKind::from_scheme(scheme).ok_or_else(|| format!("`{scheme}://` is not supported"))?;
         if kind == StoreKind::Http {
             return Self::parse_http(url);
         }
@@ -115,7 +115,7 @@ impl RemoteUrl {
             return Err(format!("expected a bucket after `{scheme}://`"));
         }
         let is_directory = key.is_empty() || key.ends_with('/');
-        let object = ObjectName::Key(path_of(key)?);
+        let object = ObjectName::Key(key_path(key)?);
         Ok(Self { kind, root: format!("{scheme}://{bucket}"), object, is_directory })
     }
 
@@ -128,7 +128,7 @@ impl RemoteUrl {
     }
 
     /// Returns the URL for an object listed in this directory.
-    pub(crate) fn url_of(&self, path: &Path) -> String {
+    pub(crate) fn object_url(&self, path: &Path) -> String {
         format!("{}/{path}", self.root)
     }
 }
@@ -137,7 +137,7 @@ impl RemoteUrl {
 ///
 /// # Errors
 /// The reason why the bucket client cannot request the key.
-fn path_of(key: &str) -> Result<Path, String> {
+fn key_path(key: &str) -> Result<Path, String> {
     // A part that looks like a query may be a signature.
     let shown = key.split(['?', '#']).next().unwrap_or_default();
     if key.starts_with('/') {

@@ -36,7 +36,7 @@ use self::destination::Destination;
 use self::existing::{Existing, find_shard};
 pub(crate) use self::part::PartDirectory;
 pub use self::part::ShardPart;
-use self::shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
+use self::shard_file::{END_BYTES, ShardFile, entries_bytes, sample_entries, shard_name};
 
 /// Default shard size limit: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;
@@ -277,7 +277,7 @@ impl ShardWriter {
     }
 
     fn append(&mut self, key: &str, fields: &[(&str, &[u8])]) -> Result<()> {
-        if !self.has_room(tar_bytes_of(&sample_entries(key, fields, 0))) {
+        if !self.has_room(entries_bytes(&sample_entries(key, fields, 0))) {
             self.close_shard()?;
         }
         let shard = if let Some(shard) = &mut self.open {

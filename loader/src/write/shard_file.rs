@@ -41,7 +41,7 @@ pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -
 }
 
 /// Returns the number of bytes in the sample entries, with headers and padding.
-pub(super) fn tar_bytes_of(entries: &[Entry]) -> u64 {
+pub(super) fn entries_bytes(entries: &[Entry]) -> u64 {
     let begin = entries.first().map_or(0, |entry| entry.header_offset);
     entries.last().and_then(Entry::end_offset).map_or(0, |end| end - begin)
 }
@@ -93,7 +93,7 @@ impl ShardFile {
             let appended = self.archive.append_data(&mut header, &entry.name, *payload);
             appended.map_err(|source| self.place.error(source))?;
         }
-        self.tar_bytes += tar_bytes_of(entries);
+        self.tar_bytes += entries_bytes(entries);
         Ok(())
     }
 

@@ -195,14 +195,14 @@ fn compile_objects(building: &Path, sources: &BTreeMap<PathBuf, String>) {
             scope.spawn(|| {
                 while let Some((path, optimization)) = next() {
                     let mut command = Command::new(COMPILER);
-                    run(command.args(FLAGS).arg(optimization).arg(&path).arg("-o").arg(object_of(&path)));
+                    run(command.args(FLAGS).arg(optimization).arg(&path).arg("-o").arg(object_path(&path)));
                 }
             });
         }
     });
 }
 
-fn object_of(source: &Path) -> PathBuf {
+fn object_path(source: &Path) -> PathBuf {
     source.with_extension("o")
 }
 
@@ -210,7 +210,7 @@ fn link(library: &Library, building: &Path, sources: &BTreeMap<PathBuf, String>)
     let objects = sources
         .keys()
         .filter(|path| path.starts_with(library.directory) && is_code(path))
-        .map(|path| object_of(&building.join(path)));
+        .map(|path| object_path(&building.join(path)));
     let shared = |name: &str| {
         let mut command = Command::new(COMPILER);
         command.args(["-shared", "-pthread", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]);

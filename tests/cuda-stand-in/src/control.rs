@@ -236,7 +236,7 @@ impl StandIn {
     /// If the library returns anything else.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, u64> {
-        let text = text_of(self.calls);
+        let text = written_text(self.calls);
         let line = |line: &str| {
             let (name, count) = line.rsplit_once(' ').expect("a line has a name and a number");
             (name.to_owned(), count.parse().expect("the number is one"))
@@ -293,12 +293,12 @@ impl StandIn {
     /// Returns the cause of the last device failure, such as a fault's address and thread, or nothing.
     #[must_use]
     pub fn last_failure(&self) -> String {
-        text_of(self.last_failure)
+        written_text(self.last_failure)
     }
 }
 
 /// Returns the text that a function writes.
-fn text_of(write: unsafe extern "C" fn(*mut c_char, usize) -> c_int) -> String {
+fn written_text(write: unsafe extern "C" fn(*mut c_char, usize) -> c_int) -> String {
     let mut text = vec![0_u8; 1 << 14];
     // SAFETY: the stand-in functions write at most the given number of bytes, terminated by NUL.
     unsafe { write(text.as_mut_ptr().cast(), text.len()) };

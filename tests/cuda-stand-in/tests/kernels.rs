@@ -325,7 +325,7 @@ fn the_launch_that_is_asked_to_fails() {
 }
 
 /// Compiler log for a source that the compiler must reject.
-fn log_of(source: &str, options: &[&str]) -> String {
+fn compiler_log(source: &str, options: &[&str]) -> String {
     match compile(source, options) {
         Ok(_) => panic!("compiled: {source}"),
         Err(log) => log,
@@ -336,13 +336,13 @@ fn log_of(source: &str, options: &[&str]) -> String {
 fn compilers_say_what_is_wrong() {
     let Some(cuda) = cuda() else { return };
     let kernel = |body: &str| format!("extern \"C\" __global__ void k(float* x) {{ {body} }}");
-    let log = log_of(&kernel("undeclared = 1;"), &OPTIONS);
+    let log = compiler_log(&kernel("undeclared = 1;"), &OPTIONS);
     assert!(log.contains("test.cu:1") && log.contains("undeclared"), "{log}");
-    assert!(log_of("", &["--no-such-option"]).contains("--no-such-option"));
+    assert!(compiler_log("", &["--no-such-option"]).contains("--no-such-option"));
     cuda.set_compilation_fails(true);
     assert!(compile(ADD, &OPTIONS).is_err());
     cuda.set_compilation_fails(false);
-    log_of(&kernel("x[0] = WIDTH;"), &OPTIONS);
+    compiler_log(&kernel("x[0] = WIDTH;"), &OPTIONS);
     let [architecture, standard] = OPTIONS;
     let options = [architecture, standard, "-DWIDTH=64", "-lineinfo"];
     assert!(compile(&kernel("x[0] = WIDTH;"), &options).is_ok());
@@ -357,11 +357,11 @@ fn what_the_runtime_compiler_lacks_is_refused() {
         ("x[0] = std::abs(x[1]);", "nvrtc_has_no_std"),
         ("x[0] = INFINITY;", "INFINITY"),
     ] {
-        let log = log_of(&kernel(body), &OPTIONS);
+        let log = compiler_log(&kernel(body), &OPTIONS);
         assert!(log.contains(reason), "{log}");
     }
     let call = kernel("x[0] = half(x[1]);");
-    let log = log_of(&format!("inline float half(float x) {{ return x / 2; }}\n{call}"), &OPTIONS);
+    let log = compiler_log(&format!("inline float half(float x) {{ return x / 2; }}\n{call}"), &OPTIONS);
     assert!(log.contains("has no __device__") && log.contains("half(float x)"), "{log}");
     let half = "struct Two { float value = 2.f; int zeros[2] = {0, 0}; };
         enum Kind { FIRST };

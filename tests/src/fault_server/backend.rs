@@ -22,12 +22,12 @@ pub(super) enum Backend {
 /// - `has_ranges`: whether ranges are regarded
 pub(super) async fn respond(request: &Request, backend: &Backend, has_ranges: bool) -> io::Result<Response> {
     match backend {
-        Backend::Directory(directory) => Ok(of_file(request, directory, has_ranges)),
+        Backend::Directory(directory) => Ok(file_response(request, directory, has_ranges)),
         Backend::Upstream(address) => forward(request, *address, has_ranges).await,
     }
 }
 
-fn of_file(request: &Request, directory: &Path, has_ranges: bool) -> Response {
+fn file_response(request: &Request, directory: &Path, has_ranges: bool) -> Response {
     if !request.is_get() && request.method != "HEAD" {
         return Response::status(405);
     }

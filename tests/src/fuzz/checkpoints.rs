@@ -52,7 +52,7 @@ pub(super) fn checkpoint(bytes: &[u8]) {
         files.insert(name.to_owned(), digest);
         rest = after;
     }
-    let step = step_of(&directory.join(NAMES[0])).unwrap_or(1);
+    let step = saved_step(&directory.join(NAMES[0])).unwrap_or(1);
     let manifest = json!({"format": 1, "step": step, "files": files});
     write(&directory.join("manifest.json"), manifest.to_string().as_bytes());
     if let Ok(saved) = SavedCheckpoint::open(&directory) {
@@ -66,7 +66,7 @@ pub(super) fn checkpoint(bytes: &[u8]) {
     assert!(opened.is_err() || bytes.windows(4).any(|window| window == b"xxh3"), "opened without digests");
 }
 
-fn step_of(state: &Path) -> Option<u64> {
+fn saved_step(state: &Path) -> Option<u64> {
     let state: Value = serde_json::from_slice(&std::fs::read(state).ok()?).ok()?;
     state.get("step")?.as_u64()
 }

@@ -17,7 +17,7 @@ use super::with_text;
 pub(super) fn chat_template(bytes: &[u8]) {
     with_text(bytes, |source| {
         let spec = ModelSpec::preset("qwen2-vl-7b").expect("a known model");
-        let family = Family::of_model(&ProcessorFamilies::default(), &spec).expect("a built-in family");
+        let family = Family::for_model(&ProcessorFamilies::default(), &spec).expect("a built-in family");
         let parsed = ChatTemplate::parse(source, BTreeMap::new(), &family, SystemTime::UNIX_EPOCH);
         if let Ok(template) = parsed {
             let content = vec![MessagePart::Medium(Modality::Image), MessagePart::Text("A kite?".to_owned())];

@@ -138,7 +138,7 @@ impl Shapes {
             let row = |line: &str| {
                 let mut cells = line.split(',');
                 let mut number = || cells.next()?.trim().parse().ok();
-                Some(ItemSize::of_tiles(number()?, number()?))
+                Some(ItemSize::from_tiles(number()?, number()?))
             };
             text.lines().skip(1).filter_map(row).collect::<Vec<ItemSize>>()
         });
@@ -153,23 +153,23 @@ impl Shapes {
             (mixed ^ (mixed >> 15)).wrapping_mul(0x2c1b_3c6d) % below
         };
         let text = 40 + draw(1, 200) * draw(2, 200) / 70;
-        let video = |frames: u32| ItemSize::of_tiles(frames, frames * 196 + 1 + text);
+        let video = |frames: u32| ItemSize::from_tiles(frames, frames * 196 + 1 + text);
         let kind = draw(3, 100);
         match self {
             Self::Documents => {
                 let tiles = [1, 3, 5, 5][draw(4, 4) as usize];
-                ItemSize::of_tiles(tiles, tiles * 256 + 2 + text)
+                ItemSize::from_tiles(tiles, tiles * 256 + 2 + text)
             }
             Self::Videos if kind < 70 => video(16 + draw(4, 17)),
-            Self::Videos => ItemSize::of_tiles(5, 2200 + text),
-            Self::Mixed if kind < 20 => ItemSize::of_tiles(0, 300 + text * 2),
+            Self::Videos => ItemSize::from_tiles(5, 2200 + text),
+            Self::Mixed if kind < 20 => ItemSize::from_tiles(0, 300 + text * 2),
             Self::Mixed if kind < 65 => {
                 let tiles = 2 + draw(4, 9);
-                ItemSize::of_tiles(tiles, tiles.min(10) * 729 + text)
+                ItemSize::from_tiles(tiles, tiles.min(10) * 729 + text)
             }
             Self::Mixed if kind < 80 => {
                 let tiles = 2 + draw(4, 7);
-                ItemSize::of_tiles(tiles, tiles * 730 + text)
+                ItemSize::from_tiles(tiles, tiles * 730 + text)
             }
             Self::Mixed => video(8 + draw(4, 25)),
         }

@@ -14,7 +14,7 @@ use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
-fn steps_of(planner: &StepPlanner, dp_rank: usize, steps: u64) -> Vec<Step> {
+fn planned_steps(planner: &StepPlanner, dp_rank: usize, steps: u64) -> Vec<Step> {
     let loader = BalancedLoader::builder(planner.clone(), dp_rank).steps(steps).build().unwrap();
     run(loader.stream().try_collect()).unwrap()
 }
@@ -30,7 +30,7 @@ fn the_ranks_together_deliver_every_sample_of_an_epoch_once_decoded() {
         let planner = planner(&data.index(), 16, 2, 2, Tail::Carry);
         let mut seen = BTreeSet::new();
         for dp_rank in 0..2 {
-            for step in steps_of(&planner, dp_rank, 3) {
+            for step in planned_steps(&planner, dp_rank, 3) {
                 assert!(keys(&step).all(|key| seen.insert(key.to_owned())));
                 let samples = step.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
                 let is_decoded = |media: &Media| !matches!(media, Media::Opaque(_));
@@ -48,7 +48,7 @@ fn loss_scales_of_all_ranks_add_up_to_the_token_true_mean() {
     let planner = planner(&data.index(), 24, dp_size, 2, Tail::Carry);
     let (mut weight, mut tokens, mut target_tokens) = (0.0, 0, 0);
     for dp_rank in 0..dp_size {
-        let step = &steps_of(&planner, dp_rank, 1)[0];
+        let step = &planned_steps(&planner, dp_rank, 1)[0];
         target_tokens = step.target_tokens;
         for microbatch in &step.microbatches {
             tokens += microbatch.target_tokens;
@@ -65,7 +65,7 @@ fn loss_scales_of_all_ranks_add_up_to_the_token_true_mean() {
 fn a_run_from_a_later_step_is_the_tail_of_the_full_run() {
     let data = TempDataset::new(2, 24, Compression::Plain);
     let planner = planner(&data.index(), 8, 2, 2, Tail::Carry);
-    let all = steps_of(&planner, 1, 6);
+    let all = planned_steps(&planner, 1, 6);
     let late = BalancedLoader::builder(planner, 1).from_step(4).steps(2).workers(1).build().unwrap();
     let late: Vec<Step> = run(late.stream().try_collect()).unwrap();
     for (expected, step) in all[4..].iter().zip(&late) {

@@ -263,7 +263,7 @@ fn buckets_round_lengths_and_pixels_up() {
         let planner = data.planner(BlankMedia::Always, BatchLayout::Packed).microbatches(3).build().unwrap();
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/model_inputs/chatml");
         let preparer = Preparer::builder(&data.model).tokenizer(Tokenizer::open(directory).unwrap());
-        let preparer = preparer.length_buckets(Buckets::Multiple(64)).sample_multiple_of(4);
+        let preparer = preparer.length_buckets(Buckets::Multiple(64)).sample_multiple(4);
         let preparer = preparer.media_buckets(Buckets::Multiple(32)).build().unwrap();
         let loader = BalancedLoader::builder(planner, 0).steps(1).preparer(Arc::new(preparer));
         let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).build().unwrap();
@@ -307,8 +307,8 @@ fn buckets_that_make_no_sense_are_refused() {
     for (refused, word) in [
         (builder("qwen2-vl-7b").length_buckets(Buckets::Multiple(0)), "length_buckets"),
         (builder("qwen2-vl-7b").media_buckets(Buckets::Lengths(Vec::new())), "media_buckets"),
-        (builder("qwen2-vl-7b").sample_multiple_of(0), "sample_multiple_of"),
-        (builder("qwen2-vl-7b").sample_multiple_of(2).layout(LAYOUTS[1]), "only packed"),
+        (builder("qwen2-vl-7b").sample_multiple(0), "sample_multiple_of"),
+        (builder("qwen2-vl-7b").sample_multiple(2).layout(LAYOUTS[1]), "only packed"),
         (builder("llava-ov-qwen2.5-7b").media_buckets(Buckets::Ladder), "padded to each other"),
     ] {
         let error = refused.build().unwrap_err().to_string();

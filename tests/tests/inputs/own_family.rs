@@ -272,7 +272,7 @@ fn model() -> CostModel {
 fn preparer(model: &CostModel) -> PreparerBuilder {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/model_inputs/chatml");
     let families = ProcessorFamilies::default().with(KiteProcessor);
-    Preparer::builder_of(model.spec(), &families)
+    Preparer::builder_with_families(model.spec(), &families)
         .tokenizer(Tokenizer::open(tokenizer).expect("the tokenizer is recorded"))
 }
 
@@ -345,7 +345,7 @@ fn an_own_family_trains_on_planned_steps() {
 
     let families = BlockFamilies::default().sizes(sizes()).with(KiteBlocks);
     let config = families.model(&config()).unwrap();
-    assert_eq!(families.model_of(cost_model.spec()).unwrap().vision, config.vision);
+    assert_eq!(families.model_from_spec(cost_model.spec()).unwrap().vision, config.vision);
     let layout = |module: ModuleKind| ModuleParallelism::even(module, config.layers(module), 1);
     let modules = config.modules().into_iter().map(layout).collect();
     let frozen = FrozenModules::default();

@@ -39,7 +39,7 @@ fn batches(builder: LoaderBuilder) -> Vec<Batch> {
     run(builder.build().unwrap().stream().try_collect()).unwrap()
 }
 
-fn media_of(builder: LoaderBuilder) -> Images {
+fn loaded_media(builder: LoaderBuilder) -> Images {
     images(batches(builder).iter().flat_map(|batch| &batch.samples))
 }
 
@@ -59,13 +59,13 @@ fn balanced_media(data: &TempDataset, from: u64, steps: u64) -> Images {
 #[test]
 fn workers_storage_ranks_loaders_and_resume_do_not_change_a_draw() {
     let data = TempDataset::new(2, 12, Compression::Plain);
-    let reference = media_of(loader(&data).augment(augment()).workers(1));
+    let reference = loaded_media(loader(&data).augment(augment()).workers(1));
     assert_eq!(reference.len(), 32, "two of three samples have an image, in both epochs");
-    assert_eq!(media_of(loader(&data).augment(augment()).workers(4).batch_size(5)), reference);
+    assert_eq!(loaded_media(loader(&data).augment(augment()).workers(4).batch_size(5)), reference);
     // The same entries at the same offsets, read as a stream.
     let pipes: Vec<String> = (0..2).map(|at| format!("pipe:cat {}", data.shard(at).display())).collect();
     let piped = Loader::builder(expand_with_pipes(&pipes)).epochs(2).augment(augment());
-    assert_eq!(media_of(piped), reference);
+    assert_eq!(loaded_media(piped), reference);
 
     let whole = balanced_media(&data, 0, 6);
     assert_eq!(whole, reference);
@@ -76,8 +76,8 @@ fn workers_storage_ranks_loaders_and_resume_do_not_change_a_draw() {
 #[test]
 fn other_epochs_and_seeds_draw_anew_and_sizes_stay() {
     let data = TempDataset::new(1, 12, Compression::Plain);
-    let plain = media_of(loader(&data));
-    let changed = media_of(loader(&data).augment(augment()));
+    let plain = loaded_media(loader(&data));
+    let changed = loaded_media(loader(&data).augment(augment()));
     for ((epoch, key), image) in &changed {
         assert_ne!(*image, changed[&(1 - epoch, key.clone())], "{key}");
         let stored = &plain[&(*epoch, key.clone())];

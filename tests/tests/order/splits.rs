@@ -98,7 +98,7 @@ fn prepared_by_energon(yaml: &str) -> (tempfile::TempDir, TempDataset, Vec<dflop
     (root, data, shards)
 }
 
-fn index_of(shards: Vec<dflop_loader::shard::Shard>) -> std::sync::Arc<dflop_loader::index::Index> {
+fn build_index(shards: Vec<dflop_loader::shard::Shard>) -> std::sync::Arc<dflop_loader::index::Index> {
     let options = dflop_loader::index::IndexOptions::default();
     std::sync::Arc::new(dflop_loader::index::Index::open_or_build(shards, &options).unwrap())
 }
@@ -106,7 +106,7 @@ fn index_of(shards: Vec<dflop_loader::shard::Shard>) -> std::sync::Arc<dflop_loa
 #[test]
 fn splits_of_energon_are_taken_where_there_is_no_file_of_ours() {
     let (root, data, shards) = prepared_by_energon(&OF_ENERGON.replace("EXCLUDED", "sample-00024"));
-    let index = index_of(shards);
+    let index = build_index(shards);
     let splits = Splits::beside(&index).unwrap();
     let take = |splits: &Splits, name: &str| keys(&Dataset::from(index.clone()).split(splits, name).unwrap());
     let all: BTreeSet<String> = data.keys.iter().cloned().collect();
@@ -123,7 +123,7 @@ fn splits_of_energon_that_do_not_fit_are_refused() {
     let refused = |yaml: &str, shards_left_out: usize| {
         let (_root, _data, mut shards) = prepared_by_energon(yaml);
         shards.drain(..shards_left_out);
-        let index = index_of(shards);
+        let index = build_index(shards);
         let split =
             Splits::beside(&index).and_then(|splits| Dataset::from(index.clone()).split(&splits, "train"));
         split.unwrap_err().to_string()

@@ -26,7 +26,7 @@ fn simulated_ns(plan: &StepPlan, dp_sizes: [usize; 3]) -> u64 {
         if is_shared(module) { own.share_rounds() } else { own }
     };
     let modules: Vec<ModuleStages> = (0..=last).map(module).collect();
-    let layout = PipelineLayout::of_modules(&modules, ROUNDS).unwrap();
+    let layout = PipelineLayout::from_modules(&modules, ROUNDS).unwrap();
     let mut times_ns = Vec::new();
     for (module, dp_size) in dp_sizes.into_iter().enumerate() {
         for microbatch in 0..layout.microbatches() {

@@ -19,7 +19,7 @@ impl Partitioner for Runs {
 
     fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
         let group = |item: usize| (item * problem.groups() / problem.items()) as u32;
-        Solution::of_groups(problem, &(0..problem.items()).map(group).collect::<Vec<u32>>())
+        Solution::from_groups(problem, &(0..problem.items()).map(group).collect::<Vec<u32>>())
     }
 }
 

@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::floors::{
-    FLOORS, file_of, imports_of, inline_paths_of, modules_of, reexports_of, root_of, without_tests,
+    FLOORS, declared_modules, find_reexports, inline_paths, module_file, root_file, use_paths, without_tests,
 };
-use super::source::{code_of, root};
+use super::source::{root, stripped_code};
 
 /// Crates with circles, and their number. Crates that are not listed have none; no number may grow.
 const CIRCLES: [(&str, usize); 8] = [
@@ -77,15 +77,15 @@ impl Files {
     /// Reads a crate from its root file downwards.
     fn read(source: &Path) -> Self {
         let mut code = BTreeMap::new();
-        read_module(source, &root_of(source), Vec::new(), &mut code);
+        read_module(source, &root_file(source), Vec::new(), &mut code);
         let mut files = Self::default();
         for (module, text) in &code {
-            let paths = imports_of(text).into_iter().chain(inline_paths_of(text));
+            let paths = use_paths(text).into_iter().chain(inline_paths(text));
             let is_module = |path: &[String]| code.contains_key(path);
             let named = paths.filter_map(|path| absolute(module, &path, &is_module)).collect();
             files.named.insert(module.clone(), named);
             let below = [module.as_slice(), &[]];
-            let reexported = reexports_of(text).into_iter().filter_map(|path| {
+            let reexported = find_reexports(text).into_iter().filter_map(|path| {
                 let path: Module =
                     path.into_iter().filter(|part| part != "self" && part != "crate").collect();
                 let (first, name) = (path.first()?, path.last()?.clone());
@@ -142,10 +142,10 @@ impl Files {
 
 /// Reads the file of a module, and those of its submodules.
 fn read_module(directory: &Path, file: &Path, module: Module, code: &mut BTreeMap<Module, String>) {
-    let text = without_tests(&code_of(&std::fs::read_to_string(file).unwrap()));
-    for name in modules_of(&text) {
+    let text = without_tests(&stripped_code(&std::fs::read_to_string(file).unwrap()));
+    for name in declared_modules(&text) {
         let inside = module.last().map_or_else(|| directory.to_owned(), |last| directory.join(last));
-        read_module(&inside, &file_of(&inside, &name), [module.as_slice(), &[name]].concat(), code);
+        read_module(&inside, &module_file(&inside, &name), [module.as_slice(), &[name]].concat(), code);
     }
     code.insert(module, text);
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::source::{code_of, root, shown};
+use super::source::{root, shown, stripped_code};
 
 /// The source directory and rooms of each crate, from the ground up.
 pub(super) const FLOORS: [(&str, &[&str]); 14] = [
@@ -252,9 +252,9 @@ impl House {
     /// Reads a crate from the root file downwards, following `mod` declarations.
     fn read(source: &Path) -> Self {
         let mut house = Self::default();
-        let code = without_tests(&code_of(&read(&root_of(source))));
-        house.rooms = modules_of(&code).into_iter().collect();
-        for path in imports_of(&code) {
+        let code = without_tests(&stripped_code(&read(&root_file(source))));
+        house.rooms = declared_modules(&code).into_iter().collect();
+        for path in use_paths(&code) {
             let path: Vec<String> =
                 path.into_iter().skip_while(|part| part == "crate" || part == "self").collect();
             if let [room, .., name] = path.as_slice()
@@ -263,7 +263,7 @@ impl House {
                 house.reexports.insert(name.clone(), room.clone());
             }
         }
-        for module in modules_of(&code) {
+        for module in declared_modules(&code) {
             house.read_module(source, &[], &module);
         }
         house
@@ -273,12 +273,12 @@ impl House {
     fn read_module(&mut self, directory: &Path, parents: &[String], name: &str) {
         let own = [parents, &[name.to_owned()]].concat();
         let inside = directory.join(name);
-        let file = file_of(directory, name);
-        let code = without_tests(&code_of(&read(&file)));
-        for path in imports_of(&code).into_iter().chain(inline_paths_of(&code)) {
+        let file = module_file(directory, name);
+        let code = without_tests(&stripped_code(&read(&file)));
+        for path in use_paths(&code).into_iter().chain(inline_paths(&code)) {
             self.note(&own, &path, &file);
         }
-        for module in modules_of(&code) {
+        for module in declared_modules(&code) {
             self.read_module(&inside, &own, &module);
         }
     }
@@ -305,13 +305,13 @@ impl House {
 }
 
 /// Returns the root file of a crate.
-pub(super) fn root_of(source: &Path) -> PathBuf {
+pub(super) fn root_file(source: &Path) -> PathBuf {
     let files = ["lib.rs", "main.rs"].map(|name| source.join(name));
     files.into_iter().find(|path| path.is_file()).expect("a crate has a root file")
 }
 
 /// Returns the file of a module that is declared in the module of a directory.
-pub(super) fn file_of(directory: &Path, name: &str) -> PathBuf {
+pub(super) fn module_file(directory: &Path, name: &str) -> PathBuf {
     let files = [directory.join(format!("{name}.rs")), directory.join(name).join("mod.rs")];
     files.into_iter().find(|path| path.is_file()).expect("a module has a file")
 }
@@ -341,7 +341,7 @@ pub(super) fn without_tests(code: &str) -> String {
 
 /// Returns the modules that code declares in files of their own. A module with a path is left out: its file
 /// is shared with another crate.
-pub(super) fn modules_of(code: &str) -> Vec<String> {
+pub(super) fn declared_modules(code: &str) -> Vec<String> {
     let words: Vec<&str> = code.split_whitespace().collect();
     let is_shared = |at: usize| {
         let attributes = words[..at].iter().rev().take_while(|word| !word.ends_with([';', '}']));
@@ -354,20 +354,20 @@ pub(super) fn modules_of(code: &str) -> Vec<String> {
 }
 
 /// Returns the paths of all `use` declarations, groups expanded.
-pub(super) fn imports_of(code: &str) -> Vec<Vec<String>> {
-    uses_of(code, |_| true)
+pub(super) fn use_paths(code: &str) -> Vec<Vec<String>> {
+    find_uses(code, |_| true)
 }
 
 /// Returns the paths of all `use` declarations that are visible outside of their module.
-pub(super) fn reexports_of(code: &str) -> Vec<Vec<String>> {
-    uses_of(code, |before| {
+pub(super) fn find_reexports(code: &str) -> Vec<Vec<String>> {
+    find_uses(code, |before| {
         let scope = before.rfind("pub(").map(|at| &before[at..]);
         before.ends_with("pub") || scope.is_some_and(|scope| scope.find(')') == Some(scope.len() - 1))
     })
 }
 
 /// Returns the paths of the `use` declarations that follow accepted code.
-fn uses_of(code: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<String>> {
+fn find_uses(code: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("use ") {
         let is_word =
@@ -399,7 +399,7 @@ fn expand(tree: &str) -> Vec<Vec<String>> {
 }
 
 /// Returns the paths outside of `use` declarations that start with `crate` or `super`.
-pub(super) fn inline_paths_of(code: &str) -> Vec<Vec<String>> {
+pub(super) fn inline_paths(code: &str) -> Vec<Vec<String>> {
     let is_path = |next: char| next.is_alphanumeric() || next == '_' || next == ':';
     let paths = code.split(|next| !is_path(next)).filter(|path| path.contains("::"));
     let paths = paths.filter(|path| path.starts_with("crate::") || path.starts_with("super::"));

@@ -77,7 +77,7 @@ pub(super) fn shown(path: &Path) -> String {
 }
 
 /// Returns Rust code with comments removed and literals emptied.
-pub(super) fn code_of(text: &str) -> String {
+pub(super) fn stripped_code(text: &str) -> String {
     let mut code = String::new();
     let mut rest = text;
     while let Some(next) = rest.chars().next() {

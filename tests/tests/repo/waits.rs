@@ -1,7 +1,7 @@
 //! Holds the account of waits: every call that may block is in the tables in `docs/reliability.md`, and local
 //! files are opened where no pipe is waited for.
 
-use super::source::{code_of, files, root, shown};
+use super::source::{files, root, shown, stripped_code};
 
 /// Directories whose code runs for users.
 const SOURCES: [&str; 11] = [
@@ -90,7 +90,7 @@ fn sources() -> Vec<(String, String)> {
         let is_test = TESTS.iter().any(|part| name.contains(part));
         if !is_test {
             let text = std::fs::read_to_string(&path).unwrap();
-            let code = code_of(text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default());
+            let code = stripped_code(text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default());
             sources.push((name, code));
         }
     }

@@ -42,7 +42,7 @@ fn bad_files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Writes a good sample before, between and after all bad ones.
-fn shard_of(bad: &[(&str, Vec<u8>)]) -> (Vec<u8>, BTreeSet<String>, BTreeSet<String>) {
+fn damaged_shard(bad: &[(&str, Vec<u8>)]) -> (Vec<u8>, BTreeSet<String>, BTreeSet<String>) {
     let (mut good_keys, mut bad_keys) = (BTreeSet::new(), BTreeSet::new());
     let mut tar = TarBytes::new();
     for (number, (name, bytes)) in bad.iter().enumerate() {
@@ -68,7 +68,7 @@ fn stream(pattern: &str) -> (BTreeSet<String>, BTreeSet<String>) {
 
 #[test]
 fn every_good_sample_is_delivered_and_every_bad_one_named() {
-    let (tar, mut good, bad) = shard_of(&bad_files());
+    let (tar, mut good, bad) = damaged_shard(&bad_files());
     good.insert("last".into());
     let directory = tempfile::tempdir().unwrap();
     for stored in [Compression::Plain, Compression::Gzip] {
@@ -80,7 +80,7 @@ fn every_good_sample_is_delivered_and_every_bad_one_named() {
 
 #[test]
 fn a_verified_index_knows_every_bad_sample_ahead() {
-    let (tar, good, bad) = shard_of(&bad_files());
+    let (tar, good, bad) = damaged_shard(&bad_files());
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("s.tar"), tar).unwrap();
     let shards = || expand_shards(&[directory.path().to_str().unwrap()]).unwrap();

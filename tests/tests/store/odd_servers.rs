@@ -39,7 +39,7 @@ fn texts(stores: &Stores, url: &str) -> Result<Vec<String>, String> {
     }
 }
 
-fn of_local(bytes: &[u8]) -> Vec<String> {
+fn read_locally(bytes: &[u8]) -> Vec<String> {
     let file = tempfile::Builder::new().suffix(".tar").tempfile().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     texts(&Stores::default(), file.path().to_str().unwrap()).unwrap()
@@ -47,7 +47,7 @@ fn of_local(bytes: &[u8]) -> Vec<String> {
 
 /// Answers as a server without oddities does.
 fn served(request: &OddRequest, bytes: &[u8], headers: &[&str]) -> Vec<u8> {
-    let range = request.range_of(bytes);
+    let range = request.requested_range(bytes);
     let is_part = request.header("range").is_some() && request.method == "GET";
     let status = if is_part { "HTTP/1.1 206 Partial Content" } else { "HTTP/1.1 200 OK" };
     let part = &bytes[range.clone()];
@@ -62,7 +62,7 @@ fn served(request: &OddRequest, bytes: &[u8], headers: &[&str]) -> Vec<u8> {
 #[test]
 fn a_server_is_asked_for_exactly_the_url_with_its_user() {
     let bytes = shard("plain");
-    let expected = of_local(&bytes);
+    let expected = read_locally(&bytes);
     let server = OddServer::start({
         let bytes = bytes.clone();
         move |request| match request.header("authorization") {
@@ -101,14 +101,14 @@ type Mode = fn(&OddRequest, &[u8]) -> Vec<u8>;
 #[test]
 fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
     let bytes = shard("plain");
-    let expected = of_local(&bytes);
+    let expected = read_locally(&bytes);
     let modes: [(&str, Mode); 7] = [
         ("chunked without ranges", |request, bytes| {
             response(request, "HTTP/1.1 200 OK", &["Transfer-Encoding: chunked"], &chunked(bytes))
         }),
         ("HTTP/1.0", |request, bytes| response(request, "HTTP/1.0 200 OK", &["Server: old"], bytes)),
         ("chunked parts", |request, bytes| {
-            let range = request.range_of(bytes);
+            let range = request.requested_range(bytes);
             if request.method == "HEAD" || request.header("range").is_none() {
                 return response(
                     request,
@@ -122,7 +122,7 @@ fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
             response(request, "HTTP/1.1 206 Partial Content", &lines, &chunked(&bytes[range]))
         }),
         ("parts of an unknown total", |request, bytes| {
-            let range = request.range_of(bytes);
+            let range = request.requested_range(bytes);
             if request.method == "HEAD" || request.header("range").is_none() {
                 return response(
                     request,
@@ -167,7 +167,7 @@ fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
 #[test]
 fn versions_differ_only_where_a_validator_contradicts() {
     let bytes = shard("plain");
-    let expected = of_local(&bytes);
+    let expected = read_locally(&bytes);
     let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let with_headers = |headers: fn(usize) -> Vec<String>| {
         let (bytes, count) = (bytes.clone(), count.clone());
@@ -198,7 +198,7 @@ fn versions_differ_only_where_a_validator_contradicts() {
 #[test]
 fn a_store_that_restarts_is_waited_for_and_what_is_permanent_is_not() {
     let bytes = shard("plain");
-    let expected = of_local(&bytes);
+    let expected = read_locally(&bytes);
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{free}/a.tar");
     let reading = std::thread::spawn(move || texts(&stores().build().unwrap(), &url));
@@ -257,7 +257,7 @@ fn pages_and_other_formats_are_named() {
 #[test]
 fn shards_that_differ_in_their_query_are_never_taken_for_each_other() {
     let shards = ["red", "tan", "sky"].map(shard);
-    let expected: Vec<String> = shards.iter().flat_map(|bytes| of_local(bytes)).collect();
+    let expected: Vec<String> = shards.iter().flat_map(|bytes| read_locally(bytes)).collect();
     let server = OddServer::start(move |request| {
         let number =
             request.target.split_once("shard=").and_then(|(_, rest)| rest[..1].parse::<usize>().ok());

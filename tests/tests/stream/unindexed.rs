@@ -27,7 +27,7 @@ fn keys(batches: &[Batch]) -> Vec<String> {
 }
 
 /// Writes a shard with these files.
-fn shard_of(files: &[(String, Vec<u8>)]) -> (tempfile::TempDir, String) {
+fn write_shard(files: &[(String, Vec<u8>)]) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let tar = files.iter().fold(TarBytes::new(), |tar, (name, bytes)| tar.file(name, bytes));
     let path = directory.path().join("s.tar");
@@ -102,7 +102,7 @@ proptest! {
     ) {
         let files: Vec<_> =
             sides.iter().enumerate().map(|(n, &side)| (format!("k{n:03}.jpg"), jpeg(side, side, n as u32))).collect();
-        let (_directory, name) = shard_of(&files);
+        let (_directory, name) = write_shard(&files);
         let decodes = [Decode::Raw, Decode::Media, Decode::Pixels { side: NonZeroU32::new(16).unwrap() }];
         for decode in decodes {
             let seen = |workers| {
@@ -124,7 +124,7 @@ proptest! {
     ) {
         let files: Vec<_> =
             sizes.iter().enumerate().map(|(n, &size)| (format!("k{n:03}.txt"), vec![b'a'; size])).collect();
-        let (_directory, name) = shard_of(&files);
+        let (_directory, name) = write_shard(&files);
         let largest = sizes.iter().max().copied().unwrap_or(0) as u64;
         let batch = |sizes: &[usize]| sizes.iter().sum::<usize>() as u64;
         let largest_batch = sizes.chunks(batch_size).map(batch).max().unwrap_or(0);

@@ -25,10 +25,10 @@ pub(super) fn lattice(times: &[u64], groups: usize) -> u64 {
     let total: u128 = times.iter().map(|time| u128::from(*time)).sum();
     let unit_min = total as f64 / groups as f64 * UNIT_SHARE_MIN;
     if let Some(unit) = common_unit(times, shortest, unit_min) {
-        return of_unit(times, groups, unit);
+        return unit_bound(times, groups, unit);
     }
     let parts = (1..=PARTS_MAX).map(|parts| shortest as f64 / parts as f64);
-    parts.map(|unit| of_unit(times, groups, unit)).max().unwrap_or(0)
+    parts.map(|unit| unit_bound(times, groups, unit)).max().unwrap_or(0)
 }
 
 /// Finds the largest unit that divides all times except for rounding, at least `unit_min`.
@@ -70,7 +70,7 @@ fn common_divisor(mut length: f64, mut divisor: f64, divisor_min: f64) -> Option
 }
 
 /// Computes the bound for a unit; 0 if the times are too far from multiples to gain anything.
-fn of_unit(times: &[u64], groups: usize, unit: f64) -> u64 {
+fn unit_bound(times: &[u64], groups: usize, unit: f64) -> u64 {
     let (mut total, mut lost) = (0_u64, 0.0);
     let lost_max = unit * groups as f64;
     // The smallest ratio, time / count, as a fraction.

@@ -40,7 +40,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
         }));
         let goal = best.max(known);
         if may_exceed(&values, groups, goal as f64 * parts as f64) {
-            best = best.max(of_values(&mut values, groups).div_ceil(u128::from(parts)) as u64);
+            best = best.max(values_bound(&mut values, groups).div_ceil(u128::from(parts)) as u64);
         }
     }
     if best > known { best } else { 0 }
@@ -83,7 +83,7 @@ fn may_exceed(values: &[u64], groups: usize, goal: f64) -> bool {
 }
 
 /// Computes the bound itself; sorts the values.
-fn of_values(values: &mut [u64], groups: usize) -> u128 {
+fn values_bound(values: &mut [u64], groups: usize) -> u128 {
     values.sort_unstable_by(|left, right| right.cmp(left));
     // Sliding-window sums are differences between running sums.
     let mut sums = Vec::with_capacity(values.len() + 1);
@@ -131,7 +131,7 @@ mod tests {
             groups in 1..20_usize,
         ) {
             prop_assume!(values.len() > groups);
-            let bound = of_values(&mut values.clone(), groups);
+            let bound = values_bound(&mut values.clone(), groups);
             if bound > 0 {
                 prop_assert!(may_exceed(&values, groups, (bound - 1) as f64));
             }

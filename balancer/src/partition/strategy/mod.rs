@@ -44,7 +44,7 @@ use std::str::FromStr;
 ///
 ///     fn solve(&self, problem: &Problem<'_>, _budget: &mut Budget) -> Result<Solution> {
 ///         let group = |item: usize| (item * problem.groups() / problem.items()) as u32;
-///         Solution::of_groups(problem, &(0..problem.items()).map(group).collect::<Vec<u32>>())
+///         Solution::from_groups(problem, &(0..problem.items()).map(group).collect::<Vec<u32>>())
 ///     }
 /// }
 ///
@@ -147,7 +147,7 @@ impl Strategy {
     }
 
     /// Lists the strategies in [`Strategy::ALL`] for instances of any size.
-    pub fn of_any_size() -> impl Iterator<Item = Self> + Clone {
+    pub fn for_any_size() -> impl Iterator<Item = Self> + Clone {
         Self::ALL.iter().copied().filter(|strategy| strategy.0.is_of_any_size())
     }
 

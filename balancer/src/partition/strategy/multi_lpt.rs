@@ -152,7 +152,7 @@ impl Shortlist {
             *floors = worst(self.blocks.chunk(chunk), row);
             let smallest = smallest(*floors);
             if smallest < floor {
-                (floor, first) = (smallest, chunk * LANES + lane_of(floors, smallest));
+                (floor, first) = (smallest, chunk * LANES + lane_position(floors, smallest));
             }
         }
         let mut best = (smallest(worst(self.groups.chunk(first), row)), first);
@@ -171,7 +171,7 @@ impl Shortlist {
                 }
             }
         }
-        best.1 * LANES + lane_of(&worst(self.groups.chunk(best.1), row), best.0)
+        best.1 * LANES + lane_position(&worst(self.groups.chunk(best.1), row), best.0)
     }
 }
 
@@ -201,7 +201,7 @@ impl Lanes {
 }
 
 /// Returns the first lane that is `value` or less.
-fn lane_of(lanes: &[f32; LANES], value: f32) -> usize {
+fn lane_position(lanes: &[f32; LANES], value: f32) -> usize {
     lanes.iter().position(|lane| *lane <= value).unwrap_or(0)
 }
 

@@ -23,7 +23,7 @@ impl Solution {
     /// # Errors
     /// [`Error::Config`] if there is not exactly one valid group per item, or a group stays empty although
     /// there are enough items; [`Error::CapUnmet`] if a group exceeds a cap.
-    pub fn of_groups(problem: &Problem<'_>, group_of: &[u32]) -> Result<Self> {
+    pub fn from_groups(problem: &Problem<'_>, group_of: &[u32]) -> Result<Self> {
         let invalid = |reason: String| Err(Error::Config { setting: "strategy", reason });
         if group_of.len() != problem.items {
             return invalid(format!(

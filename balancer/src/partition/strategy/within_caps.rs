@@ -18,7 +18,7 @@ const WORK_MAX: u64 = 200_000;
 /// [`Error::CapUnmet`] if no groups were found, although a solution may exist.
 pub(crate) fn assign(problem: &Problem<'_>) -> Result<Partition> {
     let unmet = || Error::CapUnmet { items: problem.items, groups: problem.groups };
-    let of_caps = problem.of_caps();
+    let of_caps = problem.caps_only();
     let mut partition = multi_lpt::assign(&of_caps).ok_or_else(unmet)?;
     search::improve(&of_caps, &mut partition, &mut Budget::work(WORK_MAX));
     let partition = Partition::from_groups(problem, partition.groups);

@@ -63,7 +63,7 @@ impl SharedModules {
     /// Returns a module's stage time for a pool; `None` if the module is not shared.
     pub(super) fn time_ns(&self, module: usize, place: usize) -> Option<u64> {
         let module = &self.modules[self.index[module]?];
-        let longest = module.slots_of(place).map(|slot| module.longest_ns[slot]).max();
+        let longest = module.place_slots(place).map(|slot| module.longest_ns[slot]).max();
         Some(module.time_ns(module.pool_ns[place], longest.unwrap_or(0)))
     }
 
@@ -79,7 +79,7 @@ impl SharedModules {
                 module.refresh_pool(problem, slots, place);
             }
             for slot in 0..problem.groups {
-                module.longest_ns[slot] = module.longest_of(problem, &slots.groups[slot]);
+                module.longest_ns[slot] = module.longest_item_ns(problem, &slots.groups[slot]);
             }
         }
     }
@@ -100,7 +100,7 @@ impl SharedModules {
                 let pool_ns = module.pool_ns[place] - slots.load(problem, slot)[module.module]
                     + after[side][module.module];
                 // The changed slot's own longest item comes from `longest_after`.
-                let others = module.slots_of(place).filter(|other| *other != slot);
+                let others = module.place_slots(place).filter(|other| *other != slot);
                 let longest_ns = others.map(|other| module.longest_ns[other]).max();
                 module.after_ns[side] = module.time_ns(pool_ns, longest_ns.unwrap_or(0).max(longest[side]));
                 steps += (slots.groups[slot].len() + problem.groups / module.microbatches) as u64;
@@ -113,7 +113,7 @@ impl SharedModules {
     pub(super) fn apply(&mut self, problem: &Problem<'_>, slots: &Partition, change: Change) {
         for module in &mut self.modules {
             for slot in [change.first, change.second] {
-                module.longest_ns[slot] = module.longest_of(problem, &slots.groups[slot]);
+                module.longest_ns[slot] = module.longest_item_ns(problem, &slots.groups[slot]);
                 module.refresh_pool(problem, slots, slot % module.microbatches);
             }
         }
@@ -126,16 +126,16 @@ impl Pools {
     }
 
     /// Lists the slots on all ranks at a place.
-    fn slots_of(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
+    fn place_slots(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         (place..self.longest_ns.len()).step_by(self.microbatches)
     }
 
     fn refresh_pool(&mut self, problem: &Problem<'_>, slots: &Partition, place: usize) {
-        let loads = self.slots_of(place).map(|slot| slots.load(problem, slot)[self.module]);
+        let loads = self.place_slots(place).map(|slot| slots.load(problem, slot)[self.module]);
         self.pool_ns[place] = loads.sum();
     }
 
-    fn longest_of(&self, problem: &Problem<'_>, items: &[u32]) -> u64 {
+    fn longest_item_ns(&self, problem: &Problem<'_>, items: &[u32]) -> u64 {
         items.iter().map(|&item| problem.row(item)[self.module]).max().unwrap_or(0)
     }
 

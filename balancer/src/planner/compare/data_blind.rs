@@ -1,7 +1,7 @@
 //! Runs a batch with samples dealt round robin, independent of their costs.
 
 use super::outcome::{self, Outcome};
-use crate::planner::score::batch_balance::rng_of;
+use crate::planner::score::batch_balance::batch_rng;
 use crate::planner::score::encoder_shares::MediaLoad;
 use crate::planner::score::slot_assignment::SlotAssignment;
 use crate::planner::score::step_timeline::StepTimeline;
@@ -62,7 +62,7 @@ pub(super) fn run_pipelines(
         let outcome = outcome::run(space, &alone, assignment, timeline);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
-        all.bytes = all.bytes.max(assignment.requirement_of(space, &alone, &candidate.family).most());
+        all.bytes = all.bytes.max(assignment.memory_requirement(space, &alone, &candidate.family).most());
     }
     // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);
@@ -81,7 +81,7 @@ fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
 /// Shuffles a batch like a data-blind loader draws it; batches are stored by size.
 fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
     let mut shuffled = batch.to_vec();
-    rng_of(batch).shuffle_front(&mut shuffled, batch.len());
+    batch_rng(batch).shuffle_front(&mut shuffled, batch.len());
     shuffled
 }
 
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_batch_is_shuffled_alike_each_time_and_nothing_is_lost() {
-        let batch: Vec<ItemSize> = (1..=50).map(|tokens| ItemSize::of_tiles(0, tokens)).collect();
+        let batch: Vec<ItemSize> = (1..=50).map(|tokens| ItemSize::from_tiles(0, tokens)).collect();
         let mut shuffled = in_random_order(&batch);
         assert_eq!(shuffled, in_random_order(&batch));
         assert_ne!(shuffled, batch);

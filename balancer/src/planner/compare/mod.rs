@@ -200,7 +200,7 @@ fn run_batch(
         Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
             let pipelines = data_blind::pipelines(space, candidate, batch);
             let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            return Ok((outcome, waits::of_pipelines(space, candidate, &pipelines, &outcome, timeline)));
+            return Ok((outcome, waits::for_pipelines(space, candidate, &pipelines, &outcome, timeline)));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => by_makespan::best(space, candidate, batch, timeline)?,
@@ -210,5 +210,5 @@ fn run_batch(
         Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
     };
     let outcome = outcome::run(space, candidate, &assignment, timeline);
-    Ok((outcome, waits::of_job(space, candidate, &assignment, &outcome, timeline)))
+    Ok((outcome, waits::for_job(space, candidate, &assignment, &outcome, timeline)))
 }

@@ -267,7 +267,7 @@ mod tests {
     fn sizes(seed: u32) -> Vec<ItemSize> {
         let size = |at: u32| {
             let tiles = (at * 7919 + seed) % 97 % (3 + seed % 9);
-            ItemSize::of_tiles(tiles, 20 + 196 * tiles + (at * 104_729 + seed) % (200 + 600 * (seed % 5)))
+            ItemSize::from_tiles(tiles, 20 + 196 * tiles + (at * 104_729 + seed) % (200 + 600 * (seed % 5)))
         };
         (0..200).map(size).collect()
     }

@@ -56,7 +56,7 @@ impl WaitTimes {
 }
 
 /// Returns the idle times for a batch whose LLM ranks form one job.
-pub(super) fn of_job(
+pub(super) fn for_job(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     assignment: &SlotAssignment,
@@ -77,7 +77,7 @@ pub(super) fn of_job(
 }
 
 /// Returns the idle times for a batch whose DP ranks are separate pipelines.
-pub(super) fn of_pipelines(
+pub(super) fn for_pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     pipelines: &[SlotAssignment],

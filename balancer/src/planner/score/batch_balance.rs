@@ -81,7 +81,7 @@ pub(in crate::planner) fn cells(
 ) -> Vec<u32> {
     if order == GroupOrder::Arbitrary {
         let count = groups.len();
-        rng_of(batch).shuffle_front(&mut groups, count);
+        batch_rng(batch).shuffle_front(&mut groups, count);
     }
     let mut cell_of = vec![0; batch.len()];
     for (cell, group) in groups.iter().enumerate() {
@@ -93,7 +93,7 @@ pub(in crate::planner) fn cells(
 }
 
 /// Returns a random number generator seeded by the batch.
-pub(in crate::planner) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
+pub(in crate::planner) fn batch_rng(batch: &[ItemSize]) -> SplitMix64 {
     SplitMix64::new(seed_from(
         batch.iter().flat_map(|item| [u64::from(item.media(0).units), u64::from(item.tokens)]),
     ))
@@ -178,7 +178,7 @@ impl Balancer<'_> {
     fn dealt(&self) -> SlotAssignment {
         let (ranks, slots) = (self.candidate.family.llm_dp as usize, self.candidate.microbatches as usize);
         let mut order: Vec<u32> = (0..self.batch.len() as u32).collect();
-        rng_of(self.batch).shuffle_front(&mut order, self.batch.len());
+        batch_rng(self.batch).shuffle_front(&mut order, self.batch.len());
         let mut cell_of = vec![0; self.batch.len()];
         for (place, item) in order.into_iter().enumerate() {
             cell_of[item as usize] = (place / ranks % slots * ranks + place % ranks) as u32;

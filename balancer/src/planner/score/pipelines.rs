@@ -63,7 +63,7 @@ fn beside_encoders(
     }
     let llm = space.llm_shape(family);
     add(encoders, llm, family.llm_dp, step.encoder_stages());
-    let units = batch.iter().flat_map(|item| units_of(item, encoders)).collect();
+    let units = batch.iter().flat_map(|item| item_units(item, encoders)).collect();
     let shapes = space.encoder_shapes(family).chain([llm]);
     let config = PipelineConfig::new(ranks, shapes.map(|shape| shape.pp as usize).collect())
         .module_dp_sizes(dp_sizes)
@@ -73,7 +73,7 @@ fn beside_encoders(
 }
 
 /// Lists a sample's units in each encoder and in the LLM.
-fn units_of(item: &ItemSize, encoders: usize) -> impl Iterator<Item = u64> {
+fn item_units(item: &ItemSize, encoders: usize) -> impl Iterator<Item = u64> {
     let media = (0..encoders).map(|encoder| u64::from(item.media(encoder).units));
     media.chain([u64::from(item.tokens)])
 }
@@ -130,7 +130,7 @@ fn joint_memory(
         let firsts: Vec<&StageMemoryLimit> = modules.iter().map(|first| &stages[*first]).collect();
         let bytes = |item: &ItemSize, limit: &StageMemoryLimit| {
             let factors = limit.kept.iter().zip(&limit.working).map(|(kept, working)| kept + working);
-            units_of(item, encoders).zip(factors).map(|(units, bytes)| units * bytes).sum::<u64>()
+            item_units(item, encoders).zip(factors).map(|(units, bytes)| units * bytes).sum::<u64>()
         };
         let units = batch.iter().flat_map(|item| firsts.iter().map(|limit| bytes(item, limit))).collect();
         let of = |(module, limit): (usize, &&StageMemoryLimit)| {
@@ -147,7 +147,7 @@ fn joint_memory(
         working: pad(limit.working),
         ..limit
     };
-    let of = |item| units_of(item, encoders).chain(std::iter::repeat_n(0, rest));
+    let of = |item| item_units(item, encoders).chain(std::iter::repeat_n(0, rest));
     PipelineMemoryLimits {
         units: batch.iter().flat_map(of).collect(),
         stages: stages.into_iter().map(widen).collect(),

@@ -148,11 +148,11 @@ impl SlotAssignment {
         space: &SearchSpace<'_>,
         candidate: &Candidate,
     ) -> MemoryRequirement {
-        self.requirement_of(space, candidate, &candidate.family)
+        self.memory_requirement(space, candidate, &candidate.family)
     }
 
     /// Returns the memory on each module's fullest GPU if the `sharers` ranks share optimizer state.
-    pub(in crate::planner) fn requirement_of(
+    pub(in crate::planner) fn memory_requirement(
         &self,
         space: &SearchSpace<'_>,
         candidate: &Candidate,
@@ -173,23 +173,24 @@ impl SlotAssignment {
             };
             let parts: Vec<Vec<StageBytes>> = (0..shape.stages).map(parts).collect();
             let of_rank = |rank| {
-                let media = self.shares.iter().map(|shares| of_lane(&shares.tiles, rank, self.ranks));
-                let units: Vec<Vec<u64>> = media.chain([of_lane(&self.tokens, rank, self.ranks)]).collect();
+                let media = self.shares.iter().map(|shares| lane_units(&shares.tiles, rank, self.ranks));
+                let units: Vec<Vec<u64>> =
+                    media.chain([lane_units(&self.tokens, rank, self.ranks)]).collect();
                 let of_stage = |(stage, parts): (usize, &Vec<StageBytes>)| {
                     held_by_all(parts, &units, shape.in_flight(stage))
                 };
                 parts.iter().enumerate().map(of_stage).fold(0.0, f64::max)
             };
             let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
-            return MemoryRequirement::of_all(family, all);
+            return MemoryRequirement::for_all_modules(family, all);
         }
         let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
-        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &of_lane(&self.tokens, rank, self.ranks));
+        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &lane_units(&self.tokens, rank, self.ranks));
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
             let largest =
                 |encoder: usize| self.shares[encoder].tiles.iter().copied().max().unwrap_or(0) as f64;
-            return MemoryRequirement::of_all(
+            return MemoryRequirement::for_all_modules(
                 family,
                 llm_bytes + memory::phase_bytes(space, family, largest),
             );
@@ -199,18 +200,18 @@ impl SlotAssignment {
             let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize);
             let tiles = &self.shares[encoder].tiles;
             let lanes = tiles.len() / shape.slots;
-            let of_lane = |lane| {
-                let own = of_lane(tiles, lane, lanes);
+            let lane_bytes = |lane| {
+                let own = lane_units(tiles, lane, lanes);
                 fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), in_flight, &own)
             };
-            all.encoder_bytes[encoder] = (0..lanes).map(of_lane).fold(0.0, f64::max);
+            all.encoder_bytes[encoder] = (0..lanes).map(lane_bytes).fold(0.0, f64::max);
         }
         all
     }
 }
 
 /// Returns the units in one lane.
-fn of_lane(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
+fn lane_units(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
     units.iter().skip(lane).step_by(lanes).copied().collect()
 }
 

@@ -9,7 +9,7 @@
 //!
 //! With one LLM rank this is the pipeline in [`crate::simulate`]; a test compares them.
 
-use super::step_times::time_of as hop;
+use super::step_times::time_at as hop;
 pub(in crate::planner) use super::step_times::{ChainTimes, StepTimes};
 use crate::schedule::{StepOrder, StepShape};
 
@@ -292,7 +292,7 @@ mod tests {
         };
         let mut modules: Vec<ModuleStages> = step.encoders.iter().map(encoder).collect();
         modules.push(ModuleStages::new(step.llm.stages.len(), step.ranks));
-        let layout = PipelineLayout::of_modules(&modules, slots).unwrap();
+        let layout = PipelineLayout::from_modules(&modules, slots).unwrap();
         let mut passes_ns = [Vec::new(), Vec::new()];
         for (way, ns) in passes_ns.iter_mut().enumerate() {
             for chain in step.encoders.iter().chain([&step.llm]) {

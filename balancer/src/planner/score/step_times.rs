@@ -73,7 +73,7 @@ impl StepTimes {
     /// Returns the time from the end of a stage's last backward pass, lasting `backward_ns`, to the end of
     /// the gradient all-reduce: each layer's gradient is summed while earlier layers run backward.
     pub(super) fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
-        let (all_ns, layers) = (time_of(&self.reduce_ns, stage), self.layers_of(stage));
+        let (all_ns, layers) = (time_at(&self.reduce_ns, stage), self.stage_layers(stage));
         // The sums end one layer sum after the last pass, or start with the first finished layer.
         (all_ns / layers).max(all_ns.saturating_sub(backward_ns - backward_ns / layers))
     }
@@ -81,17 +81,17 @@ impl StepTimes {
     /// Returns the earliest start for a stage's first forward pass, lasting `forward_ns`, such that it never
     /// waits afterwards: each layer's weights are gathered while the previous layers run forward.
     pub(super) fn gathered_ns(&self, stage: usize, forward_ns: u64) -> u64 {
-        let (all_ns, layers) = (time_of(&self.gather_ns, stage), self.layers_of(stage));
+        let (all_ns, layers) = (time_at(&self.gather_ns, stage), self.stage_layers(stage));
         // The pass waits for the first layer's weights, or ends one layer after the last weights.
         (all_ns / layers).max((all_ns + forward_ns / layers).saturating_sub(forward_ns))
     }
 
-    fn layers_of(&self, stage: usize) -> u64 {
+    fn stage_layers(&self, stage: usize) -> u64 {
         u64::from(self.layers.get(stage).copied().unwrap_or(1).max(1))
     }
 }
 
 /// Returns the time for a stage or message; 0 if links are free.
-pub(super) fn time_of(times_ns: &[u64], at: usize) -> u64 {
+pub(super) fn time_at(times_ns: &[u64], at: usize) -> u64 {
     times_ns.get(at).copied().unwrap_or(0)
 }

@@ -96,7 +96,7 @@ impl JointModules<'_> {
         let mut gradient_bytes = Vec::with_capacity(self.encoders.len() + 1);
         let mut shape = |(costs, _): (&dyn ModuleCosts, &[TpTimes]), (index, tp), is_again| {
             let layers = layers.next().unwrap_or_default();
-            let shape = StageShape::of_layers(costs, (index, tp), is_again, layers, &stages);
+            let shape = StageShape::from_layers(costs, (index, tp), is_again, layers, &stages);
             gradient_bytes.push(gradients(costs, &shape));
             shape
         };

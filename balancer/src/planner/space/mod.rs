@@ -139,12 +139,12 @@ impl<'a> SearchSpace<'a> {
             .iter()
             .enumerate()
             .map(|(encoder, costs)| {
-                let times = |tp| TpTimes::of_encoder(*costs, tp, workload, encoder);
+                let times = |tp| TpTimes::for_encoder(*costs, tp, workload, encoder);
                 degrees(*costs).into_iter().map(times).collect()
             })
             .collect();
         let llm_times: Vec<TpTimes> =
-            degrees(llm).into_iter().map(|tp| TpTimes::of_llm(llm, tp, workload)).collect();
+            degrees(llm).into_iter().map(|tp| TpTimes::for_llm(llm, tp, workload)).collect();
         let items = f64::from(workload.global_batch());
         let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
         let of_encoders = encoders.iter().copied().zip(&encoder_times);

@@ -77,7 +77,7 @@ pub(in crate::planner) struct StageShape {
 
 impl TpTimes {
     /// Tabulates an LLM, whose samples have at least `tokens_min` tokens.
-    pub(in crate::planner) fn of_llm(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
+    pub(in crate::planner) fn for_llm(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
         let sample = workload.batch_tokens / f64::from(workload.global_batch());
         let mut times = Self::new(costs, tp, (workload.tokens_min, workload.batch_tokens_max), sample);
         let count = workload.batches().len() as f64;
@@ -93,7 +93,7 @@ impl TpTimes {
     }
 
     /// Tabulates an encoder in the model, whose microbatch shares may be empty.
-    pub(in crate::planner) fn of_encoder(
+    pub(in crate::planner) fn for_encoder(
         costs: &dyn ModuleCosts,
         tp: u32,
         workload: &Workload,
@@ -162,11 +162,11 @@ impl StageShape {
             }
         };
         let stages = fullest_stages(&layers);
-        Some(Self::of_layers(costs, (times, tp), is_recomputed, layers, &stages))
+        Some(Self::from_layers(costs, (times, tp), is_recomputed, layers, &stages))
     }
 
     /// Builds a shape from layers per stage, zero allowed; `stages` lists the stages that may be the fullest.
-    pub(in crate::planner) fn of_layers(
+    pub(in crate::planner) fn from_layers(
         costs: &dyn ModuleCosts,
         (times, tp): (usize, u32),
         is_recomputed: bool,

@@ -76,7 +76,7 @@ impl CompiledSchedule {
             return Err(Error::Config { setting: "rows", reason });
         }
         let layout = PipelineLayout::chain(rows.len() / kind.chunks(), kind.chunks(), microbatches)?;
-        Self::of_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
+        Self::from_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
     }
 
     /// Compiles the schedule for a whole layout, with times for all messages and sums.
@@ -93,14 +93,14 @@ impl CompiledSchedule {
     /// use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
     ///
     /// // one encoder rank feeds two LLM ranks, one microbatch each
-    /// let layout = PipelineLayout::of_modules(&[ModuleStages::new(1, 1), ModuleStages::new(1, 2)], 1)?;
+    /// let layout = PipelineLayout::from_modules(&[ModuleStages::new(1, 1), ModuleStages::new(1, 2)], 1)?;
     /// let kind = ScheduleKind::OneForwardOneBackward;
-    /// let mut compiled = CompiledSchedule::of_layout(kind, &layout, &[0, 1], &Communication::free(2, 2))?;
+    /// let mut compiled = CompiledSchedule::from_layout(kind, &layout, &[0, 1], &Communication::free(2, 2))?;
     /// let times = StageTimes::split(2, 2, &[3, 3, 6, 6])?;
     /// assert_eq!(compiled.makespan_ns(&times), 1 + 2 + 4 + 2 + 2);
     /// # Ok::<(), dflop_balancer::Error>(())
     /// ```
-    pub fn of_layout(
+    pub fn from_layout(
         kind: ScheduleKind,
         layout: &PipelineLayout,
         rows: &[usize],
@@ -121,7 +121,7 @@ impl CompiledSchedule {
     pub fn makespan_ns(&mut self, times: &StageTimes) -> u64 {
         let fits = times.stages() >= self.rows && times.microbatches() == self.microbatches;
         assert!(fits, "times of {} rows, {} microbatches", times.stages(), times.microbatches());
-        self.walk(times.forward_ns(), times.backward_ns(), |cell| times.weight_of(cell))
+        self.walk(times.forward_ns(), times.backward_ns(), |cell| times.cell_weight_ns(cell))
     }
 
     fn walk(&mut self, forward_ns: &[u64], backward_ns: &[u64], weight_of: impl Fn(usize) -> u64) -> u64 {

@@ -6,7 +6,7 @@ use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
 
-use dflop_loader::model::{image_processor_of, spec_of as spec_of_names, unknown_name_hint};
+use dflop_loader::model::{image_processor_from_names, spec_from_names, unknown_name_hint};
 use dflop_loader::processors::image::ImageProcessor;
 
 use crate::args::profile::MeasuredProfileArgs;
@@ -75,18 +75,18 @@ impl ModelArgs {
     }
 
     pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {
-        spec_of(&self.model)
+        model_spec(&self.model)
     }
 
     /// Returns the checkpoint's image processor; `None` if the processor for the model family applies.
     pub(crate) fn image_processor(&self, spec: &ModelSpec) -> Result<Option<Arc<ImageProcessor>>, Failure> {
-        Ok(image_processor_of(&self.model, spec)?.map(Arc::new))
+        Ok(image_processor_from_names(&self.model, spec)?.map(Arc::new))
     }
 }
 
 /// Returns the spec for a preset or directory, or for several joined.
-pub(crate) fn spec_of(names: &[String]) -> Result<ModelSpec, Failure> {
-    spec_of_names(names).map_err(|error| match error {
+pub(crate) fn model_spec(names: &[String]) -> Result<ModelSpec, Failure> {
+    spec_from_names(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { ref name, .. }) => {
             Failure::Misuse(format!("{error}; {}", unknown_name_hint(name)))
         }
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    fn directory_of(config: &str) -> tempfile::TempDir {
+    fn directory_with(config: &str) -> tempfile::TempDir {
         let directory = tempfile::tempdir().expect("a directory");
         std::fs::write(directory.path().join("config.json"), config).expect("a file");
         directory
@@ -127,7 +127,7 @@ mod tests {
     fn a_preset_or_a_directory_is_a_model() {
         assert_eq!(arguments(&[]).spec().unwrap().name, "omni-7b");
         assert_eq!(arguments(&["--model", "tiny"]).spec().unwrap().name, "tiny");
-        let directory = directory_of(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
+        let directory = directory_with(r#"{"model_type": "llama", "num_hidden_layers": 3}"#);
         let path = directory.path().to_str().unwrap();
         let spec = arguments(&["--model", path]).spec().unwrap();
         assert_eq!((spec.llm.layers, spec.vision), (3, None));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn several_are_joined() {
-        let whisper = directory_of(r#"{"model_type": "whisper"}"#);
+        let whisper = directory_with(r#"{"model_type": "whisper"}"#);
         let path = whisper.path().to_str().unwrap();
         let words = ["--model", path, "--model", "qwen2-vl-7b"];
         let spec = arguments(&words).spec().unwrap();
@@ -152,7 +152,7 @@ mod tests {
         let unknown = misuse(&["--model", "no-such-model"]);
         assert!(unknown.starts_with("unknown model `no-such-model`, known are "), "{unknown}");
         assert!(unknown.contains("`config.json`"), "{unknown}");
-        let broken = directory_of(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
+        let broken = directory_with(r#"{"model_type": "llama", "num_attention_heads": 0}"#);
         let refused = misuse(&["--model", broken.path().to_str().unwrap()]);
         assert!(refused.contains("`num_attention_heads` must be at least 1, found 0"), "{refused}");
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileCheck, ProfileOptions};
-use dflop_loader::model::{profile_of, profile_options};
+use dflop_loader::model::{model_profile, profile_options};
 
 use crate::failure::Failure;
 
@@ -48,7 +48,7 @@ impl MeasuredProfileArgs {
     /// Builds a cost model from the profile; `None` without a profile. Warnings go to standard error.
     pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
         let Some(path) = &self.profile else { return Ok(None) };
-        let profile = profile_of(path, spec)?;
+        let profile = model_profile(path, spec)?;
         let model = CostModel::from_profile(spec.clone(), &profile, self.options()?)
             .map_err(|error| Failure::from(error).in_file(path))?;
         warn(model.profile_warnings());
@@ -57,7 +57,7 @@ impl MeasuredProfileArgs {
 
     /// Reads and checks a model's profile; `None` without a profile.
     pub(crate) fn read(&self, spec: &ModelSpec) -> Result<Option<Profile>, Failure> {
-        let read = |path: &Path| checked(profile_of(path, spec)?, path, !self.no_profile_check);
+        let read = |path: &Path| checked(model_profile(path, spec)?, path, !self.no_profile_check);
         self.profile.as_deref().map(read).transpose()
     }
 

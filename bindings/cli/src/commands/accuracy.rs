@@ -58,7 +58,7 @@ pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> 
 /// Returns the report: each point with the prediction interval.
 fn report(json: &AccuracyJson<'_>) -> RunReport {
     let accuracy = json.accuracy;
-    let mut report = RunReport::new("accuracy", "Accuracy of a profile", Origin::of_this_process());
+    let mut report = RunReport::new("accuracy", "Accuracy of a profile", Origin::for_this_process());
     report.verdict.push(verdict(
         Basis::Measured,
         format!(
@@ -77,7 +77,7 @@ fn report(json: &AccuracyJson<'_>) -> RunReport {
     for unpredicted in &accuracy.unpredicted {
         report.notes.push(format!("{} points not compared: {}", unpredicted.count, unpredicted.reason));
     }
-    report.accuracy = Some(Accuracy::of_profile(accuracy));
+    report.accuracy = Some(Accuracy::from_profile(accuracy));
     report
 }
 

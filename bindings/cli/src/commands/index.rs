@@ -10,7 +10,7 @@ use dflop_loader::media::VideoSampling;
 use serde::Serialize;
 
 use crate::args::dataset::{DatasetArgs, index_options};
-use crate::args::model::spec_of;
+use crate::args::model::model_spec;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;
@@ -68,7 +68,7 @@ struct IndexReport<'a> {
 
 pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
-    let model = if args.model.is_empty() { None } else { Some(spec_of(&args.model)?) };
+    let model = if args.model.is_empty() { None } else { Some(model_spec(&args.model)?) };
     let options = IndexOptions {
         directory: args.out.clone(),
         is_rebuilt: args.rebuild,

@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use dflop_loader::model::profile_of;
+use dflop_loader::model::model_profile;
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -142,7 +142,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     // Checked before the profile is read, because it is the cheaper mistake to find.
     frozen.check(spec)?;
     if let Some(path) = args.model.profile.path() {
-        let profile = profile_of(path, spec)?;
+        let profile = model_profile(path, spec)?;
         for module in modules(spec) {
             let points = MeasuredMemory::from_profile(&profile, spec, module)
                 .map_err(|error| Failure::from(error).in_file(path))?;
@@ -180,7 +180,7 @@ fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Fai
     let layout = |(at, module): (usize, &Module)| {
         let layers = match args.layers.get(at) {
             Some(layers) => parse_layers(layers)?,
-            None => split_layers(layers_of(spec, *module), stages[at].get()),
+            None => split_layers(module_layers(spec, *module), stages[at].get()),
         };
         let precision = match args.precision {
             PrecisionArg::Bf16 => Precision::Bf16,
@@ -205,7 +205,7 @@ fn modules(spec: &ModelSpec) -> Vec<Module> {
     spec.encoders().map(|(module, ..)| module).chain([Module::Llm]).collect()
 }
 
-fn layers_of(spec: &ModelSpec, module: Module) -> u32 {
+fn module_layers(spec: &ModelSpec, module: Module) -> u32 {
     let encoder = spec.encoders().find(|(of, ..)| *of == module);
     encoder.map_or(spec.llm.layers, |(_, encoder, _)| encoder.layers)
 }

@@ -12,7 +12,7 @@ use dflop_executor::profile::check::{CheckOptions, CheckReport, CheckedMicrobatc
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
-use crate::args::model::spec_of;
+use crate::args::model::model_spec;
 use crate::args::profile::warn;
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, place_file, write_json};
@@ -178,7 +178,7 @@ fn check_arguments(args: &ProfileArgs) -> Result<(), Failure> {
 
 /// Returns the model to run and predict: a preset, or the model of a directory.
 fn model(name: &str) -> Result<MeasuredModel, Failure> {
-    let spec = spec_of(&[name.to_owned()])?;
+    let spec = model_spec(&[name.to_owned()])?;
     Ok(match checkpoint_path(name).map(ModelDirectory::open).transpose()? {
         Some(directory) => MeasuredModel::from_config(&directory.documents().config, spec)?,
         None => MeasuredModel::from_spec(spec)?,

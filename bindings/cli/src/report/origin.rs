@@ -8,7 +8,7 @@ use super::document::Origin;
 
 impl Origin {
     /// Describes this process: the command line without credentials, and the machine.
-    pub(crate) fn of_this_process() -> Self {
+    pub(crate) fn for_this_process() -> Self {
         let arguments: Vec<String> = std::env::args_os()
             .enumerate()
             .map(|(place, argument)| match place {
@@ -23,7 +23,7 @@ impl Origin {
             arguments: arguments.join(" "),
             written_unix_seconds: written.as_secs(),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            processor: value_of("/proc/cpuinfo", "model name").unwrap_or_default(),
+            processor: first_value("/proc/cpuinfo", "model name").unwrap_or_default(),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             memory_bytes: memory_bytes().unwrap_or(0),
         }
@@ -45,14 +45,14 @@ fn quote(argument: &str) -> String {
 }
 
 /// Returns the value in the first `NAME : VALUE` line of a system file.
-fn value_of(path: &str, name: &str) -> Option<String> {
+fn first_value(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(found, _)| found.trim() == name).map(|(_, value)| value.trim().to_owned())
 }
 
 fn memory_bytes() -> Option<u64> {
-    let total = value_of("/proc/meminfo", "MemTotal")?;
+    let total = first_value("/proc/meminfo", "MemTotal")?;
     total.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn this_process_has_a_version_and_cores() {
-        let origin = Origin::of_this_process();
+        let origin = Origin::for_this_process();
         assert!(origin.cores > 0 && !origin.version.is_empty() && !origin.arguments.starts_with('/'));
     }
 }

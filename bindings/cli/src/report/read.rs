@@ -25,7 +25,7 @@ enum Content {
 /// # Errors
 /// [`Failure::Failed`] if a file cannot be read, has a different version, or nothing is a report.
 pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
-    let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
+    let files = if path.is_dir() { directory_files(path)? } else { vec![path.to_owned()] };
     let (mut reports, mut traces, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for file in files {
         match read_file(&file)? {
@@ -50,7 +50,7 @@ pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
 }
 
 /// Returns the files in a directory by name; pages are left out, because a page may be the output file.
-fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn directory_files(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(directory);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(failed)? {
@@ -142,7 +142,7 @@ fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunRep
     if traces.is_empty() && steps.is_empty() {
         return Ok(None);
     }
-    let mut report = RunReport::new("train", "Training run", Origin::of_this_process());
+    let mut report = RunReport::new("train", "Training run", Origin::for_this_process());
     if let Some(training) = Training::new("", steps) {
         let mean = super::format::seconds(training.mean_seconds());
         let text = format!("{} steps of {mean} on average{}.", training.taken, training.loss_change());
@@ -156,7 +156,7 @@ fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunRep
         if report.verdict.is_empty() {
             report.verdict = compare_steps(&study);
         }
-        report.accuracy = Accuracy::of_passes(&measured, false);
+        report.accuracy = Accuracy::from_passes(&measured, false);
         report.studies.push(study);
         report.notes.push("A trace does not name samples; `dflop train --report` does.".to_owned());
     }

@@ -7,7 +7,7 @@ use dflop_loader::sample::{Field, Sample};
 use dflop_loader::shard::{RawField, RawSample};
 use serde_json::{Value, json};
 
-use super::describe::kind_of;
+use super::describe::content_kind;
 use super::media::content_type;
 
 /// Maximum length of a field that is decoded to find faults.
@@ -53,7 +53,7 @@ fn decode_field(field: &RawField) -> DecodedField {
         Ok(_) => DecodedField { media: Some(Media::Opaque(Bytes::new())), fault: None },
         Err(error) => {
             // A medium keeps its place in the conversation, a text has no content to place.
-            let is_medium = matches!(kind_of(&field.extension), "image" | "audio" | "video");
+            let is_medium = matches!(content_kind(&field.extension), "image" | "audio" | "video");
             let media = is_medium.then(|| Media::Opaque(Bytes::new()));
             DecodedField { media, fault: Some(error.to_string()) }
         }
@@ -66,7 +66,7 @@ fn describe(field: &RawField, decoded: &DecodedField) -> Value {
     if let Some(shown) = content_type(&field.extension, payload) {
         described.insert("type".into(), shown.into());
     }
-    let text = match (&decoded.media, kind_of(&field.extension)) {
+    let text = match (&decoded.media, content_kind(&field.extension)) {
         (Some(Media::Text(text)), _) => Some(text.clone()),
         (Some(Media::Json(document)), _) => serde_json::to_string_pretty(document).ok(),
         // What cannot be decoded is shown as it is.

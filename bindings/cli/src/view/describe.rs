@@ -4,7 +4,7 @@ use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::Dataset;
 use dflop_loader::error::Skipped;
 use dflop_loader::index::FieldRow;
-use dflop_loader::media::{Content, MediaShape, Modality, content_of};
+use dflop_loader::media::{Content, MediaShape, Modality, extension_content};
 use dflop_loader::store::redact;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ pub(super) fn describe(dataset: &Dataset, model: &CostModel, place: u32) -> Desc
 }
 
 fn field(field: FieldRow<'_>) -> DescribedField {
-    let kind = kind_of(field.extension);
+    let kind = content_kind(field.extension);
     let shape = match field.shape {
         MediaShape::Opaque => Value::Null,
         MediaShape::Image(size) => json!({"width": size.width, "height": size.height}),
@@ -79,8 +79,8 @@ fn field(field: FieldRow<'_>) -> DescribedField {
 }
 
 /// Names the content kind for a field.
-pub(super) fn kind_of(extension: &str) -> &'static str {
-    match content_of(extension) {
+pub(super) fn content_kind(extension: &str) -> &'static str {
+    match extension_content(extension) {
         Some(Content::Medium(Modality::Image)) => "image",
         Some(Content::Medium(Modality::Audio)) => "audio",
         Some(Content::Medium(Modality::Video)) => "video",
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn kinds_follow_the_codec() {
-        let kinds = ["jpg", "wav", "mp4", "txt", "json", "npy", "bin", "html", "svg"].map(kind_of);
+        let kinds = ["jpg", "wav", "mp4", "txt", "json", "npy", "bin", "html", "svg"].map(content_kind);
         let expected = ["image", "audio", "video", "text", "document", "value", "other", "other", "image"];
         assert_eq!(kinds, expected);
     }

@@ -1,7 +1,7 @@
 //! Recognizes media by their bytes, and scales images down.
 
 use dflop_loader::media::probe::{AudioFormat, ImageFormat};
-use dflop_loader::media::{ImageLimits, Modality, decode_rgb, modality_of};
+use dflop_loader::media::{ImageLimits, Modality, decode_rgb, extension_modality};
 
 use crate::report::collect::shrunk_jpeg;
 
@@ -16,7 +16,7 @@ pub(super) const RENDERED: (u32, u8) = (1_600, 85);
 ///
 /// - `extension`: field extension; `prefix`: first field bytes
 pub(super) fn content_type(extension: &str, prefix: &[u8]) -> Option<&'static str> {
-    match modality_of(extension)? {
+    match extension_modality(extension)? {
         Modality::Image => match ImageFormat::from_bytes(prefix)? {
             ImageFormat::Jpeg => Some("image/jpeg"),
             ImageFormat::Png => Some("image/png"),

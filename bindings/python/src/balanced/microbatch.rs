@@ -15,7 +15,10 @@ use crate::model::module_seconds;
 type Statistics = (f64, [f64; 3], [f64; 3]);
 
 /// Returns the pixel normalization, if pixels are bytes.
-fn of_bytes(inputs: Option<&ModelInputs>, normalization: Option<Normalization>) -> Option<Statistics> {
+fn byte_normalization(
+    inputs: Option<&ModelInputs>,
+    normalization: Option<Normalization>,
+) -> Option<Statistics> {
     let is_bytes = |tensor: &NamedTensor| matches!(tensor.values, TensorValues::U8(_));
     let Normalization { scale, mean, deviation } = normalization?;
     inputs?.tensors.iter().any(is_bytes).then_some((scale, mean, deviation))
@@ -48,7 +51,7 @@ pub(super) fn microbatch<'py>(
     let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
     made.setattr("sample_keys", keys)?;
     made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
-    made.setattr("pixel_normalization", of_bytes(of.inputs.as_ref(), normalization))?;
+    made.setattr("pixel_normalization", byte_normalization(of.inputs.as_ref(), normalization))?;
     if let Some(inputs) = of.inputs {
         tensors(&made, inputs.tensors, framework)?;
         // Models with a cache, which is the default, attend across packed samples.

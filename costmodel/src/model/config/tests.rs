@@ -17,7 +17,7 @@ fn read(config: Value) -> ModelSpec {
     ModelSpec::from_hugging_face("model", &documents(config)).unwrap()
 }
 
-fn error_of(documents: &Documents) -> String {
+fn model_error(documents: &Documents) -> String {
     ModelSpec::from_hugging_face("model", documents).unwrap_err().to_string()
 }
 
@@ -314,7 +314,7 @@ fn invalid_fields_are_errors_with_file_and_field() {
             "`config.json`: `vision_config.image_size` = 70000 is over 65535 pixels",
         ),
     ] {
-        let found = error_of(&documents);
+        let found = model_error(&documents);
         assert!(found.starts_with(message), "{found}\n{message}");
     }
 }
@@ -370,7 +370,7 @@ fn files_that_disagree_are_errors() {
             "`preprocessor_config.json`: `sampling_rate` must be 16000, found 24000",
         ),
     ] {
-        let found = error_of(&documents);
+        let found = model_error(&documents);
         assert!(found.starts_with(message), "{found}\n{message}");
     }
 }

@@ -64,7 +64,7 @@ impl ModelFamily for Described {
 }
 
 fn vision(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<VisionSpec> {
-    let tokens = tokens_of(fields)?;
+    let tokens = token_fields(fields)?;
     let (rule, merge, frames) = match rule_name(&tokens)? {
         "native" => native(&tokens)?,
         "tiles" => tiles(&tokens)?,
@@ -81,7 +81,7 @@ fn vision(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<VisionSpec> {
 }
 
 fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
-    let tokens = tokens_of(fields)?;
+    let tokens = token_fields(fields)?;
     match rule_name(&tokens)? {
         "mel_windows" => {}
         unknown => {
@@ -282,7 +282,7 @@ fn merge(tokens: &ConfigFields<'_>) -> Result<u32> {
     Ok(u32::from(side(tokens, "merge_size", Some(1))?.get()))
 }
 
-fn tokens_of<'a>(encoder: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
+fn token_fields<'a>(encoder: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     let missing =
         || encoder.invalid("tokens", "is missing: the token rule, such as {\"rule\": \"native\", …}");
     encoder.child("tokens")?.ok_or_else(missing)

@@ -2,7 +2,7 @@
 
 use super::language_models::{self, language_model};
 use super::siglip;
-use super::squares::{SquareTower, square_tower_of};
+use super::squares::{SquareTower, square_tower_with_defaults};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -70,7 +70,7 @@ fn read(source: &CheckpointFields<'_>, family: FamilyId) -> Result<PartialModelS
     let config = &source.config;
     let llm = language_model(config, "llama")?;
     let fields = config.child_or_empty("vision_config")?;
-    let tower = square_tower_of(&fields, [12, 1152, 16, 3072], [224, 32], |size, square| {
+    let tower = square_tower_with_defaults(&fields, [12, 1152, 16, 3072], [224, 32], |size, square| {
         siglip::encoder(size, square, false)
     })?;
     let scale = config.count("scale_factor", 2)?;

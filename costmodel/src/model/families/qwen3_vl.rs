@@ -46,7 +46,7 @@ impl ModelFamily for Qwen3Vl {
 
     fn presets(&self) -> &[Preset] {
         const fn preset(name: &'static str, tower: TowerSize, llm: LlmSpec) -> Preset {
-            Preset { name, vision: Some(vision_of(QWEN3_VL, tower, llm.hidden)), audio: None, llm }
+            Preset { name, vision: Some(vision_with_tower(QWEN3_VL, tower, llm.hidden)), audio: None, llm }
         }
         const PRESETS: [Preset; 4] = [
             preset("qwen3-vl-2b", SMALL_TOWER, qwen3(28, 2048, [16, 8], 6144, true)),
@@ -111,10 +111,10 @@ const fn experts(llm: LlmSpec, ffn: u32) -> LlmSpec {
 
 /// Builds the larger models' encoder.
 pub(super) const fn vision(family: FamilyId, llm_hidden: u32) -> VisionSpec {
-    vision_of(family, TOWER, llm_hidden)
+    vision_with_tower(family, TOWER, llm_hidden)
 }
 
-const fn vision_of(family: FamilyId, tower: TowerSize, llm_hidden: u32) -> VisionSpec {
+const fn vision_with_tower(family: FamilyId, tower: TowerSize, llm_hidden: u32) -> VisionSpec {
     let encoder = EncoderSpec {
         projector: projector(tower.hidden, 4, DEEPSTACK.len() as u32, llm_hidden),
         ..encoder(tower, PATCH_INPUTS, POSITIONS)

@@ -40,12 +40,12 @@ pub(super) fn square_tower(
     patch_default: u32,
     make: impl FnOnce(TowerSize, SquareInput) -> EncoderSpec,
 ) -> Result<SquareTower> {
-    square_tower_of(fields, [12, 768, 12, 3072], [224, patch_default], make)
+    square_tower_with_defaults(fields, [12, 768, 12, 3072], [224, patch_default], make)
 }
 
 /// Reads an encoder with square inputs and other defaults: layers, width, heads and MLP width; image and
 /// patch sides.
-pub(super) fn square_tower_of(
+pub(super) fn square_tower_with_defaults(
     fields: &ConfigFields<'_>,
     size: [u32; 4],
     [image, patch]: [u32; 2],

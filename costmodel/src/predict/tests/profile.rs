@@ -326,7 +326,7 @@ fn profiles_of_two_devices_do_not_mix() {
 }
 
 #[test]
-fn one_layer_count_is_scaled_and_warned_of() {
+fn one_layer_count_is_scaled_with_a_warning() {
     let model = model("omni-7b", &rows(&[2], &[1]), ProfileOptions::default()).unwrap();
     let scaled = |warning: &&ProfileWarning| {
         matches!(warning, ProfileWarning::LayersInProportion { part: Part::Linear, measured: 2, .. })

@@ -11,7 +11,7 @@ pub(super) const SOURCE_GREETINGS_MAX: usize = 128;
 /// Open handshake properties that determine the precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Caller {
-    /// [`source_of`] for the caller address.
+    /// [`machine_address`] for the caller address.
     pub(super) source: IpAddr,
     /// Whether the first message has arrived completely.
     pub(super) has_introduction: bool,
@@ -19,7 +19,7 @@ pub(super) struct Caller {
 
 /// Returns the address under which callers from the same machine are counted: an IPv6 address without the
 /// last 64 bits, which a machine may choose freely.
-pub(super) fn source_of(address: IpAddr) -> IpAddr {
+pub(super) fn machine_address(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
         address @ IpAddr::V4(_) => address,
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_network_of_ipv6_is_one_source() {
-        let source = |text: &str| source_of(text.parse().unwrap());
+        let source = |text: &str| machine_address(text.parse().unwrap());
         assert_eq!(source("2001:db8::1"), source("2001:db8::ffff:2"));
         assert_ne!(source("2001:db8::1"), source("2001:db8:0:1::1"));
         assert_eq!(source("::ffff:10.0.0.1"), address(1));

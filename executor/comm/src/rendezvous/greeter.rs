@@ -5,7 +5,7 @@
 //! start threads, or keep other callers from being greeted: a rank that was rejected for lack of room calls
 //! again.
 
-use super::crowd::{Caller, source_of, to_end};
+use super::crowd::{Caller, machine_address, to_end};
 use super::handshake::{GREETING, Greeting, Hello};
 use super::refusals::{Refusal, Refusals};
 use super::token::JobToken;
@@ -150,7 +150,7 @@ fn accept_some(listener: &TcpListener, open: &mut Vec<OpenGreeting>, refusals: &
                 return;
             }
         };
-        let source = source_of(caller.ip());
+        let source = machine_address(caller.ip());
         let callers: Vec<Caller> = open.iter().map(OpenGreeting::as_caller).collect();
         if let Some(slowest) = to_end(&callers, source) {
             refusals.note(open.remove(slowest).caller, &Refusal::Crowded);

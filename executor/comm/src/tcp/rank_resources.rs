@@ -58,7 +58,7 @@ fn one_rank() {
         std::thread::sleep(Duration::from_millis(20));
     };
     let directory = std::env::var(DIRECTORY).unwrap();
-    std::fs::write(Path::new(&directory).join(text_of(rank)), format!("{} {}", counts[0], counts[1]))
+    std::fs::write(Path::new(&directory).join(rank_text(rank)), format!("{} {}", counts[0], counts[1]))
         .unwrap();
     let gathered = comm.gather(at, &[rank as u64, counts[0] as u64]).unwrap();
     assert!(gathered.chunks(2).map(|row| row[0]).eq(0..size as u64));
@@ -67,7 +67,7 @@ fn one_rank() {
     comm.barrier(at).unwrap();
 }
 
-fn text_of(rank: usize) -> String {
+fn rank_text(rank: usize) -> String {
     format!("rank-{rank}")
 }
 
@@ -89,7 +89,7 @@ fn counts(size: usize) -> Vec<[usize; 2]> {
     let ends: Vec<bool> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
     assert!(ends.iter().all(|&end| end), "{size} ranks: {ends:?}");
     let read = |rank: usize| {
-        let text = std::fs::read_to_string(directory.path().join(text_of(rank))).unwrap();
+        let text = std::fs::read_to_string(directory.path().join(rank_text(rank))).unwrap();
         let numbers: Vec<usize> = text.split(' ').map(|number| number.parse().unwrap()).collect();
         [numbers[0], numbers[1]]
     };

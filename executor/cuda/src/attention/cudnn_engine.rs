@@ -63,7 +63,7 @@ impl CudnnEngine {
     ) -> std::result::Result<Self, cudnn::Error> {
         let library = Library::open(libraries)?;
         let ordinal = stream.context().ordinal() as i32;
-        let properties = DeviceProperties::of_device(&library, ordinal)?;
+        let properties = DeviceProperties::from_device(&library, ordinal)?;
         let plans_max = NonZeroUsize::new(SHAPES_MAX).unwrap_or(NonZeroUsize::MIN);
         Ok(Self {
             plans: Plans::new(&library, properties, directory, plans_max)?,

@@ -130,20 +130,20 @@ impl Arguments {
             (Id::KeyLengths, table(places.lengths)),
             (Id::RowOffsets, table(places.rows)),
             (Id::OutputOffsets, table(places.outputs)),
-            (Id::Scale, address_of(&values.scale)),
+            (Id::Scale, scalar_address(&values.scale)),
         ];
         if form != Form::Padded {
             addresses.push((Id::LogSums, self.log_sums));
             addresses.push((Id::LogSumOffsets, table(places.log_sums)));
         }
         if form != Form::Single {
-            addresses.push((Id::Padding, address_of(&values.masked)));
+            addresses.push((Id::Padding, scalar_address(&values.masked)));
         }
         if form != Form::Single && key.is_backward {
-            addresses.push((Id::One, address_of(&values.one)));
+            addresses.push((Id::One, scalar_address(&values.one)));
         }
         if key.is_causal {
-            addresses.push((Id::Later, address_of(&values.masked)));
+            addresses.push((Id::Later, scalar_address(&values.masked)));
         }
         if form.has_gradients_apart(key) {
             addresses.push((Id::KeyOffsets, table(places.keys)));
@@ -179,7 +179,7 @@ fn columns(key: &PlanKey, matrix: u64) -> [u64; 3] {
     [matrix, keys, keys + u64::from(key.kv_heads) * head]
 }
 
-fn address_of(value: &f32) -> u64 {
+fn scalar_address(value: &f32) -> u64 {
     std::ptr::from_ref(value).expose_provenance() as u64
 }
 

@@ -27,7 +27,7 @@ impl DeviceProperties {
     /// Returns the H200 properties.
     #[must_use]
     pub fn h200() -> Self {
-        Self::of_model(json!({
+        Self::from_model(json!({
             "deviceName": "NVIDIA H200",
             "deviceVer": 900,
             "multiProcessorCount": 132,
@@ -41,7 +41,7 @@ impl DeviceProperties {
     /// Returns the properties for an A100 with 80 GB.
     #[must_use]
     pub fn a100() -> Self {
-        Self::of_model(json!({
+        Self::from_model(json!({
             "deviceName": "NVIDIA A100-SXM4-80GB",
             "deviceVer": 800,
             "multiProcessorCount": 108,
@@ -55,7 +55,7 @@ impl DeviceProperties {
     /// Returns the B200 properties.
     #[must_use]
     pub fn b200() -> Self {
-        Self::of_model(json!({
+        Self::from_model(json!({
             "deviceName": "NVIDIA B200",
             "deviceVer": 1000,
             "multiProcessorCount": 148,
@@ -72,7 +72,7 @@ impl DeviceProperties {
     ///
     /// # Errors
     /// [`Error::Refused`] without such a device, [`Error::Properties`].
-    pub fn of_device(library: &Arc<Library>, ordinal: i32) -> Result<Self> {
+    pub fn from_device(library: &Arc<Library>, ordinal: i32) -> Result<Self> {
         let mut descriptor = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?;
         descriptor.set(Attribute::CUDNN_ATTR_DEVICEPROP_DEVICE_ID, &[ordinal])?;
         let descriptor = descriptor.finalize()?;
@@ -122,7 +122,7 @@ impl DeviceProperties {
     }
 
     /// Adds the properties that all models share.
-    fn of_model(model: Value) -> Self {
+    fn from_model(model: Value) -> Self {
         let common = json!({
             "regsPerBlock": 65_536,
             "smCountOrigin": 0,

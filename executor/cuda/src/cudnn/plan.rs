@@ -57,11 +57,11 @@ impl Plan {
         if !Form::of(library.version(), device.major(), key).contains(&form) {
             return Err(Error::NoEngine);
         }
-        let graph = graph::of_key(library, key, form)?;
+        let graph = graph::for_key(library, key, form)?;
         let order = Form::order(library.version(), device.major(), key);
         let device = device.descriptor(library)?;
         if let Some(order) = order {
-            return Self::of_engine(&device, &engine::ordered(&device, &graph, order)?, key, form);
+            return Self::from_engine(&device, &engine::ordered(&device, &graph, order)?, key, form);
         }
         let mut reason = Error::NoEngine;
         for heuristic in [Heuristic::CUDNN_HEUR_MODE_A, Heuristic::CUDNN_HEUR_MODE_FALLBACK] {
@@ -73,7 +73,7 @@ impl Plan {
                 }
             };
             for engine in engines {
-                match Self::of_engine(&device, &engine, key, form) {
+                match Self::from_engine(&device, &engine, key, form) {
                     Ok(plan) => return Ok(plan),
                     Err(error) => reason = error,
                 }
@@ -97,7 +97,7 @@ impl Plan {
         let mut plan = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         plan.set(Attribute::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, json.as_bytes())?;
         plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[&device])?;
-        Self::of_descriptor(plan, key, form)
+        Self::from_descriptor(plan, key, form)
     }
 
     /// Writes the plan with all kernels, 70 to 600 KB.
@@ -154,7 +154,7 @@ impl Plan {
         &self.descriptor
     }
 
-    fn of_engine(
+    fn from_engine(
         device: &Arc<Descriptor>,
         engine: &Arc<Descriptor>,
         key: &PlanKey,
@@ -164,10 +164,10 @@ impl Plan {
         let mut plan = Descriptor::new(device.library(), kind)?;
         plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[engine])?;
         plan.link(Attribute::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[device])?;
-        Self::of_descriptor(plan, key, form)
+        Self::from_descriptor(plan, key, form)
     }
 
-    fn of_descriptor(plan: Descriptor, key: &PlanKey, form: Form) -> Result<Self> {
+    fn from_descriptor(plan: Descriptor, key: &PlanKey, form: Form) -> Result<Self> {
         let descriptor = plan.finalize()?;
         let bytes = descriptor.value::<i64>(Attribute::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)? as u64;
         let own_workspace_bytes = bytes.next_multiple_of(graph::SCRATCH_ALIGNMENT_BYTES);

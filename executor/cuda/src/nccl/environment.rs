@@ -36,10 +36,10 @@ pub(super) fn check_loading(ranks: usize) -> Result<()> {
 /// # Source
 /// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_DEVICE_MAX_CONNECTIONS`.
 pub(super) fn queues() -> usize {
-    queues_of(std::env::var(QUEUES).ok().as_deref())
+    queues_from_text(std::env::var(QUEUES).ok().as_deref())
 }
 
-fn queues_of(set: Option<&str>) -> usize {
+fn queues_from_text(set: Option<&str>) -> usize {
     let set = set.and_then(|text| text.trim().parse().ok());
     set.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX)
 }
@@ -53,8 +53,8 @@ mod tests {
         for (set, queues) in
             [(None, 8), (Some("32"), 32), (Some(" 4 "), 4), (Some("100"), 32), (Some("0"), 1)]
         {
-            assert_eq!(queues_of(set), queues, "{set:?}");
+            assert_eq!(queues_from_text(set), queues, "{set:?}");
         }
-        assert_eq!(queues_of(Some("many")), 8, "the driver takes no other text");
+        assert_eq!(queues_from_text(Some("many")), 8, "the driver takes no other text");
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct OwnLane {
 
 impl OwnLane {
     /// Returns a rank's number in the lane communicator.
-    pub(super) fn number_of(&self, rank: usize) -> usize {
+    pub(super) fn name_number(&self, rank: usize) -> usize {
         match self.place {
             Place::Own(lane) => usize::from(rank == lane.to),
             Place::Pair([low, _]) => usize::from(rank != low),
@@ -114,7 +114,7 @@ impl MessageLanes {
             *count - 1
         };
         let index: Vec<(usize, usize)> =
-            opened.iter().map(|place| first_of(*place)).map(|rank| (rank, next(rank))).collect();
+            opened.iter().map(|place| first_rank(*place)).map(|rank| (rank, next(rank))).collect();
         let most = made.values().copied().max().unwrap_or(0);
         let own = made.get(&host.rank()).copied().unwrap_or(0);
         let own: Vec<UniqueId> =
@@ -139,7 +139,7 @@ impl MessageLanes {
 }
 
 /// Returns the rank that creates a lane communicator's id.
-fn first_of(place: Place) -> usize {
+fn first_rank(place: Place) -> usize {
     match place {
         Place::Own(lane) => lane.from,
         Place::Pair([low, _]) => low,
@@ -172,7 +172,7 @@ fn warm_up(
         tensor,
         is_returned: true,
     };
-    let number = own.number_of(other);
+    let number = own.name_number(other);
     let (transfer, _) = queued.start(session, move |lane, stream, element| {
         if is_sender { lane.send(stream, element, number) } else { lane.recv(stream, element, number) }
     })?;

@@ -348,7 +348,7 @@ impl DeviceComm<Cuda> for NcclComm {
             tensor,
             is_returned: false,
         };
-        let number = own.number_of(to);
+        let number = own.name_number(to);
         Ok(queued.start(&self.session, move |lane, stream, rows| lane.send(stream, rows, number))?.0)
     }
 
@@ -376,7 +376,7 @@ impl DeviceComm<Cuda> for NcclComm {
             tensor,
             is_returned: true,
         };
-        let number = own.number_of(from);
+        let number = own.name_number(from);
         Ok(queued.start(&self.session, move |lane, stream, rows| lane.recv(stream, rows, number))?.0)
     }
 

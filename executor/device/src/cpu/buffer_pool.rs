@@ -34,7 +34,7 @@ struct FreeBuffers {
     limit_bytes: Option<u64>,
 }
 
-fn bytes_of(len: usize) -> u64 {
+fn element_bytes(len: usize) -> u64 {
     4 * len as u64
 }
 
@@ -46,7 +46,7 @@ impl FreeBuffers {
         if buffers.is_empty() {
             self.free.remove(&len);
         }
-        self.free_bytes -= values.as_ref().map_or(0, |_| bytes_of(len));
+        self.free_bytes -= values.as_ref().map_or(0, |_| element_bytes(len));
         values
     }
 
@@ -65,9 +65,9 @@ impl BufferPool {
     /// Takes a buffer of unspecified contents, of this length up to a longer one.
     pub(super) fn take_up_to(&self, len: usize, longest: usize) -> Result<Vec<f32>> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes_of(len) as usize;
+        let bytes = element_bytes(len) as usize;
         let none = Error::out_of_memory(bytes, free_buffers.used_bytes + free_buffers.reserved_bytes);
-        if free_buffers.exceeds(bytes_of(len)) {
+        if free_buffers.exceeds(element_bytes(len)) {
             return Err(none);
         }
         let mut values = free_buffers.pop(len..=longest).unwrap_or_default();
@@ -77,7 +77,7 @@ impl BufferPool {
             values.resize(len, 0.0);
         }
         // the complete buffer counts, not only the requested length
-        free_buffers.used_bytes += bytes_of(values.len());
+        free_buffers.used_bytes += element_bytes(values.len());
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
         drop(free_buffers);
         // so that a read before a write is noticed
@@ -92,7 +92,7 @@ impl BufferPool {
             return;
         }
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes_of(values.len());
+        let bytes = element_bytes(values.len());
         free_buffers.used_bytes -= bytes;
         free_buffers.free_bytes += bytes;
         free_buffers.free.entry(values.len()).or_default().push(values);
@@ -110,7 +110,7 @@ impl BufferPool {
     /// [`Error::OutOfMemory`] if it exceeds the limit.
     pub(super) fn own(&self, values: &[f32]) -> Result<()> {
         let mut free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = bytes_of(values.len());
+        let bytes = element_bytes(values.len());
         if free_buffers.exceeds(bytes) {
             let used_bytes = free_buffers.used_bytes + free_buffers.reserved_bytes;
             return Err(Error::out_of_memory(bytes as usize, used_bytes));
@@ -122,7 +122,8 @@ impl BufferPool {
 
     /// Stops counting a used buffer, which leaves the device.
     pub(super) fn disown(&self, values: &[f32]) {
-        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes -= bytes_of(values.len());
+        self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes -=
+            element_bytes(values.len());
     }
 
     /// Sets the limit for used bytes; buffers in use are not affected.

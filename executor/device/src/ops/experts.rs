@@ -151,13 +151,13 @@ fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weig
     }
     match shape.scores {
         ExpertScores::Softmax => {
-            let (most, total) = softmax_of(logits);
+            let (most, total) = softmax_parts(logits);
             for weight in weights.iter_mut() {
                 *weight = (*weight - most).exp() / total;
             }
         }
         ExpertScores::SoftmaxOfChosen => {
-            let (most, total) = softmax_of(weights);
+            let (most, total) = softmax_parts(weights);
             for weight in weights.iter_mut() {
                 *weight = (*weight - most).exp() / total;
             }
@@ -180,7 +180,7 @@ fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weig
 }
 
 /// Returns the maximum logit, and the sum of exponentials of logits minus the maximum.
-fn softmax_of<F: Real>(logits: &[F]) -> (F, F) {
+fn softmax_parts<F: Real>(logits: &[F]) -> (F, F) {
     let most = super::parallel::max(logits);
     (most, logits.iter().map(|&logit| (logit - most).exp()).sum())
 }
@@ -222,7 +222,7 @@ fn token_backward<F: Real>(
     let probability = |(most, total): (F, F), logit: F| (logit - most).exp() / total;
     match shape.scores {
         ExpertScores::Softmax => {
-            let of = softmax_of(logits);
+            let of = softmax_parts(logits);
             let along: F = slots().map(|(expert, d)| d * probability(of, logits[expert])).sum();
             for (d_logit, &logit) in d_logits.iter_mut().zip(logits) {
                 *d_logit = -(scale * along * probability(of, logit));
@@ -232,7 +232,7 @@ fn token_backward<F: Real>(
         ExpertScores::SoftmaxOfChosen => {
             d_logits.fill(F::ZERO);
             let own: Vec<F> = slots().map(|(expert, _)| logits[expert]).collect();
-            let of = softmax_of(&own);
+            let of = softmax_parts(&own);
             let along: F = slots().map(|(expert, d)| d * probability(of, logits[expert])).sum();
             for (expert, d) in slots() {
                 d_logits[expert] = scale * (d - along) * probability(of, logits[expert]);

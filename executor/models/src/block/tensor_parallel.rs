@@ -124,7 +124,7 @@ impl<D: Device> TensorParallel<D> {
         }
         let mut parts = vec![values.to_vec()];
         for rank in 1..size {
-            let shape = PayloadShape::f32(1, spec.shard.shape_of(rank, &spec.shape).iter().product());
+            let shape = PayloadShape::f32(1, spec.shard.rank_shape(rank, &spec.shape).iter().product());
             let part = self.comm().recv(rank, ASSEMBLE, at, shape)?.into_f32();
             parts.push(part.expect("received parts have the requested type"));
         }
@@ -138,7 +138,7 @@ impl<D: Device> TensorParallel<D> {
                 return Err(Error::Replicas { tensor, ranks: [world(original), world(rank)] });
             }
             let mut rest = &part[..];
-            for span in spec.shard.spans_of(rank, &spec.shape) {
+            for span in spec.shard.rank_spans(rank, &spec.shape) {
                 let (values, remainder) = rest.split_at(span.len());
                 whole[span].copy_from_slice(values);
                 rest = remainder;

@@ -24,12 +24,12 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRow
     let mut first = 0;
     for medium in shown {
         match *medium {
-            TiledMedium::Video { frames } => video_of(rule, frames as usize, first, &mut tokens),
+            TiledMedium::Video { frames } => add_video(rule, frames as usize, first, &mut tokens),
             TiledMedium::Image { height, width, tiles } => {
                 (0..side * side).for_each(|row| tokens.row(first + row));
                 match tiles {
                     1 => tokens.newline(),
-                    _ => map_of(rule, ImageSize { width, height }, tiles, first, &mut tokens)?,
+                    _ => add_tile_map(rule, ImageSize { width, height }, tiles, first, &mut tokens)?,
                 }
             }
         }
@@ -39,7 +39,7 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRow
 }
 
 /// Adds every frame at half size, with newlines as the rule requires.
-fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
+fn add_video(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
     let side = usize::from(rule.patches_per_side);
     // odd sides round up, as in transformers
     let half = side.div_ceil(2);
@@ -90,7 +90,7 @@ impl Tokens {
 }
 
 /// Adds the tile map that follows the base tile at `first`.
-fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut Tokens) -> Result<()> {
+fn add_tile_map(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut Tokens) -> Result<()> {
     let side = usize::from(rule.patches_per_side);
     let grid = rule.grid(size)?;
     let (grid_columns, grid_rows) = (grid.columns as usize, grid.rows as usize);

@@ -83,7 +83,7 @@ impl Tiles {
             _ => (None, None),
         };
         Ok(HostContext {
-            medium: pixels.chunks(of_tile).flat_map(|tile| self.patches_of(tile)).collect(),
+            medium: pixels.chunks(of_tile).flat_map(|tile| self.tile_patches(tile)).collect(),
             medium_rows: tiles * self.patches(),
             stem: if self.has_class { vec![SparseRows::gather(all.clone().map(patch))] } else { Vec::new() },
             class: self
@@ -139,7 +139,7 @@ impl Tiles {
     }
 
     /// Returns tile pixels patch by patch: channels, rows, columns.
-    fn patches_of<'a>(&self, tile: &'a [f32]) -> impl Iterator<Item = f32> + use<'a> {
+    fn tile_patches<'a>(&self, tile: &'a [f32]) -> impl Iterator<Item = f32> + use<'a> {
         let (side, patch, channels, across) = (self.side, self.patch, self.channels, self.patches_per_side());
         (0..across * across).flat_map(move |index| {
             let (top, left) = (index / across * patch, index % across * patch);

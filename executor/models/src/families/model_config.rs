@@ -73,12 +73,12 @@ impl ModelConfig {
     }
 
     /// Builds a model in a built-in family only from sizes, such as preset sizes; epsilons and activations
-    /// have the family defaults. [`BlockFamilies::model_of`] also supports added families.
+    /// have the family defaults. [`BlockFamilies::model_from_spec`] also supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the family without blocks.
     pub fn from_spec(spec: &ModelSpec) -> Result<Self> {
-        BlockFamilies::default().model_of(spec)
+        BlockFamilies::default().model_from_spec(spec)
     }
 
     fn encoder(&self, module: ModuleKind) -> Result<&EncoderConfig> {
@@ -229,11 +229,11 @@ impl BlockFamilies {
     /// # Errors
     /// [`Error::ModelConfig`] that names the family without blocks, or the heads that do not divide the
     /// module width.
-    pub fn model_of(&self, spec: &ModelSpec) -> Result<ModelConfig> {
+    pub fn model_from_spec(&self, spec: &ModelSpec) -> Result<ModelConfig> {
         check_layers(&spec.clone().into())?;
         check_heads(spec)?;
-        let (vision, audio) = (self.vision_of(spec)?, self.audio_of(spec)?);
-        checked(ModelConfig { vision, audio, llm: self.llm_of(spec)? })
+        let (vision, audio) = (self.vision_from_spec(spec)?, self.audio_from_spec(spec)?);
+        checked(ModelConfig { vision, audio, llm: self.llm_from_spec(spec)? })
     }
 }
 

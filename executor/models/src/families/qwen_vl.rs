@@ -51,15 +51,15 @@ pub(super) struct VisionNames {
 const NAMES: VisionNames = VisionNames { prefix: "visual.", has_fused_qkv: true };
 
 impl VisionNames {
-    fn of_block(&self, layer: usize, rest: &str) -> String {
+    fn block_name(&self, layer: usize, rest: &str) -> String {
         format!("{}blocks.{layer}.{rest}", self.prefix)
     }
 
     fn qkv(&self, layer: usize) -> QkvNames {
         if self.has_fused_qkv {
-            return QkvNames::Fused(self.of_block(layer, "attn.qkv"));
+            return QkvNames::Fused(self.block_name(layer, "attn.qkv"));
         }
-        QkvNames::Separate(["attn.q", "attn.k", "attn.v"].map(|rest| (self.of_block(layer, rest), true)))
+        QkvNames::Separate(["attn.q", "attn.k", "attn.v"].map(|rest| (self.block_name(layer, rest), true)))
     }
 }
 
@@ -108,7 +108,7 @@ fn qwen2_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
     let (spec, rule) = encoder(source, &fields)?;
     let act = activation(&fields, "hidden_act", Activation::GeluQuick)?;
     let layer = |layer: usize| {
-        let name = |rest: &str| NAMES.of_block(layer, rest);
+        let name = |rest: &str| NAMES.block_name(layer, rest);
         LayerSpec {
             norm: NormKind::Layer,
             epsilon: EPSILON,
@@ -136,7 +136,7 @@ pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Resul
         (None, None) => full_layers(spec.layers, spec.windowed_layers),
     };
     let layer = |layer: usize| {
-        let name = |rest: &str| names.of_block(layer, rest);
+        let name = |rest: &str| names.block_name(layer, rest);
         let mask = if full.contains(&(layer as u32)) { AttentionMask::Full } else { AttentionMask::Window };
         LayerSpec {
             norm: NormKind::Rms,
@@ -169,7 +169,7 @@ fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
 }
 
 fn attention(spec: &EncoderSpec, names: &VisionNames, layer: usize, mask: AttentionMask) -> AttentionSpec {
-    let full = full_attention(spec, names.qkv(layer), names.of_block(layer, "attn.proj"));
+    let full = full_attention(spec, names.qkv(layer), names.block_name(layer, "attn.proj"));
     AttentionSpec { mask, rotation: Some(HeadRotation::halves(full.head_dim)), ..full }
 }
 

@@ -111,7 +111,7 @@ impl BlockFamilies {
         if spec.as_ref().is_ok_and(|spec| spec.vision.is_none()) {
             return Ok(None);
         }
-        let (family, config) = self.of_document(document)?;
+        let (family, config) = self.document_family(document)?;
         family.vision(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
@@ -124,7 +124,7 @@ impl BlockFamilies {
         if spec.as_ref().is_ok_and(|spec| spec.audio.is_none()) {
             return Ok(None);
         }
-        let (family, config) = self.of_document(document)?;
+        let (family, config) = self.document_family(document)?;
         family.audio(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
@@ -135,7 +135,7 @@ impl BlockFamilies {
     /// a field is invalid, or the `model_type` is not supported or is not a language model.
     pub fn llm(&self, document: &Value) -> Result<LlmConfig> {
         let spec = self.read_sizes(document)?;
-        let (family, config) = self.of_document(document)?;
+        let (family, config) = self.document_family(document)?;
         let source = BlockSource { spec, config: Some(config) };
         source.llm()?;
         family.llm(&source)
@@ -145,26 +145,26 @@ impl BlockFamilies {
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
-    pub fn vision_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
+    pub fn vision_from_spec(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(vision) = &model.vision else { return Ok(None) };
-        self.known(vision.family)?.vision(&of_sizes(model)).map(Some)
+        self.known(vision.family)?.vision(&source_from_sizes(model)).map(Some)
     }
 
     /// Builds the audio encoder of a model only from sizes, if the model has one.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
-    pub fn audio_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
+    pub fn audio_from_spec(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(audio) = &model.audio else { return Ok(None) };
-        self.known(audio.family)?.audio(&of_sizes(model)).map(Some)
+        self.known(audio.family)?.audio(&source_from_sizes(model)).map(Some)
     }
 
     /// Builds the decoder of a model only from sizes; a family without blocks gets a Llama decoder.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the sizes are not supported.
-    pub fn llm_of(&self, model: &ModelSpec) -> Result<LlmConfig> {
-        let source = of_sizes(model);
+    pub fn llm_from_spec(&self, model: &ModelSpec) -> Result<LlmConfig> {
+        let source = source_from_sizes(model);
         self.get(model.family).map_or_else(|| language_models::alone(&source), |family| family.llm(&source))
     }
 
@@ -181,7 +181,7 @@ impl BlockFamilies {
     }
 
     /// Returns the family of a checkpoint, and the fields in `config.json`.
-    fn of_document<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
+    fn document_family<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
         let config = ConfigFields::new(CONFIG_FILE, document)?;
         let model_type = config.text("model_type")?.unwrap_or_default();
         let Some(family) = self.iter().find(|family| family.model_types().contains(&model_type)) else {
@@ -193,7 +193,7 @@ impl BlockFamilies {
     }
 }
 
-fn of_sizes(model: &ModelSpec) -> BlockSource<'static> {
+fn source_from_sizes(model: &ModelSpec) -> BlockSource<'static> {
     BlockSource { spec: model.clone().into(), config: None }
 }
 

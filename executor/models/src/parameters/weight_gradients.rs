@@ -101,11 +101,11 @@ impl LayerWeights {
 impl<D: Device> PendingWeights<D> {
     /// Keeps layer input rows and output gradients.
     pub(crate) fn new(layers: Vec<LayerWeights>, x: Tensor<D>, dy: Tensor<D>, rows: usize) -> Self {
-        Self::of_rows(layers.into_iter().map(|layer| (layer, 0..rows)).collect(), x, dy)
+        Self::from_rows(layers.into_iter().map(|layer| (layer, 0..rows)).collect(), x, dy)
     }
 
     /// Keeps input rows and output gradients for layers that each read some rows.
-    pub(crate) fn of_rows(layers: Vec<(LayerWeights, Range<usize>)>, x: Tensor<D>, dy: Tensor<D>) -> Self {
+    pub(crate) fn from_rows(layers: Vec<(LayerWeights, Range<usize>)>, x: Tensor<D>, dy: Tensor<D>) -> Self {
         Self { layers, x, dy }
     }
 

@@ -65,7 +65,7 @@ impl<D: Device> BlockList<D> {
         for (index, block) in self.blocks.iter().enumerate() {
             let mut saved = SavedActivations::default();
             // Only now, so that gathers for later blocks overlap with this block.
-            pass.parameters.wait_values(self.parameters_of(index, pass.parameters.specs().len()))?;
+            pass.parameters.wait_values(self.block_parameters(index, pass.parameters.specs().len()))?;
             let output = block.forward(pass, input.take(), &mut saved)?;
             if !self.has_backward[index] {
                 saved = SavedActivations::default();
@@ -138,7 +138,7 @@ impl<D: Device> BlockList<D> {
     /// Returns the indices of the parameters that were declared together with a block.
     ///
     /// - `all`: number of parameters in the stage
-    fn parameters_of(&self, block: usize, all: usize) -> Range<usize> {
+    fn block_parameters(&self, block: usize, all: usize) -> Range<usize> {
         let first = self.first_parameters[block];
         let next = self.first_parameters[block..].iter().find(|&&other| other > first);
         first..next.copied().unwrap_or(all)

@@ -61,7 +61,7 @@ impl<D: Device> Stage<D> for BlockStage<D> {
         gradient: Option<Tensor<D>>,
         done: &mut GradientsDone<'_, D>,
     ) -> Result<Option<Tensor<D>>> {
-        self.backward_of(microbatch, gradient, WeightGradients::Now, done)
+        self.run_backward(microbatch, gradient, WeightGradients::Now, done)
     }
 
     /// Runs the blocks in reverse, without weight gradients for linear layers.
@@ -72,7 +72,7 @@ impl<D: Device> Stage<D> for BlockStage<D> {
     ) -> Result<Option<Tensor<D>>> {
         let mut pending = Vec::new();
         let weights = WeightGradients::Later(&mut pending);
-        let input = self.backward_of(microbatch, gradient, weights, &mut |_, _| Ok(()))?;
+        let input = self.run_backward(microbatch, gradient, weights, &mut |_, _| Ok(()))?;
         self.pending.insert(microbatch, pending);
         Ok(input)
     }
@@ -123,7 +123,7 @@ impl<D: Device> BlockStage<D> {
         blocks.forward(&mut ForwardPass { device, parameters, context, tensor, kept }, input)
     }
 
-    fn backward_of(
+    fn run_backward(
         &mut self,
         microbatch: usize,
         gradient: Option<Tensor<D>>,

@@ -10,7 +10,7 @@ use super::super::lane_order::LaneOrder;
 use super::super::rank_roles::RankRole;
 use super::super::rank_step::tokens;
 use super::super::shared_lanes::SharedLanes;
-use super::super::stage_edge::{Flow, StageEdge, role_of};
+use super::super::stage_edge::{Flow, StageEdge, part_role};
 use super::super::step_order::OwnMessage;
 use super::super::topology::Topology;
 use super::super::{Job, PipelineStepPlan};
@@ -206,9 +206,9 @@ impl Launcher<'_> {
             _ => return None,
         };
         let (own, peer) = (message.part(), usize::from(message.peer));
-        let edges = StageEdge::of_part(self.topology, flow, own, false);
+        let edges = StageEdge::for_part(self.topology, flow, own, false);
         let edge = edges.into_iter().find(|edge| self.topology.rank(edge.other(own)) == peer).unwrap();
-        Some((self.job.source(peer, self.rank, role_of(&self.roles, own).unwrap()), flow, edge))
+        Some((self.job.source(peer, self.rank, part_role(&self.roles, own).unwrap()), flow, edge))
     }
 
     fn post_receives(&mut self, state: &mut StepState, list: &[Action], next: usize) {
@@ -227,7 +227,7 @@ impl Launcher<'_> {
                 Posting::Receiver => vec![needed],
                 Posting::Sender | Posting::Step => {
                     let posted = state.posted_of.entry((from, flow)).or_default();
-                    let lane = &self.lane_order.of_lane(from, flow)[*posted..];
+                    let lane = &self.lane_order.lane_messages(from, flow)[*posted..];
                     let ahead = lane.iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
                     *posted += ahead;
                     lane[..ahead].to_vec()
@@ -273,7 +273,7 @@ impl Launcher<'_> {
             PassKind::BackwardWeight => return,
         };
         let after = self.computed.unwrap_or(computed);
-        for edge in StageEdge::of_part(self.topology, flow, pass.part, true) {
+        for edge in StageEdge::for_part(self.topology, flow, pass.part, true) {
             if self.rows(flow, edge) == 0 {
                 continue;
             }
@@ -291,7 +291,7 @@ impl Launcher<'_> {
     }
 
     fn role(&self, part: Part) -> RankRole {
-        role_of(&self.roles, part).unwrap().clone()
+        part_role(&self.roles, part).unwrap().clone()
     }
 
     /// Returns the planned number of rows in a message.
@@ -303,7 +303,7 @@ impl Launcher<'_> {
         } else if from.module == to.module {
             tokens(self.plan, self.job, from.range.module, edge.upstream.microbatch)
         } else {
-            let route = self.plan.route_of(from.module);
+            let route = self.plan.module_route(from.module);
             route.tokens_between(edge.upstream.microbatch, edge.downstream.microbatch)
         }
     }

@@ -104,14 +104,14 @@ pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
 
 /// Returns the lengths of all shards, or why a shard has none; asks stores for several at a time.
 fn lengths(shards: &[Shard]) -> Vec<Result<u64, String>> {
-    in_parallel(REQUESTS, shards, length_of)
+    in_parallel(REQUESTS, shards, shard_length)
 }
 
 fn message(error: Error) -> String {
     crate::Error::from(error).in_one_line()
 }
 
-fn length_of(shard: &Shard) -> Result<u64, String> {
+fn shard_length(shard: &Shard) -> Result<u64, String> {
     match shard_bytes(shard).map_err(message)? {
         0 => Err(format!("shard `{}` is empty", shard.url)),
         bytes => Ok(bytes),

@@ -10,7 +10,7 @@ use super::fixture::Fixture;
 pub(crate) const PLACEHOLDERS: [i64; 2] = [46, 47];
 
 /// Returns the encoder of a recorded model.
-pub(crate) fn encoder_of(fixture: &Fixture) -> EncoderConfig {
+pub(crate) fn fixture_encoder(fixture: &Fixture) -> EncoderConfig {
     let vision = EncoderConfig::vision(&fixture.config).unwrap();
     vision.or_else(|| EncoderConfig::audio(&fixture.config).unwrap()).unwrap()
 }

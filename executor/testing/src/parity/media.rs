@@ -8,7 +8,7 @@ use dflop_device::{Device, Runtime, Tensor};
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_models::{Activations, BlockOutput, BlockStage, LlmConfig, Stage, StageBlocks, StageOptions};
 
-use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
+use super::encoder::{PLACEHOLDERS, encoder_context, fixture_encoder};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 use crate::claim::{claims, report};
 use crate::device::TestBackend;
@@ -91,7 +91,7 @@ struct Run {
 
 fn run<B: TestBackend>(name: &'static str, setting: Setting) -> Run {
     let (fixture, device) = (Fixture::open(name), B::open(setting.threads));
-    let (encoder, llm) = (encoder_of(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
+    let (encoder, llm) = (fixture_encoder(&fixture), LlmConfig::from_config(&fixture.config).unwrap());
     let mut encoders = encoder_stages(&fixture, &encoder, &device, setting);
     let is_media_trained = encoders.last().unwrap().has_backward();
     let mut parts = StageBlocks::default();
@@ -195,7 +195,7 @@ fn frozen_parts_have_no_gradient_and_change_no_other_gradient<B: TestBackend>() 
 fn separate_encoders_match_transformers<B: TestBackend>() {
     for name in ["clip", "siglip"] {
         let (fixture, device) = (Fixture::open(name), B::open(2));
-        let config = encoder_of(&fixture);
+        let config = fixture_encoder(&fixture);
         let context = Arc::new(encoder_context(&fixture, &config, &device));
         let mut stages = encoder_stages(&fixture, &config, &device, WHOLE);
         let hidden = device.download(&rows(stages[0].forward(0, context, None).unwrap())).unwrap();

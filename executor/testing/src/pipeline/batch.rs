@@ -175,7 +175,7 @@ pub fn sample(seed: u32, media: Vec<Item>) -> Sample {
 }
 
 /// Plans the microbatches in a cut.
-pub fn plan_of(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
+pub fn plan_microbatches(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
     let microbatch = |of: &Vec<usize>| {
         let media = of.iter().flat_map(|&sample| &samples[sample].media).map(|item| {
             let cost_ns = 1000 + 100 * (item.tokens() as u64).pow(2);

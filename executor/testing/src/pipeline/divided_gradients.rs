@@ -10,9 +10,9 @@ use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate
 use dflop_executor::pipeline::{ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome};
 use dflop_models::ModuleKind;
 
-use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_microbatches, texts};
 use super::job::{Setting, pipeline, work};
-use super::sharded_states::{Run, run_of};
+use super::sharded_states::{Run, run_with_precision};
 use crate::claim::claims;
 use crate::device::TestBackend;
 use crate::support::{ALL, Transport, run};
@@ -32,7 +32,7 @@ fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes<B: TestBackend>
     for precision in [Precision::F32, Precision::Bf16] {
         for (stages, dp_size) in [(1, 3), (2, 4)] {
             // Without clipping, weights depend only on gradients.
-            let whole = Run { stages, dp_size, gradient_norm_max: None, ..run_of(precision) };
+            let whole = Run { stages, dp_size, gradient_norm_max: None, ..run_with_precision(precision) };
             let divided = Run { is_divided: true, ..whole.clone() };
             let (whole, divided) = (whole.ranks::<B>(), divided.ranks::<B>());
             for (rank, (own, whole)) in divided.iter().zip(&whole).enumerate() {
@@ -51,7 +51,7 @@ fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes<B: TestBackend>
 
 fn clipped_weights_agree_to_rounding<B: TestBackend>() {
     for transport in ALL {
-        let whole = Run { gradient_norm_max: Some(0.01), transport, ..run_of(Precision::F32) };
+        let whole = Run { gradient_norm_max: Some(0.01), transport, ..run_with_precision(Precision::F32) };
         let divided = Run { is_divided: true, ..whole.clone() };
         let (whole, divided) = (whole.ranks::<B>().remove(0), divided.ranks::<B>().remove(0));
         for (own, whole) in divided.losses.iter().zip(&whole.losses) {
@@ -61,7 +61,7 @@ fn clipped_weights_agree_to_rounding<B: TestBackend>() {
 }
 
 fn a_run_with_divided_gradients_resumes_with_the_bits_of_an_uninterrupted_one<B: TestBackend>() {
-    let run = Run { is_divided: true, ..run_of(Precision::Bf16) };
+    let run = Run { is_divided: true, ..run_with_precision(Precision::Bf16) };
     let straight = Run { steps: 4, ..run.clone() }.ranks::<B>();
     let directory = tempfile::tempdir().unwrap();
     let saved = Run { steps: 2, directory: Some(directory.path()), ..run };
@@ -97,7 +97,7 @@ impl<D: Device> TestRank<D> {
         let cut: Cut = (0..MICROBATCHES).map(|sample| vec![sample]).collect();
         let job = self.pipeline.job();
         let targets = self.samples.iter().map(Sample::target_tokens).sum();
-        let plan = PipelineStepPlan::new(job, step, targets, plan_of(&self.samples, &cut)).unwrap();
+        let plan = PipelineStepPlan::new(job, step, targets, plan_microbatches(&self.samples, &cut)).unwrap();
         work(job, self.pipeline.roles(), &Arc::new(plan), &self.samples, &cut, &self.device)
     }
 

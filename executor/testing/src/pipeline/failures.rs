@@ -9,7 +9,9 @@ use dflop_models::ModuleKind;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 
-use super::batch::{Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, sample, texts, with_encoders};
+use super::batch::{
+    Cut, Item, LLM_LAYERS, Sample, language_model, plan_microbatches, sample, texts, with_encoders,
+};
 use super::job::{Setting, Tamper, run_failing};
 use crate::claim::claims;
 use crate::device::TestBackend;
@@ -145,7 +147,7 @@ fn ranks_with_different_plans_are_told_apart<B: TestBackend>() {
         let failure = error.failure().expect("the job is over");
         assert_eq!((failure.cause, failure.culprit), (Cause::Digest, Some(1)), "{error}");
     }
-    assert_eq!(plan_of(&samples, &cut).len(), 4);
+    assert_eq!(plan_microbatches(&samples, &cut).len(), 4);
 }
 
 fn a_context_with_the_loss_scale_of_another_step_ends_all_ranks<B: TestBackend>() {

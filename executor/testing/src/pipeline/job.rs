@@ -16,7 +16,7 @@ use dflop_models::{
     Activations, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings,
 };
 
-use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
+use super::batch::{Cut, Item, Sample, media_context, plan_microbatches, text_context};
 use super::reference::Truth;
 use crate::device::TestBackend;
 use crate::support::{Transport, patient, run};
@@ -126,12 +126,12 @@ pub fn work<D: Device>(
         }
         let route = plan.route(job, role.module).unwrap();
         let media: Vec<Item> =
-            route.of_source(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
+            route.source_media(microbatch).map(|row| media_of(row.destination)[row.medium]).collect();
         (!media.is_empty()).then(|| media_context(job.model(), role.module, &media, device))
     };
     let mut contexts = BTreeMap::new();
     for role in roles {
-        for microbatch in plan.microbatches_of(job, role.module, role.replica) {
+        for microbatch in plan.replica_microbatches(job, role.module, role.replica) {
             let context = context(role, microbatch).map(Arc::new);
             contexts.extend(context.map(|context| ((role.module, microbatch), context)));
         }
@@ -168,7 +168,7 @@ pub fn pipeline<B: TestBackend>(
 /// Changes the inputs of a rank before it runs a step.
 pub type Tamper<'a, D> = &'a (dyn Fn(usize, &mut RankStep<D>) + Sync);
 
-fn of_rank<B: TestBackend>(
+fn run_rank<B: TestBackend>(
     setting: &Setting<B::Device>,
     job: &Arc<Job>,
     comm: Communicator,
@@ -182,7 +182,7 @@ fn of_rank<B: TestBackend>(
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let mut last = None;
     for step in 0..setting.steps {
-        let mut microbatches = plan_of(samples, cut);
+        let mut microbatches = plan_microbatches(samples, cut);
         for microbatch in &mut microbatches {
             microbatch.tokens += setting.surplus_tokens;
         }
@@ -227,7 +227,7 @@ fn run_ranks<B: TestBackend>(
 ) -> Vec<Result<OfRank>> {
     let job = Arc::new(setting.job().unwrap());
     run(setting.transport, job.world_size(), setting.comm, |comm| {
-        of_rank::<B>(setting, &job, comm, batch, tamper)
+        run_rank::<B>(setting, &job, comm, batch, tamper)
     })
 }
 

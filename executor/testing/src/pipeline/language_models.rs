@@ -9,7 +9,7 @@ use dflop_executor::train::join_job;
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 
-use super::batch::{LLM_LAYERS, Sample, language_model, plan_of, round_robin, texts};
+use super::batch::{LLM_LAYERS, Sample, language_model, plan_microbatches, round_robin, texts};
 use super::job::{Setting, pipeline, run_job, work};
 use super::reference::one_by_one;
 use crate::claim::claims;
@@ -53,7 +53,7 @@ fn what_runs_is_the_list_of_the_balancer<B: TestBackend>() {
     let (model, samples, cut) = (language_model(false), texts(6), round_robin(6, 4));
     let setting = Setting::new(&model, vec![llm(2).dp_size(2)]);
     let ran = run_job::<B>(&setting, &samples, &cut);
-    let layout = PipelineLayout::of_modules(&[ModuleStages::new(2, 2)], 2).unwrap();
+    let layout = PipelineLayout::from_modules(&[ModuleStages::new(2, 2)], 2).unwrap();
     let lists = layout.schedule(ScheduleKind::OneForwardOneBackward).unwrap();
     for (timeline, list) in ran.timelines.iter().zip(&lists) {
         assert!(timeline.iter().map(|timed| timed.action).eq(list.iter().copied()));
@@ -169,7 +169,7 @@ fn rows_of_bf16_take_half_the_bytes<B: TestBackend>() {
     let setting = Setting::new(&model, vec![llm(2)]);
     let job = Arc::new(setting.job().unwrap());
     let targets = samples.iter().map(Sample::target_tokens).sum();
-    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &cut)).unwrap());
+    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_microbatches(&samples, &cut)).unwrap());
     let bytes = |is_half: bool| -> Vec<u64> {
         run(setting.transport, job.world_size(), setting.comm, |comm| {
             let device = if is_half { B::open_half(1) } else { B::open(1) };
@@ -197,7 +197,7 @@ fn tensor_parallel_ranks_may_compute_on_one_thread<B: TestBackend>() {
     let setting = Setting::<B::Device>::new(&model, vec![llm(2).tp_size(2)]);
     let job = Arc::new(setting.job().unwrap());
     let targets = samples.iter().map(Sample::target_tokens).sum();
-    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &cut)).unwrap());
+    let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_microbatches(&samples, &cut)).unwrap());
     let shared = B::open(1);
     let losses = run(setting.transport, job.world_size(), setting.comm, |comm| {
         let device = B::on_same_threads(&shared);

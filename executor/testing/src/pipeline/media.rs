@@ -225,11 +225,11 @@ fn encoders_deal_their_media_out_by_cost<B: TestBackend>() {
     let setting = Setting::new(&model, replicated(&apart(&model), 2, 1));
     let job = setting.job().unwrap();
     let one = vec![vec![0, 1, 2, 3, 4]];
-    let plan = super::batch::plan_of(&used, &one);
+    let plan = super::batch::plan_microbatches(&used, &one);
     let plan = dflop_executor::pipeline::PipelineStepPlan::new(&job, 0, 1, plan).unwrap();
     let route = plan.route(&job, ModuleKind::Vision).unwrap();
     let mut of_replicas: Vec<Vec<usize>> =
-        (0..2).map(|source| route.of_source(source).map(|row| row.tokens).collect()).collect();
+        (0..2).map(|source| route.source_media(source).map(|row| row.tokens).collect()).collect();
     of_replicas.sort();
     assert_eq!(of_replicas, [vec![2, 8, 1, 6, 1, 1], vec![16]]);
     let ran = run_job::<B>(&setting, &used, &one);
@@ -249,7 +249,7 @@ fn equal_dp_sizes_keep_media_in_their_rank<B: TestBackend>() {
     let samples = samples(&model);
     let setting = Setting::<B::Device>::new(&model, replicated(&apart(&model), 2, 2));
     let (job, cut) = (setting.job().unwrap(), round_robin(8, 4));
-    let plan = super::batch::plan_of(&samples, &cut);
+    let plan = super::batch::plan_microbatches(&samples, &cut);
     let plan = dflop_executor::pipeline::PipelineStepPlan::new(&job, 0, 1, plan).unwrap();
     let route = plan.route(&job, ModuleKind::Vision).unwrap();
     assert!(!route.rows().is_empty());

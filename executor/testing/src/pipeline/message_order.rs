@@ -9,7 +9,7 @@ use dflop_device::Cpu;
 use dflop_executor::pipeline::{Job, ModuleParallelism, PipelineStepPlan, Placement};
 use dflop_models::ModuleKind;
 
-use super::batch::{Cut, Sample, language_model, plan_of, round_robin, texts, with_encoders};
+use super::batch::{Cut, Sample, language_model, plan_microbatches, round_robin, texts, with_encoders};
 use super::job::{Setting, pipeline, work};
 use super::media::samples;
 use crate::claim::claims;
@@ -51,7 +51,7 @@ fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
         let roles = pipeline.roles().to_vec();
         let targets = samples.iter().map(Sample::target_tokens).sum();
         for step in 0..2 {
-            let plan = PipelineStepPlan::new(&job, step, targets, plan_of(samples, cut)).unwrap();
+            let plan = PipelineStepPlan::new(&job, step, targets, plan_microbatches(samples, cut)).unwrap();
             pipeline.step(&work(&job, &roles, &Arc::new(plan), samples, cut, &device)).unwrap();
         }
         std::mem::take(&mut *log.lock().unwrap())

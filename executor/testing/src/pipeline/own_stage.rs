@@ -14,7 +14,8 @@ use dflop_models::{
 
 use super::adapter::Adapter;
 use super::batch::{
-    Cut, Item, LLM_LAYERS, Sample, language_model, plan_of, round_robin, sample, texts, with_encoders,
+    Cut, Item, LLM_LAYERS, Sample, language_model, plan_microbatches, round_robin, sample, texts,
+    with_encoders,
 };
 use super::job::{Setting, pipeline, run_failing, run_job, work};
 use crate::claim::claims;
@@ -100,7 +101,8 @@ fn train<B: TestBackend>(directory: &Path, until: u64) -> Vec<(Vec<f64>, Vec<u32
         let targets = samples.iter().map(Sample::target_tokens).sum();
         let mut losses = Vec::new();
         while optimizer.steps() < until {
-            let plan = PipelineStepPlan::new(&job, optimizer.steps(), targets, plan_of(&samples, &cut));
+            let plan =
+                PipelineStepPlan::new(&job, optimizer.steps(), targets, plan_microbatches(&samples, &cut));
             let work = work(&job, &roles, &Arc::new(plan.unwrap()), &samples, &cut, &device);
             let step = pipeline.start(&work).unwrap();
             losses.push(optimizer.update_step(&step, pipeline.stages_mut()).unwrap().0.loss);

@@ -73,7 +73,7 @@ proptest! {
             let planned = microbatches.iter().flat_map(|own| &own.media).filter(|own| own.module == module);
             prop_assert_eq!(route.rows().len(), planned.count());
             let sources: Vec<u32> =
-                (0..encoders).flat_map(|replica| plan.microbatches_of(&job, module, replica)).collect();
+                (0..encoders).flat_map(|replica| plan.replica_microbatches(&job, module, replica)).collect();
             for &source in &sources {
                 let first = seen as f32;
                 let sent: Vec<f32> =

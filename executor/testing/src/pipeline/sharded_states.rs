@@ -11,7 +11,7 @@ use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSetting
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan};
 use dflop_models::ModuleKind;
 
-use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_microbatches, texts};
 use super::job::{Setting, pipeline, work};
 use crate::claim::claims;
 use crate::device::TestBackend;
@@ -90,7 +90,12 @@ impl Run<'_> {
             let targets = samples.iter().map(Sample::target_tokens).sum();
             let (mut losses, mut norms) = (Vec::new(), Vec::new());
             while optimizer.steps() < self.steps {
-                let plan = PipelineStepPlan::new(&job, optimizer.steps(), targets, plan_of(&samples, &cut));
+                let plan = PipelineStepPlan::new(
+                    &job,
+                    optimizer.steps(),
+                    targets,
+                    plan_microbatches(&samples, &cut),
+                );
                 let work = work(&job, &roles, &Arc::new(plan.unwrap()), &samples, &cut, &device);
                 let reads = device.reads();
                 let step = pipeline.start(&work).unwrap();
@@ -119,7 +124,7 @@ impl Run<'_> {
     }
 }
 
-pub(crate) fn run_of(precision: Precision) -> Run<'static> {
+pub(crate) fn run_with_precision(precision: Precision) -> Run<'static> {
     Run {
         stages: 2,
         dp_size: 4,
@@ -136,7 +141,7 @@ pub(crate) fn run_of(precision: Precision) -> Run<'static> {
 fn shared_states_give_the_bits_of_replicated_ones_with_a_part_of_the_memory<B: TestBackend>() {
     for (precision, bytes_each) in [(Precision::F32, 8), (Precision::Bf16, 12)] {
         for stages in [1, 2] {
-            let sharded = Run { stages, ..run_of(precision) };
+            let sharded = Run { stages, ..run_with_precision(precision) };
             let replicated = Run { is_sharded: false, ..sharded.clone() };
             let (sharded, replicated) = (sharded.ranks::<B>(), replicated.ranks::<B>());
             for (rank, (own, whole)) in sharded.iter().zip(&replicated).enumerate() {
@@ -159,12 +164,13 @@ fn shared_states_give_the_bits_of_replicated_ones_with_a_part_of_the_memory<B: T
 }
 
 fn a_state_of_four_replicas_goes_on_with_one_and_three<B: TestBackend>() {
-    let straight = Run { steps: 5, is_sharded: false, ..run_of(Precision::F32) }.ranks::<B>().remove(0);
+    let straight =
+        Run { steps: 5, is_sharded: false, ..run_with_precision(Precision::F32) }.ranks::<B>().remove(0);
     for (dp_size, stages, is_sharded) in
         [(4, 2, true), (4, 2, false), (1, 1, false), (3, 2, true), (3, 1, true)]
     {
         let directory = tempfile::tempdir().unwrap();
-        let saved = Run { steps: 2, directory: Some(directory.path()), ..run_of(Precision::F32) };
+        let saved = Run { steps: 2, directory: Some(directory.path()), ..run_with_precision(Precision::F32) };
         saved.ranks::<B>();
         let resumed = Run { dp_size, stages, is_sharded, steps: 5, ..saved }.ranks::<B>().remove(0);
         let pairs = straight.losses[2..].iter().zip(&resumed.losses);

@@ -30,7 +30,7 @@ impl WeightSource for Anything {
             ((hash >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.6
         };
         let whole: Vec<f32> = (0..spec.shape.iter().product()).map(value).collect();
-        Ok(spec.part_of(&whole))
+        Ok(spec.cut_part(&whole))
     }
 }
 

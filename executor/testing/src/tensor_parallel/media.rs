@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::job::{Anything, Job, gradients};
 use crate::claim::{claims, report};
 use crate::device::TestBackend;
-use crate::parity::encoder::{encoder_context, encoder_of};
+use crate::parity::encoder::{encoder_context, fixture_encoder};
 use crate::parity::fixture::{Fixture, TOLERANCE, difference, norm};
 use crate::support::{Transport, patient, run};
 
@@ -127,7 +127,7 @@ fn separate_encoders_match_transformers<B: TestBackend>() {
         let fixture = Fixture::open(name);
         let ranks = run(Transport::Threads, 3, patient(), |comm| {
             let (fixture, device) = (Fixture::open(name), B::open(1));
-            let config = encoder_of(&fixture);
+            let config = fixture_encoder(&fixture);
             let mut parts =
                 StageBlocks::new(Some(Arc::new(TensorParallel::new(device.clone(), Arc::new(comm)))));
             config.add_to(0..config.layers(), FrozenEncoder::default(), &mut parts).unwrap();

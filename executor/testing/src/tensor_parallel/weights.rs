@@ -38,7 +38,7 @@ fn stage<B: TestBackend>(
 }
 
 /// Returns the tensors in a module that ranks share, as the first rank assembles them.
-fn of_ranks<B: TestBackend>(
+fn assembled_tensors<B: TestBackend>(
     model: &ModelConfig,
     module: ModuleKind,
     ranks: usize,
@@ -70,7 +70,7 @@ fn assembled_tensors_equal_the_loaded_ones<B: TestBackend>() {
         let sources: [&(dyn WeightSource + Sync); 3] = [&fixture.weights, &Seed(3), &Anything];
         for source in sources {
             let whole = assemble(&stage::<B>(&model, module, None, source)).unwrap().unwrap();
-            assert_eq!(of_ranks::<B>(&model, module, ranks, source), whole, "{name}");
+            assert_eq!(assembled_tensors::<B>(&model, module, ranks, source), whole, "{name}");
         }
     }
 }
@@ -80,10 +80,11 @@ fn shards_are_written_as_whole_tensors<B: TestBackend>() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    write(directory.path(), of_ranks::<B>(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX).unwrap();
+    write(directory.path(), assembled_tensors::<B>(&model, ModuleKind::Llm, 4, &fixture.weights), u64::MAX)
+        .unwrap();
     let written = Checkpoint::open(&directory.path().join(WEIGHTS_FILE)).unwrap();
     model.check::<B::Device>(&written).unwrap();
-    let again = of_ranks::<B>(&model, ModuleKind::Llm, 2, &written);
+    let again = assembled_tensors::<B>(&model, ModuleKind::Llm, 2, &written);
     assert_eq!(again, assemble(&stage::<B>(&model, ModuleKind::Llm, None, &written)).unwrap().unwrap());
     for name in written.names() {
         assert_eq!(written.tensor(name).unwrap(), fixture.weights.tensor(name).unwrap());

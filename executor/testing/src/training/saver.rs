@@ -123,7 +123,7 @@ fn a_second_save_waits_for_the_first_and_the_end_for_the_second() {
         assert_eq!(rank.saver.finish(&rank.comm).unwrap(), None, "nothing is under way");
         last
     });
-    assert_eq!(last, [Some(checkpoints.of_step(4)), Some(checkpoints.of_step(4))]);
+    assert_eq!(last, [Some(checkpoints.for_step(4)), Some(checkpoints.for_step(4))]);
     assert_eq!(names(directory.path()), ["step-00000003", "step-00000004"]);
 }
 

@@ -37,7 +37,7 @@ impl ClipProcessor {
     /// short.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
-        if resample::samples_of(clip) > SAMPLES_MAX {
+        if resample::resampled_length(clip) > SAMPLES_MAX {
             return Err(refused("the clip is longer than two hours".into()));
         }
         let samples = resample::to_16_khz(clip, SAMPLES_MAX).map_err(refused)?;

@@ -128,7 +128,7 @@ impl AudioProcessor {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         let windows_max = match self.long_clips {
             LongClips::CutOff => 1,
-            LongClips::Windows if resample::samples_of(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
+            LongClips::Windows if resample::resampled_length(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
                 return Err(refused("the clip is longer than two hours".into()));
             }
             LongClips::Windows => WINDOWS_MAX,

@@ -29,7 +29,7 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
         )
         .into());
     }
-    let samples = samples_of(clip).min(samples_max);
+    let samples = resampled_length(clip).min(samples_max);
     if clip.sample_rate_hz == SAMPLE_RATE_HZ {
         let mono = mono(clip, samples);
         return Ok(match mono {
@@ -63,7 +63,7 @@ fn chunk_frames(rate_hz: u32) -> usize {
 }
 
 /// Returns the number of samples in a clip at 16 kHz, rounded up.
-pub(super) fn samples_of(clip: &Audio) -> usize {
+pub(super) fn resampled_length(clip: &Audio) -> usize {
     let samples = clip.frames() as u64 * u64::from(SAMPLE_RATE_HZ);
     samples.div_ceil(u64::from(clip.sample_rate_hz.max(1))) as usize
 }

@@ -168,7 +168,7 @@ impl ChatTemplate {
         let is_string = takes_strings && message.is_string && message.content.iter().all(is_text);
         let content = match form {
             ContentForm::Parts if !is_string => message.content.iter().map(part_value).collect(),
-            ContentForm::Parts => Value::from(message.content.iter().map(text_of).collect::<String>()),
+            ContentForm::Parts => Value::from(message.content.iter().map(part_text).collect::<String>()),
             ContentForm::Text => Value::from(self.family.inline(&message.content, "\n")),
         };
         let first = [("role", Value::from(message.role.as_str())), ("content", content)];
@@ -262,7 +262,7 @@ impl Write for Rendered {
     }
 }
 
-fn text_of(part: &MessagePart) -> &str {
+fn part_text(part: &MessagePart) -> &str {
     match part {
         MessagePart::Text(text) => text,
         MessagePart::Medium(_) => "",

@@ -170,7 +170,7 @@ impl Family {
     ///
     /// # Errors
     /// [`Error::Config`] if an encoder's family is unknown.
-    pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
+    pub fn for_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
         let (vision, audio) = (families.vision(model)?, families.audio(model)?);
         let audio = audio.map(|inputs| inputs.clip);
         let own = |spec: &VisionSpec| {

@@ -30,7 +30,7 @@ pub(super) fn convolve_strip(
         let sums = weighted_sum::<STRIP_BYTES>(
             source,
             STRIP_BYTES,
-            axis.weights_of(window),
+            axis.window_weights(window),
             padding,
             window.padding_weight,
         );

@@ -157,7 +157,7 @@ impl AxisWeights {
         self.windows.push(window);
     }
 
-    pub(super) fn weights_of(&self, window: &PixelWeights) -> &[i32] {
+    pub(super) fn window_weights(&self, window: &PixelWeights) -> &[i32] {
         &self.weights[window.first_weight..window.first_weight + window.weights]
     }
 
@@ -192,7 +192,7 @@ mod tests {
         for filter in FILTERS {
             axis.compute(filter, unpadded(9), 9, 0..9);
             for (pixel, window) in axis.windows.iter().enumerate() {
-                assert_eq!((window.start, axis.weights_of(window)), (pixel, &[1 << WEIGHT_BITS][..]));
+                assert_eq!((window.start, axis.window_weights(window)), (pixel, &[1 << WEIGHT_BITS][..]));
             }
         }
     }
@@ -206,7 +206,7 @@ mod tests {
                 axis.compute(filter, length, resampled, 0..resampled);
                 assert_eq!(axis.windows.len(), resampled);
                 for window in &axis.windows {
-                    let weights = axis.weights_of(window);
+                    let weights = axis.window_weights(window);
                     let total = weights.iter().sum::<i32>() + window.padding_weight;
                     assert!((total - (1 << WEIGHT_BITS)).abs() < 600, "{total}");
                     assert!(window.start + weights.len() <= stored);
@@ -222,7 +222,7 @@ mod tests {
         part.compute(Filter::Bicubic, unpadded(1000), 300, 100..200);
         for (one, other) in whole.windows[100..200].iter().zip(&part.windows) {
             assert_eq!(one.start, other.start);
-            assert_eq!(whole.weights_of(one), part.weights_of(other));
+            assert_eq!(whole.window_weights(one), part.window_weights(other));
         }
         assert!(part.source_range().start > 300 && part.source_range().end < 700);
     }

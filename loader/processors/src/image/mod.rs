@@ -56,7 +56,7 @@ impl ImageProcessor {
 
     /// Copies filter, statistics and cropping from another processor; the token rule stays.
     #[must_use]
-    pub fn with_pixels_of(self, other: &Self) -> Self {
+    pub fn with_pixels_from(self, other: &Self) -> Self {
         self.0.with_settings(&other.settings())
     }
 
@@ -120,7 +120,7 @@ impl ImageProcessor {
     /// # Errors
     /// See [`Self::video`].
     pub fn sampled_video_as(&self, video: &Video, pixels: PixelType) -> Result<PixelValues> {
-        let frames = RgbView::frames_of(video);
+        let frames = RgbView::video_frames(video);
         if frames.len() != video.frames() {
             let reason = format!("expected the pixels of {} frames, got {}", video.frames(), frames.len());
             return Err(Error::Medium { medium: "video", source: reason.into() });

@@ -86,7 +86,7 @@ impl Resampler {
         self.row.resize(row_bytes, 0);
         for (index, window) in self.rows.windows.iter().enumerate() {
             let first = window.start.saturating_sub(source_range.start) * row_bytes;
-            let weights = self.rows.weights_of(window);
+            let weights = self.rows.window_weights(window);
             let rows = &self.narrowed[first..];
             convolve_row(rows, weights, &self.padding_row, window.padding_weight, &mut self.row);
             emit(index, &self.row);
@@ -122,7 +122,7 @@ impl Resampler {
         }
         // All padding rows are equal, so one suffices; rounding must match the stored rows.
         for window in &self.columns.windows {
-            let weights = self.columns.weights_of(window).iter();
+            let weights = self.columns.window_weights(window).iter();
             let total = weights.fold(window.padding_weight, |total, weight| total.wrapping_add(*weight));
             let mut pixel = [0; 3];
             convolve_row(&background, &[total], &[0; 3], 0, &mut pixel);

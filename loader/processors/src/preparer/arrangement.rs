@@ -58,7 +58,7 @@ impl ArrangementIds {
     /// Returns the tokens for an image, with `feature` for each image feature.
     ///
     /// - `grid`: layers, rows and columns, counted in features or in named tiles without the whole-image tile
-    pub(super) fn of_image(&self, feature: u32, [_, rows, columns]: [u32; 3]) -> Vec<u32> {
+    pub(super) fn image_tokens(&self, feature: u32, [_, rows, columns]: [u32; 3]) -> Vec<u32> {
         let [rows, columns] = [rows, columns].map(|count| count as usize);
         let mut ids = Vec::new();
         match self {

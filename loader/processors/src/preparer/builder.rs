@@ -28,7 +28,7 @@ use crate::tensors::{CountedVideos, VideoTensors};
 type Inputs = (Family, Option<ImageProcessor>, Option<Arc<dyn AudioTensors>>);
 
 fn inputs(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Inputs> {
-    let family = Family::of_model(families, model)?;
+    let family = Family::for_model(families, model)?;
     let images = families.vision(model)?.map(|inputs| inputs.processor);
     let audio = families.audio(model)?.map(|inputs| inputs.processor);
     Ok((family, images, audio))
@@ -142,7 +142,7 @@ impl PreparerBuilder {
     /// context parallelism degree, because context parallelism cuts each sequence into that many chunks.
     /// Default: 1.
     #[must_use]
-    pub fn sample_multiple_of(mut self, tokens: usize) -> Self {
+    pub fn sample_multiple(mut self, tokens: usize) -> Self {
         self.sample_multiple = tokens;
         self
     }
@@ -319,8 +319,8 @@ impl PreparerBuilder {
         if self.pixels == PixelType::Float32 {
             return true;
         }
-        let images = self.images.as_ref().map(|images| images.of_type(self.pixels));
-        let videos = self.videos.as_ref().map(|videos| videos.of_type(self.pixels));
+        let images = self.images.as_ref().map(|images| images.with_pixel_type(self.pixels));
+        let videos = self.videos.as_ref().map(|videos| videos.with_pixel_type(self.pixels));
         let can = !matches!(images, Some(None)) && !matches!(videos, Some(None));
         (self.images, self.videos) = (images.flatten(), videos.flatten());
         can

@@ -110,7 +110,7 @@ impl Expander {
             next[at] += 1;
             match self.arrangement.as_ref().zip(grid) {
                 Some((arrangement, grid)) => {
-                    let ids = arrangement.of_image(self.placeholders[at].id, grid);
+                    let ids = arrangement.image_tokens(self.placeholders[at].id, grid);
                     expanded.push_image(ids);
                 }
                 None => self.placeholders[at].push(&mut expanded, media_tokens),

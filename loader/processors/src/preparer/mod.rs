@@ -100,12 +100,12 @@ impl Preparer {
     /// Returns a builder for a model in a built-in family; only the tokenizer is required.
     #[must_use]
     pub fn builder(model: &ModelSpec) -> PreparerBuilder {
-        Self::builder_of(model, &ProcessorFamilies::default())
+        Self::builder_with_families(model, &ProcessorFamilies::default())
     }
 
     /// Returns a builder for a model whose family is in `families`.
     #[must_use]
-    pub fn builder_of(model: &ModelSpec, families: &ProcessorFamilies) -> PreparerBuilder {
+    pub fn builder_with_families(model: &ModelSpec, families: &ProcessorFamilies) -> PreparerBuilder {
         PreparerBuilder::new(families, model)
     }
 

@@ -62,7 +62,7 @@ fn prepare(preparer: &Preparer, fields: Vec<Field>) -> Result<PreparedSample, Pr
 }
 
 fn refusal(preparer: &Preparer, fields: Vec<Field>) -> String {
-    dflop_samples::reason_of(&prepare(preparer, fields).unwrap_err())
+    dflop_samples::error_reason(&prepare(preparer, fields).unwrap_err())
 }
 
 /// Returns the text for the ids, and the text for the targets.

@@ -38,7 +38,7 @@ pub trait ImageTensors: Debug + Send + Sync {
 
     /// Returns the same processor with a different pixel type; `None` if the processor supports a single
     /// type.
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
         let _ = pixels;
         None
     }
@@ -80,7 +80,7 @@ impl ImageTensors for CountedImages {
         let sizes: Vec<ImageSize> = images.iter().map(size).collect();
         let works = self.works(&sizes)?;
         let values = |(size, work): (&ImageSize, EncoderWork)| -> Result<PixelValues, BoxError> {
-            let markers = self.0.marker_tokens_of(1, &work);
+            let markers = self.0.total_marker_tokens(1, &work);
             let tokens = u32::try_from(work.tokens.saturating_sub(markers))?;
             let mut values = PixelValues { tokens, ..PixelValues::default() };
             match self.0 {
@@ -115,7 +115,7 @@ impl ImageTensors for CountedImages {
         0
     }
 
-    fn of_type(&self, _: PixelType) -> Option<Arc<dyn ImageTensors>> {
+    fn with_pixel_type(&self, _: PixelType) -> Option<Arc<dyn ImageTensors>> {
         Some(Arc::new(*self))
     }
 
@@ -160,7 +160,7 @@ impl ImageTensors for ImageProcessor {
         Ok(ImageProcessor::images(self, images)?)
     }
 
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
         Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
     }
 

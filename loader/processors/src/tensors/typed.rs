@@ -34,8 +34,8 @@ impl ImageTensors for TypedProcessor {
         self.scaled(ImageTensors::tensor_bytes(&self.processor, sizes))
     }
 
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
-        ImageTensors::of_type(&self.processor, pixels)
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn ImageTensors>> {
+        ImageTensors::with_pixel_type(&self.processor, pixels)
     }
 
     fn normalization(&self) -> Option<Normalization> {
@@ -48,7 +48,7 @@ impl VideoTensors for ImageProcessor {
         self.video_as(video, PixelType::Float32)
     }
 
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
         Some(Arc::new(TypedProcessor { processor: self.clone(), pixels }))
     }
 
@@ -68,8 +68,8 @@ impl VideoTensors for TypedProcessor {
         self.scaled(VideoTensors::tensor_bytes(&self.processor, shape))
     }
 
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
-        VideoTensors::of_type(&self.processor, pixels)
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+        VideoTensors::with_pixel_type(&self.processor, pixels)
     }
 }
 
@@ -88,7 +88,7 @@ mod tests {
         for family in ["qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"] {
             let processor = ImageProcessor::for_model(&ModelSpec::preset(family).unwrap()).unwrap();
             let made = |pixels| {
-                let typed = ImageTensors::of_type(&processor, pixels).unwrap();
+                let typed = ImageTensors::with_pixel_type(&processor, pixels).unwrap();
                 let bytes = typed.tensor_bytes(&[ImageSize { width: 60, height: 90 }]);
                 let made = typed.images(&[&image]).unwrap().pop().unwrap();
                 assert_eq!(made.values.len() as u64 * pixels.bytes(), bytes, "{family}");

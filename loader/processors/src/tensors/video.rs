@@ -32,7 +32,7 @@ pub trait VideoTensors: Debug + Send + Sync {
 
     /// Returns the same processor with a different pixel type; `None` if the processor supports a single
     /// type.
-    fn of_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
+    fn with_pixel_type(&self, pixels: PixelType) -> Option<Arc<dyn VideoTensors>> {
         let _ = pixels;
         None
     }
@@ -47,7 +47,7 @@ pub struct CountedVideos(
 
 impl VideoTensors for CountedVideos {
     fn video(&self, video: &Video) -> Result<VideoValues, BoxError> {
-        let shape = shape_of(video)?;
+        let shape = video_shape(video)?;
         let (frames, frames_per_layer) = frames_of_rule(&self.0, shape.frames);
         let work = self.0.video(shape)?;
         let mut pixels = PixelValues::default();
@@ -81,7 +81,7 @@ impl VideoTensors for CountedVideos {
         0
     }
 
-    fn of_type(&self, _: PixelType) -> Option<Arc<dyn VideoTensors>> {
+    fn with_pixel_type(&self, _: PixelType) -> Option<Arc<dyn VideoTensors>> {
         Some(Arc::new(*self))
     }
 }
@@ -89,7 +89,7 @@ impl VideoTensors for CountedVideos {
 impl ImageProcessor {
     /// Processes a video, with a pixel type.
     pub(super) fn video_as(&self, video: &Video, pixels: PixelType) -> Result<VideoValues, BoxError> {
-        let shape = shape_of(video)?;
+        let shape = video_shape(video)?;
         let rule = self.rule();
         let (frames, frames_per_layer) =
             rule.map_or((shape.frames, 1), |rule| frames_of_rule(&rule, shape.frames));
@@ -103,7 +103,7 @@ impl ImageProcessor {
     }
 }
 
-fn shape_of(video: &Video) -> Result<VideoShape, BoxError> {
+fn video_shape(video: &Video) -> Result<VideoShape, BoxError> {
     let frames = u32::try_from(video.frames())?;
     if frames == 0 {
         return Err("the video has no frames".into());
@@ -231,7 +231,7 @@ mod tests {
         let processor = ImageProcessor::for_model(&ModelSpec::preset("internvl3-8b").unwrap()).unwrap();
         let refusal = |video: &Video| {
             let error = VideoTensors::video(&processor, video).unwrap_err();
-            dflop_samples::reason_of(&*error)
+            dflop_samples::error_reason(&*error)
         };
         assert!(refusal(&Video::default()).contains("no frames"));
         let mut short = video(2, 4, 4);

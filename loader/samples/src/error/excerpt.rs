@@ -25,7 +25,7 @@ pub fn excerpt(text: &str, characters: usize) -> Cow<'_, str> {
 
 /// Formats a value as JSON, cut to [`EXCERPT_CHARACTERS`]; serialization stops at the limit.
 #[must_use]
-pub fn excerpt_of(value: &Value) -> String {
+pub fn json_excerpt(value: &Value) -> String {
     let mut head = Head(Vec::with_capacity(64));
     // Serialization fails once the excerpt is full.
     let _ = serde_json::to_writer(&mut head, value);
@@ -66,10 +66,10 @@ mod tests {
 
     #[test]
     fn a_long_value_is_cut_wherever_it_is_long() {
-        assert_eq!(excerpt_of(&json!({"a": [1, "x"]})), r#"{"a":[1,"x"]}"#);
+        assert_eq!(json_excerpt(&json!({"a": [1, "x"]})), r#"{"a":[1,"x"]}"#);
         for value in [json!("ä".repeat(100_000)), json!(vec!["word"; 10_000]), json!({"a".repeat(1000): 1})]
         {
-            assert_eq!(excerpt_of(&value).chars().count(), EXCERPT_CHARACTERS);
+            assert_eq!(json_excerpt(&value).chars().count(), EXCERPT_CHARACTERS);
         }
     }
 }

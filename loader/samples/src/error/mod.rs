@@ -4,9 +4,9 @@ mod excerpt;
 mod guard;
 mod skipped;
 
-pub use self::excerpt::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
+pub use self::excerpt::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
 pub use self::guard::guarded;
-pub use self::skipped::{Skipped, reason_of};
+pub use self::skipped::{Skipped, error_reason};
 
 /// Cause of an error in user code or in a dependency.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

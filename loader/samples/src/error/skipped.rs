@@ -17,7 +17,7 @@ pub struct Skipped {
 
 /// Formats an error and its causes as a single line; causes already contained in the line are omitted.
 #[must_use]
-pub fn reason_of(error: &dyn std::error::Error) -> String {
+pub fn error_reason(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.map(ToString::to_string).fold(error.to_string(), |line, cause| {
         if line.contains(&cause) { line } else { format!("{line}: {cause}") }

@@ -34,15 +34,17 @@ pub fn decode_json(bytes: &[u8], bytes_max: u64) -> Result<Value, DecodeError> {
     let text = decode_str("json", bytes, bytes_max)?;
     let skipped = bytes.len() - text.len();
     let malformed = |error: &serde_json::Error, offset: usize| {
-        DecodeError::malformed("json", skipped + offset, reason_of(error))
+        DecodeError::malformed("json", skipped + offset, error_reason(error))
     };
     match serde_json::from_str(text) {
         Ok(value) => Ok(value),
         Err(strict) => {
             let repaired = Repaired::of(text);
-            let Some(repaired) = repaired else { return Err(malformed(&strict, offset_of(&strict, text))) };
+            let Some(repaired) = repaired else {
+                return Err(malformed(&strict, error_offset(&strict, text)));
+            };
             serde_json::from_str(&repaired.text)
-                .map_err(|error| malformed(&error, repaired.offset(offset_of(&error, &repaired.text))))
+                .map_err(|error| malformed(&error, repaired.offset(error_offset(&error, &repaired.text))))
         }
     }
 }
@@ -164,14 +166,14 @@ fn number(text: &str, at: usize) -> (usize, Option<&'static str>) {
 }
 
 /// Converts an error's line and column to an offset.
-fn offset_of(error: &serde_json::Error, text: &str) -> usize {
+fn error_offset(error: &serde_json::Error, text: &str) -> usize {
     let line_start: usize =
         text.split_inclusive('\n').take(error.line().saturating_sub(1)).map(str::len).sum();
     (line_start + error.column().saturating_sub(1)).min(text.len())
 }
 
 /// Returns the error message without line and column.
-fn reason_of(error: &serde_json::Error) -> String {
+fn error_reason(error: &serde_json::Error) -> String {
     let message = error.to_string();
     match message.rfind(" at line ") {
         Some(end) => message[..end].to_owned(),
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn of_repeated_keys_the_last_one_counts_in_the_place_of_the_first() {
+    fn the_last_of_repeated_keys_counts_in_the_place_of_the_first() {
         assert_eq!(decoded(r#"[{"x": {"b": 1, "a": 1, "b": 2}}]"#).to_string(), r#"[{"x":{"b":2,"a":1}}]"#);
     }
 

@@ -30,7 +30,8 @@ use serde_json::Value;
 
 pub use self::audio::{Audio, decode_audio};
 pub use self::codec::{
-    Codec, Content, Payload, codec_of, content_of, decode, is_decoded, modality_of, probe_shape,
+    Codec, Content, Payload, decode, extension_codec, extension_content, extension_modality, is_decoded,
+    probe_shape,
 };
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;

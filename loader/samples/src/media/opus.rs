@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn of_chained_streams_the_first_is_delivered_and_flagged() {
+    fn the_first_of_chained_streams_is_delivered_and_flagged() {
         let (first, second) = (file("mono"), with_pages(&file("hybrid"), |_, serial| *serial ^= 1));
         let chained = [&first[..], &second].concat();
         let (audio, truth) = (decoded(&chained), decoded(&first));

@@ -64,7 +64,7 @@ fn avif_files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 /// Reads a field's shape with the default limits.
-fn shape_of(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediaShape, DecodeError> {
+fn probed_shape(prefix: &[u8], field_bytes: u64, extension: &str) -> Result<MediaShape, DecodeError> {
     probe_shape(prefix, field_bytes, extension, &DecodeLimits::default())
 }
 
@@ -85,7 +85,7 @@ fn agrees(shape: MediaShape, media: &Media) -> bool {
 #[test]
 fn shape_agrees_with_what_is_decoded() {
     for (extension, file) in one_of_each() {
-        let shape = shape_of(&file, file.len() as u64, extension).unwrap();
+        let shape = probed_shape(&file, file.len() as u64, extension).unwrap();
         let channels = audio_shape(&file, file.len() as u64).map(|(_, channels)| channels);
         let media = decode(extension, file.into(), &DecodeLimits::default()).unwrap();
         assert!(agrees(shape, &media), "{extension}: {shape:?}");
@@ -99,9 +99,9 @@ fn shape_agrees_with_what_is_decoded() {
 fn prefix_gives_the_same_shape_or_asks_for_more() {
     for (extension, file) in one_of_each() {
         let field_bytes = file.len() as u64;
-        let whole = shape_of(&file, field_bytes, extension).unwrap();
+        let whole = probed_shape(&file, field_bytes, extension).unwrap();
         for length in 0..file.len() {
-            match shape_of(&file[..length], field_bytes, extension) {
+            match probed_shape(&file[..length], field_bytes, extension) {
                 Ok(shape) => assert_eq!(shape, whole, "{extension} cut to {length}"),
                 Err(DecodeError::PrefixTooShort { prefix_bytes }) => assert_eq!(prefix_bytes, length as u64),
                 Err(error) => panic!("{extension} cut to {length}: {error}"),
@@ -116,7 +116,7 @@ fn avif_is_refused_with_the_name_of_its_feature() {
     for main_brand in [b"avif", b"mif1"] {
         let file = [b"\0\0\0\x18ftyp", &main_brand[..], b"\0\0\0\0miafavif\0\0\0\x08mdat"].concat();
         for extension in ["avif", "jpg"] {
-            let probed = shape_of(&file, file.len() as u64, extension).unwrap_err();
+            let probed = probed_shape(&file, file.len() as u64, extension).unwrap_err();
             let refused = decode(extension, file.clone().into(), &DecodeLimits::default()).unwrap_err();
             assert_eq!(refused.to_string(), "unsupported avif: this build lacks the feature `avif`");
             assert_eq!(probed.to_string(), refused.to_string());
@@ -158,7 +158,7 @@ proptest! {
             limits.image.strictness = Strictness::Lenient;
             limits.audio.strictness = Strictness::Lenient;
         }
-        let _ = shape_of(&bytes, bytes.len() as u64, extension);
+        let _ = probed_shape(&bytes, bytes.len() as u64, extension);
         let _ = decode(extension, bytes.into(), &limits);
     }
 
@@ -170,7 +170,7 @@ proptest! {
         let (extension, file) = one_of_each().swap_remove(magic);
         let mut bytes = file[..12].to_vec();
         bytes.extend(tail);
-        let _ = shape_of(&bytes, bytes.len() as u64, extension);
+        let _ = probed_shape(&bytes, bytes.len() as u64, extension);
         let _ = decode(extension, bytes.into(), &DecodeLimits::default());
     }
 }
@@ -212,7 +212,7 @@ fn real_media_agree_with_their_shapes() {
         let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
         let bytes = Bytes::from(std::fs::read(&path).unwrap());
         if let Ok(media) = decode(&extension, bytes.clone(), &DecodeLimits::default()) {
-            let shape = shape_of(&bytes, bytes.len() as u64, &extension);
+            let shape = probed_shape(&bytes, bytes.len() as u64, &extension);
             assert!(agrees(shape.unwrap(), &media), "{}", path.display());
         }
     }

@@ -35,7 +35,7 @@ pub struct Sample {
 impl Sample {
     /// Creates a sample from a raw sample and decoded fields; `bytes` payload bytes were read.
     #[must_use]
-    pub fn of_raw(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Self {
+    pub fn from_raw(raw: RawSample, bytes: u64, fields: Vec<Field>) -> Self {
         Self { key: raw.key, shard: raw.shard, offset: raw.offset, epoch: raw.epoch, bytes, fields }
     }
 

@@ -15,10 +15,10 @@ use super::document::{
     TextSource, TwoDocuments, Unread, measure_document, names_media, second_document, select_text,
 };
 use super::text::measure_text;
-use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, excerpt, excerpt_of, guarded, reason_of};
+use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, error_reason, excerpt, guarded, json_excerpt};
 use crate::media::{
-    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of,
-    probe_shape,
+    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, extension_codec, extension_modality,
+    is_decoded, probe_shape,
 };
 use crate::raw_sample::{RawField, RawSample};
 
@@ -141,7 +141,7 @@ fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaS
             shapes.push(MediaShape::Opaque);
             continue;
         }
-        let measured = measured.and_then(|measured| measured.map_err(|error| reason_of(&*error)));
+        let measured = measured.and_then(|measured| measured.map_err(|error| error_reason(&*error)));
         let (shape, text) =
             measured.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?;
         shapes.push(shape);
@@ -157,9 +157,12 @@ fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaS
 /// Returns whether a sample with an undecodable medium also has a decodable medium with the same modality:
 /// such a sample is useful if the other field is selected.
 fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
-    let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
-    let is_twin =
-        |field: &RawField| modality_of(&field.extension) == Some(modality) && is_decoded(&field.extension);
+    let Some(modality) = extension_modality(extension).filter(|_| !is_decoded(extension)) else {
+        return false;
+    };
+    let is_twin = |field: &RawField| {
+        extension_modality(&field.extension) == Some(modality) && is_decoded(&field.extension)
+    };
     sample.fields.iter().any(is_twin)
 }
 
@@ -169,7 +172,7 @@ fn measure_field(
     field_bytes: u64,
     limits: &DecodeLimits,
 ) -> Result<(MediaShape, Option<Media>), BoxError> {
-    let Some(codec) = codec_of(extension) else { return Ok((MediaShape::Opaque, None)) };
+    let Some(codec) = extension_codec(extension) else { return Ok((MediaShape::Opaque, None)) };
     match codec.content() {
         Content::Text | Content::Document => Ok((MediaShape::Opaque, Some(codec.decode(payload, limits)?))),
         Content::Medium(_) if payload.is_empty() && codec.payload() != Payload::Unused => {
@@ -252,7 +255,7 @@ impl Texts {
         for (field, document) in self.documents.iter().filter(|(field, _)| Some(*field) != selected) {
             let name = &sample.fields[*field].extension;
             if has_other_text && !names_media(document) {
-                let example = excerpt_of(document);
+                let example = json_excerpt(document);
                 unused.push(Unused { field: name.clone(), part: String::new(), example });
             } else {
                 let mut unread = Unread::listed();
@@ -269,7 +272,7 @@ impl Texts {
             unused.extend(self.fields.iter().map(|(field, text)| whole(*field, text)));
         }
         for (number, field) in sample.fields.iter().enumerate() {
-            let codec = codec_of(&field.extension);
+            let codec = extension_codec(&field.extension);
             if codec.is_none_or(|codec| codec.content() == Content::Value) {
                 // If no codec reads the payload, an index may not have it.
                 let is_read = codec.is_some_and(|codec| codec.payload() != Payload::Unused);

@@ -32,7 +32,7 @@ use serde::Deserialize;
 
 use super::selection::Selection;
 use crate::error::{Error, Result, Skipped};
-use crate::files::{directory_of, lies_inside};
+use crate::files::{lies_inside, parent_directory};
 use crate::index::Index;
 use crate::shard::{Expansion, Shard};
 use crate::store::file;
@@ -87,7 +87,7 @@ fn invalid(reason: impl Into<String>) -> Error {
 }
 
 /// Maps a key to a number from zero to one billion: the 64-bit XXH3 of the key bytes, scaled.
-fn unit_of(key: &str) -> u64 {
+fn key_unit(key: &str) -> u64 {
     ((u128::from(xxhash_rust::xxh3::xxh3_64(key.as_bytes())) * u128::from(UNITS)) >> 64) as u64
 }
 
@@ -98,7 +98,7 @@ impl Splits {
     /// [`Error::Storage`] if the file, or a keys file that it names, cannot be read; the same errors as
     /// [`Self::parse`], with the file name.
     pub fn read(path: &Path) -> Result<Self> {
-        Self::from_document(&read_text(path)?, &path.display().to_string(), Some(directory_of(path)))
+        Self::from_document(&read_text(path)?, &path.display().to_string(), Some(parent_directory(path)))
     }
 
     /// Reads `splits.json` in the first shard's directory. If there is none, reads Energon splits from
@@ -108,7 +108,7 @@ impl Splits {
     /// [`Error::Config`] if the shards are not in a local directory; the same errors as [`Self::read`];
     /// [`Error::Storage`] if the Energon file is invalid.
     pub fn beside(index: &Index) -> Result<Self> {
-        let directory = index.shards()[0].path().map(directory_of);
+        let directory = index.shards()[0].path().map(parent_directory);
         let directory =
             directory.ok_or_else(|| invalid("the shards are in no local directory; name the splits file"))?;
         let own = directory.join(SPLITS_FILE);
@@ -183,8 +183,8 @@ impl Splits {
             return Err(invalid(format!("`{}` has no split `{name}`; it has: {known}", self.origin)));
         };
         let in_split = |reason: String| invalid(format!("split `{name}` of `{}` {reason}", self.origin));
-        let shards = split.shards_of(index).map_err(in_split)?;
-        let selection = split.samples_of(&shards, index).map_err(in_split)?;
+        let shards = split.selected_shards(index).map_err(in_split)?;
+        let selection = split.selected_samples(&shards, index).map_err(in_split)?;
         if selection.len() == 0 {
             return Err(in_split("holds no good sample".into()));
         }
@@ -222,12 +222,12 @@ impl CheckedSplit {
             patterns.iter().try_for_each(|pattern| expansion.add(pattern))?;
             Ok::<_, Error>(expansion.into_names().into_iter().collect())
         });
-        let units = fraction.map(units_of).transpose()?;
+        let units = fraction.map(fraction_units).transpose()?;
         Ok(Self { units, shards: shards.transpose()?, keys: all_keys, may_overlap, ..Self::default() })
     }
 
     /// Returns the name by which the split refers to a shard.
-    fn name_of<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
+    fn shard_name<'a>(&self, shard: &'a Shard) -> Cow<'a, str> {
         let below = |directory: &PathBuf| {
             let path = std::path::absolute(shard.path()?).ok()?;
             Some(path.strip_prefix(directory).ok()?.to_str()?.to_owned())
@@ -238,11 +238,11 @@ impl CheckedSplit {
     fn has_sample(&self, shard: &Shard, key: &str) -> bool {
         self.has_key(key)
             && (self.excluded.is_empty()
-                || !self.excluded.contains(&(self.name_of(shard).into_owned(), key.to_owned())))
+                || !self.excluded.contains(&(self.shard_name(shard).into_owned(), key.to_owned())))
     }
 
     fn has_key(&self, key: &str) -> bool {
-        self.units.as_ref().is_none_or(|units| units.contains(&unit_of(key)))
+        self.units.as_ref().is_none_or(|units| units.contains(&key_unit(key)))
             && self.keys.as_ref().is_none_or(|keys| keys.contains(key))
     }
 
@@ -269,10 +269,10 @@ impl CheckedSplit {
     }
 
     /// Returns the numbers of the shards that contain split samples.
-    fn shards_of(&self, index: &Index) -> Result<Vec<usize>, String> {
+    fn selected_shards(&self, index: &Index) -> Result<Vec<usize>, String> {
         let all = 0..index.shards().len();
         let Some(names) = &self.shards else { return Ok(all.collect()) };
-        let name_of = |shard: usize| self.name_of(&index.shards()[shard]);
+        let name_of = |shard: usize| self.shard_name(&index.shards()[shard]);
         let chosen: Vec<usize> = all.filter(|&shard| names.contains(&*name_of(shard))).collect();
         let found: BTreeSet<Cow<'_, str>> = chosen.iter().map(|&shard| name_of(shard)).collect();
         match names.iter().find(|name| !found.contains(name.as_str())) {
@@ -281,7 +281,7 @@ impl CheckedSplit {
         }
     }
 
-    fn samples_of(&self, shards: &[usize], index: &Index) -> Result<Selection, String> {
+    fn selected_samples(&self, shards: &[usize], index: &Index) -> Result<Selection, String> {
         if self.units.is_none() && self.keys.is_none() && self.excluded.is_empty() {
             return Ok(Selection::ranges(shards.iter().map(|&shard| index.shard_samples(shard))));
         }
@@ -314,7 +314,7 @@ impl CheckedSplit {
     fn check_excluded(&self, shards: &[usize], index: &Index) -> Result<(), String> {
         for &number in shards.iter().take_while(|_| !self.excluded.is_empty()) {
             let shard = &index.shards()[number];
-            let name = self.name_of(shard);
+            let name = self.shard_name(shard);
             let of_shard = self.excluded.iter().filter(|(excluding, _)| *excluding == *name);
             let mut missing: BTreeSet<&str> = of_shard.map(|(_, key)| key.as_str()).collect();
             if missing.is_empty() {
@@ -332,7 +332,7 @@ impl CheckedSplit {
 }
 
 /// Returns fraction boundaries in units of one billionth.
-fn units_of([from, to]: [f64; 2]) -> Result<Range<u64>> {
+fn fraction_units([from, to]: [f64; 2]) -> Result<Range<u64>> {
     let in_units = |boundary: f64| {
         let units = boundary * UNITS as f64;
         let is_exact = (0.0..=1.0).contains(&boundary) && (units - units.round()).abs() < 1e-3;
@@ -374,12 +374,12 @@ mod tests {
     /// Guards the recorded value: a sample never changes its split.
     #[test]
     fn the_place_of_a_key_never_changes() {
-        assert_eq!(["kite", "", "sample-00007"].map(unit_of), [411_023_531, 175_880_433, 18_930_558]);
+        assert_eq!(["kite", "", "sample-00007"].map(key_unit), [411_023_531, 175_880_433, 18_930_558]);
     }
 
     #[test]
     fn a_fraction_holds_about_its_share() {
-        let share = (0..10_000).filter(|key| unit_of(&format!("key-{key}")) < UNITS / 10).count();
+        let share = (0..10_000).filter(|key| key_unit(&format!("key-{key}")) < UNITS / 10).count();
         assert!((900..1100).contains(&share), "{share}");
     }
 

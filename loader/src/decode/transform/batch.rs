@@ -16,7 +16,7 @@ use super::{SampleInput, SampleTransform, TransformFault, TransformInput};
 use super::{Transform, Transforms, UserCode};
 use crate::decode::fields::{PendingFields, PrepareStage};
 use crate::decode::outcome::{Decoded, FieldError};
-use crate::error::{BoxError, Error, Result, UserCodeError, reason_of};
+use crate::error::{BoxError, Error, Result, UserCodeError, error_reason};
 use crate::flow::{LoaderStage, Metrics};
 use crate::shard::{FieldSelection, RawSample};
 
@@ -202,9 +202,9 @@ impl TransformStage {
             let failed = |source| {
                 Error::UserCode(UserCodeError::Transform { fields: "whole samples".to_owned(), source })
             };
-            let answers = answers_of(answer, places.len()).map_err(failed)?;
+            let answers = item_results(answer, places.len()).map_err(failed)?;
             for (place, answer) in places.into_iter().zip(answers) {
-                samples[place].outcome = outcome_of(answer);
+                samples[place].outcome = sample_outcome(answer);
             }
         }
         Ok(())
@@ -219,7 +219,7 @@ impl TransformStage {
         let mut inputs = Vec::new();
         for (place, SampleInTransit { raw, outcome }) in samples.iter_mut().enumerate() {
             let Ok((fields, _)) = outcome else { continue };
-            let sample = Sample::of_raw(raw.clone(), raw.bytes(), std::mem::take(fields));
+            let sample = Sample::from_raw(raw.clone(), raw.bytes(), std::mem::take(fields));
             inputs.push((place, SampleInput { sample, seed: self.seed(at, raw, "") }));
         }
         let (mut calls, mut inputs) = (Vec::new(), inputs.into_iter().peekable());
@@ -275,7 +275,7 @@ fn put_back(
     places: &[FieldPlace],
     answer: CallAnswer<Result<Vec<Result<Media, BoxError>>, BoxError>>,
 ) -> Result<(), BoxError> {
-    let answers = answers_of(answer, places.len())?;
+    let answers = item_results(answer, places.len())?;
     for (&(sample, field), answer) in places.iter().zip(answers) {
         let outcome = &mut samples[sample].outcome;
         let Ok((fields, _)) = outcome else { continue };
@@ -295,13 +295,13 @@ fn put_back(
 ///
 /// # Errors
 /// The reason why the call as a whole failed.
-fn answers_of<T>(
+fn item_results<T>(
     answer: CallAnswer<Result<Vec<Result<T, BoxError>>, BoxError>>,
     expected: usize,
 ) -> Result<Vec<Result<T, String>>, BoxError> {
     let answers: Vec<_> = match answer {
         Ok(answers) => {
-            answers?.into_iter().map(|answer| answer.map_err(|error| reason_of(&*error))).collect()
+            answers?.into_iter().map(|answer| answer.map_err(|error| error_reason(&*error))).collect()
         }
         Err(panic) => (0..expected).map(|_| Err(panic.clone())).collect(),
     };
@@ -312,7 +312,7 @@ fn answers_of<T>(
 }
 
 /// Converts a sample's result to an outcome.
-fn outcome_of(answer: Result<Option<Vec<Field>>, String>) -> Result<Decoded, FieldError> {
+fn sample_outcome(answer: Result<Option<Vec<Field>>, String>) -> Result<Decoded, FieldError> {
     let fault =
         |reason, is_dropped| FieldError { field: None, reason, is_dropped, stage: LoaderStage::Transform };
     match answer {

@@ -31,7 +31,7 @@ mod whole_sample;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dflop_samples::media::codec::extensions_of;
+use dflop_samples::media::codec::modality_extensions;
 use dflop_samples::media::{Media, Modality};
 
 pub(crate) use self::batch::TransformStage;
@@ -244,7 +244,7 @@ impl Transforms {
             }
         }
         let mut of_fields = self.list.iter().filter(|of| of.selection().is_some());
-        let images = extensions_of(Modality::Image);
+        let images = modality_extensions(Modality::Image);
         let of_images = of_fields.any(|of| images.iter().any(|extension| of.wants(extension)));
         if matches!(decode, Decode::Pixels { .. }) && of_images {
             let reason = "images that are decoded into one tensor pass no transform: name other fields, or decode to \
@@ -266,18 +266,18 @@ impl Transforms {
 
     /// Returns whether a transform decodes the field.
     pub(crate) fn decodes(&self, extension: &str) -> bool {
-        self.decoder_of(extension).is_some()
+        self.decoder_index(extension).is_some()
     }
 
     /// Returns the index of the transform that decodes the field.
-    fn decoder_of(&self, extension: &str) -> Option<usize> {
+    fn decoder_index(&self, extension: &str) -> Option<usize> {
         self.list.iter().position(|of| of.is_decoder() && of.wants(extension))
     }
 
     /// Returns whether the transform at an index runs on the field.
     fn runs_on(&self, at: usize, extension: &str) -> bool {
         let of = &self.list[at];
-        if of.is_decoder() { self.decoder_of(extension) == Some(at) } else { of.wants(extension) }
+        if of.is_decoder() { self.decoder_index(extension) == Some(at) } else { of.wants(extension) }
     }
 
     /// Moves decoders to the front, keeping the order otherwise.

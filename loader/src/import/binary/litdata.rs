@@ -119,7 +119,7 @@ pub(in crate::import) fn pack_litdata(directory: &Path, packer: &mut Packer<'_>)
     let layout = index.config.layout().map_err(|reason| fail(&path, &reason))?;
     for (at, format) in layout.formats.iter().enumerate() {
         if is_left_out(format) {
-            packer.leave_out(&layout.tree.path_of(at), "pickled values are not read");
+            packer.leave_out(&layout.tree.leaf_path(at), "pickled values are not read");
         }
     }
     packer.begin(index.chunks.iter().map(|chunk| chunk.chunk_size).sum());
@@ -272,7 +272,7 @@ impl Layout {
         for (at, format) in self.formats.iter().enumerate() {
             let value = item.bytes(lengths.number()? as usize)?;
             let decoded = if is_left_out(format) { Ok(Cell::Null) } else { decode(format, value) };
-            leaves.push(decoded.map_err(|reason| format!("column `{}`: {reason}", self.tree.path_of(at)))?);
+            leaves.push(decoded.map_err(|reason| format!("column `{}`: {reason}", self.tree.leaf_path(at)))?);
         }
         Ok(match self.tree.fill(&mut leaves.into_iter()) {
             Cell::Object(columns) => columns,
@@ -320,7 +320,7 @@ impl Tree {
     }
 
     /// Returns the names on the way to a leaf, joined by dots.
-    fn path_of(&self, leaf: usize) -> String {
+    fn leaf_path(&self, leaf: usize) -> String {
         let children: Vec<(String, &Self)> = match self {
             Self::Leaf => return String::new(),
             Self::Object(values) => values.iter().map(|(name, value)| (name.clone(), value)).collect(),
@@ -329,7 +329,7 @@ impl Tree {
         let mut before = 0;
         for (name, child) in children {
             if leaf < before + child.leaves() {
-                let below = child.path_of(leaf - before);
+                let below = child.leaf_path(leaf - before);
                 return if below.is_empty() { name } else { format!("{name}.{below}") };
             }
             before += child.leaves();

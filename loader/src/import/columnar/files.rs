@@ -31,10 +31,10 @@ impl Columnar {
     pub(in crate::import) fn of(path: &Path) -> std::io::Result<Option<Self>> {
         let mut start = Vec::with_capacity(8);
         file::open(path)?.take(8).read_to_end(&mut start)?;
-        Ok(Self::of_start(&start))
+        Ok(Self::from_start(&start))
     }
 
-    fn of_start(start: &[u8]) -> Option<Self> {
+    fn from_start(start: &[u8]) -> Option<Self> {
         match start {
             [b'P', b'A', b'R', b'1', ..] => Some(Self::Parquet),
             [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Some(Self::ArrowFile),

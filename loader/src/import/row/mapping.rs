@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dflop_samples::media::modality_of;
+use dflop_samples::media::extension_modality;
 use dflop_samples::sample::document::is_text_column;
 
 use super::cell::Cell;
@@ -86,13 +86,13 @@ impl ColumnMap {
 ///
 /// # Errors
 /// The reason, if the value cannot be this field.
-pub(super) fn fields_of(
+pub(super) fn value_fields(
     column: &str,
     value: &mut Cell,
     extension: &str,
 ) -> Result<Vec<(String, Content)>, String> {
     let last = extension.rsplit('.').next().unwrap_or_default();
-    if modality_of(last).is_some() {
+    if extension_modality(last).is_some() {
         let mut media = Vec::new();
         take_media(column, value, true, &mut media)?;
         let number = |(at, medium): (usize, RowMedium)| (format!("{at}.{extension}"), medium.content);

@@ -10,10 +10,10 @@
 //! A media column is `image`, `audio`, `video` or a similar name, or is declared by the schema.
 
 use bytes::Bytes;
-use dflop_samples::media::modality_of;
+use dflop_samples::media::extension_modality;
 
 use super::cell::Cell;
-use super::signature::{bare_base64, data_url, extension_of};
+use super::signature::{bare_base64, data_url, detected_extension};
 use crate::error::excerpt;
 use crate::import::medium::split_extension;
 use crate::import::record::SHOWN_MAX;
@@ -154,8 +154,8 @@ impl Taker<'_> {
 
     fn add_bytes(&mut self, bytes: Bytes, path: Option<&str>) -> Cell {
         let of_path = || path.and_then(split_extension).map(|(_, extension)| extension);
-        let of_column = || modality_of(self.column).map(|_| self.column.to_lowercase());
-        let known = extension_of(&bytes).map(str::to_owned);
+        let of_column = || extension_modality(self.column).map(|_| self.column.to_lowercase());
+        let known = detected_extension(&bytes).map(str::to_owned);
         let extension = known.or_else(of_path).or_else(of_column).unwrap_or_else(|| UNKNOWN.to_owned());
         self.add(extension, Content::Bytes(bytes))
     }

@@ -12,7 +12,7 @@ mod names;
 mod rules;
 mod signature;
 
-use dflop_samples::media::{Modality, modality_of};
+use dflop_samples::media::{Modality, extension_modality};
 use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns};
 use serde_json::Value;
 
@@ -99,7 +99,7 @@ impl Row {
                 }
                 Some(Target::Column(name)) => row.push_unique(name.clone(), value),
                 Some(Target::Field(extension)) => {
-                    let fields = mapping::fields_of(&column, &mut value, extension)?;
+                    let fields = mapping::value_fields(&column, &mut value, extension)?;
                     row.uses.extend(fields.iter().map(|(name, _)| (column.clone(), name.clone())));
                     row.fields.extend(fields);
                 }
@@ -192,7 +192,7 @@ impl Row {
     /// Creates the field `txt` from the transcript of a recording; a conversation has none.
     fn take_transcript(&mut self) {
         let is_recording =
-            self.media.iter().any(|medium| modality_of(&medium.extension) == Some(Modality::Audio));
+            self.media.iter().any(|medium| extension_modality(&medium.extension) == Some(Modality::Audio));
         let has_field = self.fields.iter().any(|(extension, _)| extension == "txt");
         if !is_recording || has_field || has_turns(&self.document()) {
             return;

@@ -4,7 +4,7 @@
 //! manifest. If media in a modality come from more than one column, this rule applies to the column that
 //! documents refer to, and other names have the column name as prefix: `mask.png`.
 
-use dflop_samples::media::{Modality, modality_of};
+use dflop_samples::media::{Modality, extension_modality};
 use dflop_samples::sample::document::MEDIA_COLUMNS;
 
 use super::cell::Cell;
@@ -14,12 +14,12 @@ use super::media::RowMedium;
 pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
     let primary = Modality::ALL.map(|modality| primary_column(media, modality));
     let is_primary = |medium: &RowMedium| {
-        modality_of(&medium.extension).map_or(medium.column == medium.extension, |modality| {
+        extension_modality(&medium.extension).map_or(medium.column == medium.extension, |modality| {
             primary[modality as usize] == Some(medium.column.as_str())
         })
     };
     let is_sibling = |a: &RowMedium, b: &RowMedium| {
-        a.column == b.column && modality_of(&a.extension) == modality_of(&b.extension)
+        a.column == b.column && extension_modality(&a.extension) == extension_modality(&b.extension)
     };
     let name = |(at, medium): (usize, &RowMedium)| {
         let siblings = media.iter().filter(|other| is_sibling(other, medium)).count();
@@ -30,10 +30,11 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
             return format!("{number}{extension}");
         }
         // A column that is named as a field in this modality is that field, as in rows created from shards.
-        if modality_of(column).is_some() && modality_of(column) == modality_of(extension) {
+        if extension_modality(column).is_some() && extension_modality(column) == extension_modality(extension)
+        {
             return format!("{number}{}", column.to_lowercase());
         }
-        format!("{}.{number}{extension}", prefix_of(column))
+        format!("{}.{number}{extension}", column_prefix(column))
     };
     media.iter().enumerate().map(name).collect()
 }
@@ -52,7 +53,8 @@ pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
 
 /// Returns the column with the media that documents refer to, per modality.
 fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
-    let of_modality = || media.iter().filter(|medium| modality_of(&medium.extension) == Some(modality));
+    let of_modality =
+        || media.iter().filter(|medium| extension_modality(&medium.extension) == Some(modality));
     let is_there = |column: &&&str| of_modality().any(|medium| medium.column == ***column);
     if let Some(known) = MEDIA_COLUMNS[modality as usize].iter().find(is_there) {
         return Some(known);
@@ -62,7 +64,7 @@ fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
 }
 
 /// Returns a column name in the form of an extension.
-pub(super) fn prefix_of(column: &str) -> String {
+pub(super) fn column_prefix(column: &str) -> String {
     let letter = |letter: char| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' };
     column.to_lowercase().chars().map(letter).collect()
 }

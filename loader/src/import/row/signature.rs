@@ -11,7 +11,7 @@ const BASE64_CHARACTERS_MIN: usize = 64;
 const BASE64_LOOKED_AT: usize = 4096;
 
 /// Returns the field extension for these bytes; `None` if the format is not known.
-pub(in crate::import) fn extension_of(bytes: &[u8]) -> Option<&'static str> {
+pub(in crate::import) fn detected_extension(bytes: &[u8]) -> Option<&'static str> {
     let at = |offset: usize, wanted: &[u8]| bytes.get(offset..).is_some_and(|rest| rest.starts_with(wanted));
     let head = &bytes[..bytes.len().min(64)];
     let has = |wanted: &[u8]| head.windows(wanted.len()).any(|window| window == wanted);
@@ -57,7 +57,7 @@ pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>
     let is_base64 = text.len() >= BASE64_CHARACTERS_MIN && text.bytes().take(BASE64_LOOKED_AT).all(is_letter);
     is_base64.then(|| {
         let bytes = decode_base64(text)?;
-        match extension_of(&bytes) {
+        match detected_extension(&bytes) {
             Some(_) => Ok(bytes),
             None => Err("its base64 holds no medium of a known format".to_owned()),
         }
@@ -97,7 +97,7 @@ mod tests {
             (b"\0\0\0\x20ftyp", None),
         ];
         for (bytes, extension) in table {
-            assert_eq!(extension_of(bytes), extension, "{bytes:?}");
+            assert_eq!(detected_extension(bytes), extension, "{bytes:?}");
         }
     }
 

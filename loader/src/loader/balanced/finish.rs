@@ -139,7 +139,7 @@ impl Finisher {
         let (planner, target_tokens) = (&self.planner, step.plan.target_tokens);
         let loss_scale_sum =
             if target_tokens == 0 { 0.0 } else { planner.dp_size() as f64 / target_tokens as f64 };
-        let microbatch = microbatch_of(samples, costs, loss_scale_sum);
+        let microbatch = build_microbatch(samples, costs, loss_scale_sum);
         let is_lockstep = planner.is_lockstep();
         let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
         pad(&mut microbatch, step, self.dp_rank, planner);
@@ -191,7 +191,7 @@ fn pad(microbatch: &mut Microbatch, step: &StepAtWork, dp_rank: usize, planner: 
     }
 }
 
-fn microbatch_of(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f64) -> Microbatch {
+fn build_microbatch(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f64) -> Microbatch {
     let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
     let modules = costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
     let module_ns = |module: usize| costs.iter().map(|cost| cost.module_ns.as_slice()[module]).sum();

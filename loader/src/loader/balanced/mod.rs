@@ -159,7 +159,7 @@ impl BalancedLoader {
     #[must_use]
     pub fn stream(&self) -> StepStream {
         // Only a complete step counts as delivered.
-        let (mut parts, at_step) = (self.parts_of(Arc::default()), self.next_step.clone());
+        let (mut parts, at_step) = (self.part_stream(Arc::default()), self.next_step.clone());
         let steps = try_stream! {
             while let Some(part) = parts.next().await {
                 let StepPart::Start { plan, microbatches: expected } = part? else { continue };
@@ -190,11 +190,11 @@ impl BalancedLoader {
     /// If it is polled outside a Tokio runtime, or in a runtime without a timer.
     #[must_use]
     pub fn parts(&self) -> PartStream {
-        self.parts_of(self.next_step.clone())
+        self.part_stream(self.next_step.clone())
     }
 
     /// Streams parts; `at_step` is the step after the last started step.
-    fn parts_of(&self, at_step: Arc<AtomicU64>) -> PartStream {
+    fn part_stream(&self, at_step: Arc<AtomicU64>) -> PartStream {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let (transforms, log) = (self.transforms.clone(), self.prepared.clone());

@@ -92,7 +92,7 @@ impl BalancedSettings {
             pad_as_planned(preparer, &self.planner)?;
         }
         if let Some(state) = self.state.take() {
-            self.from_step = self.planner.step_of(&state)?;
+            self.from_step = self.planner.saved_step(&state)?;
         }
         self.video_sampling = common_video_sampling(self.planner.datasets())?;
         Ok(self)

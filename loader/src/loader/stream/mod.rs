@@ -127,8 +127,8 @@ impl Loader {
     /// Returns the number of batches that a stream over whole shards with this many good samples delivers
     /// from the first epoch on, unless all samples in a batch are bad.
     #[must_use]
-    pub fn batches_of(&self, shard_samples: u64) -> u64 {
-        self.settings.batches_of(shard_samples)
+    pub fn stream_batches(&self, shard_samples: u64) -> u64 {
+        self.settings.stream_batches(shard_samples)
     }
 
     /// Returns the metrics of every stage so far, over all streams from this loader.

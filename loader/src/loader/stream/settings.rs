@@ -160,7 +160,7 @@ impl StreamSettings {
     }
 
     /// Returns the number of batches in all epochs over whole shards with this many samples.
-    pub(super) fn batches_of(&self, shard_samples: u64) -> u64 {
+    pub(super) fn stream_batches(&self, shard_samples: u64) -> u64 {
         let samples = shard_samples.saturating_mul(self.epochs).min(self.samples_max.unwrap_or(u64::MAX));
         let batch_size = self.batch_size as u64;
         if self.drops_last { samples / batch_size } else { samples.div_ceil(batch_size) }

@@ -14,7 +14,7 @@ use super::config::{PadTo, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::planner::StepPlanner;
-use crate::error::{Error, Result, reason_of};
+use crate::error::{Error, Result, error_reason};
 use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
     StepPositionsInput, Steps, Tail,
@@ -298,7 +298,7 @@ impl StepPlannerBuilder {
     /// [`Error::State`] if a state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
-        let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;
+        let free = free.map_err(|error| Error::Config { setting: "model", reason: error_reason(&error) })?;
         let stage_layers = self.checked_layers()?;
         let stages = stage_layers.as_ref().map_or_else(|| self.checked_stages(), |own| Ok(own.stages()))?;
         self.check_module_dp_sizes()?;
@@ -333,11 +333,12 @@ impl StepPlannerBuilder {
             seed,
         };
         let pace = StepPositions::new(input)?;
-        let twins = |at: usize| datasets[..at].iter().filter(|other| other.is_twin_of(&datasets[at])).count();
+        let twins =
+            |at: usize| datasets[..at].iter().filter(|other| other.has_same_samples(&datasets[at])).count();
         let orders = datasets
             .iter()
             .enumerate()
-            .map(|(at, set)| Order::of_dataset(set, shuffle, seed, twins(at) as u64));
+            .map(|(at, set)| Order::from_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let towers = self.blank_media.towers(&self.blank_tokens, self.config.dp_size, &datasets);
         let of_towers = self.blank_tokens.iter().filter(|(module, _)| towers.contains(module));

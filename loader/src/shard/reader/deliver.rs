@@ -77,6 +77,6 @@ impl Reader {
             meter.fail(errors);
         }
         meter.depth.add(1);
-        ReaderItem { item, place: pass.place_of(number), lease }
+        ReaderItem { item, place: pass.item_position(number), lease }
     }
 }

@@ -169,7 +169,7 @@ impl Reader {
             Ok(first) => first,
             Err(source) => return Ok(Err(shard.read_error(source))),
         };
-        let identity = ShardIdentity::of_header(archive.bytes(), &first);
+        let identity = ShardIdentity::from_header(archive.bytes(), &first);
         if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
             return Ok(Err(changed));
         }

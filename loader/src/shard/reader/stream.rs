@@ -33,7 +33,7 @@ impl Reader {
             if let Err(source) = (&mut body).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
                 return Ok(Err(shard.read_error(source)));
             }
-            let identity = ShardIdentity::of_header(bytes, &header);
+            let identity = ShardIdentity::from_header(bytes, &header);
             if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
                 return Ok(Err(changed));
             }
@@ -106,7 +106,7 @@ impl Reader {
         shard: &Shard,
         mut command: Box<Child>,
     ) -> Result<Result<()>, ReceiverDropped> {
-        Ok(end_of(&mut command, COMMAND_END).await.map_err(|source| shard.read_error(source)))
+        Ok(wait_for_exit(&mut command, COMMAND_END).await.map_err(|source| shard.read_error(source)))
     }
 
     pub(super) async fn skip_shard(
@@ -128,7 +128,7 @@ impl Reader {
 ///
 /// # Errors
 /// If the command does not succeed: the exit status, or the process that is still running.
-async fn end_of(command: &mut Child, patience: Duration) -> io::Result<()> {
+async fn wait_for_exit(command: &mut Child, patience: Duration) -> io::Result<()> {
     let process = command.id().unwrap_or_default();
     let status = tokio::time::timeout(patience, command.wait()).await.map_err(|_| {
         let waited = patience.as_secs_f64();
@@ -152,11 +152,11 @@ mod tests {
         };
         let mut stays = run("exec sleep 60");
         let process = stays.id().unwrap();
-        let error = end_of(&mut stays, Duration::from_millis(50)).await.unwrap_err();
+        let error = wait_for_exit(&mut stays, Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().contains(&format!("process {process}")), "{error}");
-        let failed = end_of(&mut run("exit 3"), COMMAND_END).await.unwrap_err();
+        let failed = wait_for_exit(&mut run("exit 3"), COMMAND_END).await.unwrap_err();
         assert!(failed.to_string().contains("exit status: 3"), "{failed}");
-        assert!(end_of(&mut run("exit 0"), COMMAND_END).await.is_ok());
+        assert!(wait_for_exit(&mut run("exit 0"), COMMAND_END).await.is_ok());
     }
 }

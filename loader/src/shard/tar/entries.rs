@@ -69,7 +69,7 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
             match next {
                 Next::Entry(entry) => {
                     self.walker.pass_entry(&entry, self.rest_up_to(with_padding(entry.stored_bytes())))?;
-                    let payload = self.payload_of(&entry)?;
+                    let payload = self.read_payload(&entry)?;
                     return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {
@@ -90,7 +90,7 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
     }
 
     /// Reads the wanted beginning of a payload.
-    fn payload_of(&mut self, entry: &Entry) -> Result<Bytes, S::Fault> {
+    fn read_payload(&mut self, entry: &Entry) -> Result<Bytes, S::Fault> {
         let wanted = (self.wanted)(entry).min(entry.bytes);
         let start = entry.payload_offset;
         match &entry.sparse {

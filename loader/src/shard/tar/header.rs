@@ -45,7 +45,7 @@ pub(crate) fn parse_header(block: &[u8; BLOCK_BYTES]) -> Result<Option<Header>, 
     }
     check_checksum(block)?;
     let size = parse_number(&block[124..136]).ok_or(TarFault::BadNumber { field: "size" })?;
-    let name = name_of(block);
+    let name = entry_name(block);
     let kind = match block[156] {
         0 if name.ends_with(b"/") => Kind::WithoutPayload,
         0 | b'0' | b'7' => Kind::Regular,
@@ -60,7 +60,7 @@ pub(crate) fn parse_header(block: &[u8; BLOCK_BYTES]) -> Result<Option<Header>, 
     Ok(Some(Header { name, size, kind }))
 }
 
-fn name_of(block: &[u8; BLOCK_BYTES]) -> Vec<u8> {
+fn entry_name(block: &[u8; BLOCK_BYTES]) -> Vec<u8> {
     let name = until_nul(&block[..100]);
     let is_posix = &block[257..263] == b"ustar\0";
     let prefix = if is_posix { until_nul(&block[345..500]) } else { &[] };

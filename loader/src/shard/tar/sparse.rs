@@ -33,7 +33,7 @@ impl SparseMap {
     /// - `bytes`: file length
     /// - `stored_bytes`: total piece length in the archive
     pub(super) fn new(pieces: Pieces, bytes: u64, stored_bytes: u64) -> Self {
-        let fault = pieces.fault.or_else(|| fault_of(&pieces.numbers, bytes, stored_bytes));
+        let fault = pieces.fault.or_else(|| pieces_fault(&pieces.numbers, bytes, stored_bytes));
         let pieces = pieces.numbers.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect();
         Self { pieces, stored_bytes, fault }
     }
@@ -71,7 +71,7 @@ impl SparseMap {
     }
 }
 
-fn fault_of(numbers: &[u64], bytes: u64, stored_bytes: u64) -> Option<String> {
+fn pieces_fault(numbers: &[u64], bytes: u64, stored_bytes: u64) -> Option<String> {
     if !numbers.len().is_multiple_of(2) {
         return Some("its map is incomplete".to_owned());
     }

@@ -9,7 +9,7 @@ use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
-use crate::shard::format::{OtherFormat, format_of};
+use crate::shard::format::{OtherFormat, other_format};
 
 /// Archive position.
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl Walker {
 
     /// Returns the fault for a file that is not a tar from the first byte on, by format if known.
     fn named(&self, fault: TarFault, first: &[u8]) -> TarFault {
-        let format = format_of(first).filter(|_| self.offset == 0);
+        let format = other_format(first).filter(|_| self.offset == 0);
         format.map_or(fault, |OtherFormat { name, advice }| TarFault::OtherFormat { format: name, advice })
     }
 

@@ -77,7 +77,7 @@ fn unescaped(text: &str) -> String {
     while let Some(start) = rest.find('&') {
         plain.push_str(&rest[..start]);
         let entity = rest[start..].split_once(';');
-        let character = entity.and_then(|(entity, behind)| Some((character_of(&entity[1..])?, behind)));
+        let character = entity.and_then(|(entity, behind)| Some((entity_character(&entity[1..])?, behind)));
         let (character, behind) = character.unwrap_or(('&', &rest[start + 1..]));
         plain.push(character);
         rest = behind;
@@ -86,7 +86,7 @@ fn unescaped(text: &str) -> String {
     plain
 }
 
-fn character_of(entity: &str) -> Option<char> {
+fn entity_character(entity: &str) -> Option<char> {
     match entity {
         "amp" => Some('&'),
         "lt" => Some('<'),

@@ -17,15 +17,15 @@ impl TestBackend for OnNccl {
     type Device = Cuda;
 
     fn open(_threads: usize) -> Cuda {
-        of_type(Dtype::F32)
+        with_storage(Dtype::F32)
     }
 
     fn open_half(_threads: usize) -> Cuda {
-        of_type(Dtype::Bf16)
+        with_storage(Dtype::Bf16)
     }
 
     fn on_same_threads(device: &Cuda) -> Cuda {
-        of_type(device.storage())
+        with_storage(device.storage())
     }
 
     fn tensors(device: &Cuda, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Cuda>>> {
@@ -68,7 +68,7 @@ impl OnNccl {
     }
 }
 
-fn of_type(dtype: Dtype) -> Cuda {
+fn with_storage(dtype: Dtype) -> Cuda {
     on_idle(|ordinal| numbered(ordinal, dtype))
 }
 

@@ -42,7 +42,7 @@ struct Run {
 }
 
 impl Run {
-    fn status_of(&self, part: &str) -> &str {
+    fn part_status(&self, part: &str) -> &str {
         self.rows.iter().find(|(name, _)| name == part).map_or("missing", |(_, status)| status)
     }
 }
@@ -85,11 +85,11 @@ fn the_script_runs_from_start_to_end() {
     for part in PARTS {
         let optional = ["memcheck", "attention cuDNN", "throughput cuDNN", "dflop.torch"];
         let is_optional = optional.contains(&part) || part.contains("PyTorch");
-        let status = run.status_of(part);
+        let status = run.part_status(part);
         assert!(status == "passed" || is_optional && status == "skipped", "{part}: {status}\n{}", run.output);
     }
     assert_eq!(run.rows.len(), PARTS.len(), "{}", run.output);
-    for part in PARTS.iter().filter(|part| run.status_of(part) == "passed") {
+    for part in PARTS.iter().filter(|part| run.part_status(part) == "passed") {
         let summary = format!("\"part\":\"{part}\",\"summary\":\"passed\"");
         assert!(run.results.contains(&summary), "{part} has no summary in the results");
     }
@@ -100,7 +100,7 @@ fn a_run_without_time_left_fails_with_the_whole_table() {
     let Some(run) = run(&[("SECONDS_MAX", "4")]) else { return };
     assert_eq!(run.status, 1, "{}", run.output);
     assert_eq!(run.rows.len(), PARTS.len(), "{}", run.output);
-    assert_eq!((run.status_of("device"), run.status_of("profile")), ("failed", "not"), "{}", run.output);
+    assert_eq!((run.part_status("device"), run.part_status("profile")), ("failed", "not"), "{}", run.output);
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn a_part_that_fails_fails_the_run_and_the_others_still_run() {
     let Some(run) = run(&[("CUDA_STAND_IN_FAIL_LAUNCH", "add:1")]) else { return };
     assert_eq!(run.status, 1, "{}", run.output);
     assert_eq!(run.rows.len(), PARTS.len(), "{}", run.output);
-    assert_eq!(run.status_of("operations"), "failed", "{}", run.output);
+    assert_eq!(run.part_status("operations"), "failed", "{}", run.output);
     for part in ["device", "bandwidth", "gemm", "attention"] {
-        assert_eq!(run.status_of(part), "passed", "{}", run.output);
+        assert_eq!(run.part_status(part), "passed", "{}", run.output);
     }
     assert!(run.rows.iter().all(|(_, status)| status != "not"), "{}", run.output);
 }

@@ -5,17 +5,17 @@ use super::{
         INVALID_ARGUMENT, INVALID_USAGE, Operation, REMOTE_ERROR, SUCCESS, SYSTEM_ERROR,
         UNHANDLED_CUDA_ERROR, init, issue, unique_id,
     },
-    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_of, threaded},
+    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_handle, threaded},
 };
 use crate::{
     launch,
-    support::{grid, kernel_of},
+    support::{grid, context_kernel},
 };
 use cudarc::driver::CudaContext;
 use std::{thread, time::Duration};
 
 /// Waits for an asynchronous error, aborts after all ranks have theirs, and returns it with its text.
-fn error_of(rank: &Rank, all: &Gate) -> (i32, String) {
+fn wait_for_error(rank: &Rank, all: &Gate) -> (i32, String) {
     assert!(becomes(|| rank.comm.async_error() != SUCCESS));
     let error = (rank.comm.async_error(), rank.comm.last_error());
     all.wait();
@@ -37,7 +37,7 @@ fn sends_and_receives_that_do_not_fit_are_errors_on_both_ends() {
                 0 => Operation::Send(at(&x), 10, FLOAT32, 1),
                 _ => Operation::Recv(at(&x), count, data_type, 0),
             });
-            error_of(rank, &all)
+            wait_for_error(rank, &all)
         });
         assert_eq!(errors[0].0, INVALID_USAGE);
         assert_eq!(errors[1].0, INVALID_USAGE);
@@ -67,7 +67,7 @@ fn collectives_that_do_not_fit_are_errors_on_all_ranks() {
                 0 => other(at(&x)),
                 _ => Operation::AllReduce(at(&x), at(&x), 4, FLOAT32, SUM),
             });
-            error_of(rank, &all)
+            wait_for_error(rank, &all)
         });
         assert!(errors.iter().all(|error| error.0 == INVALID_USAGE), "{errors:?}");
         assert!(errors[0].1.contains("ncclAllReduce of 4 float32 of rank"), "{errors:?}");
@@ -76,7 +76,7 @@ fn collectives_that_do_not_fit_are_errors_on_all_ranks() {
     let errors = run_ranks(2, |rank| {
         let x = rank.upload(&[0_f32; 4]);
         rank.issue(Operation::Broadcast(at(&x), at(&x), 4, FLOAT32, rank.rank as i32));
-        error_of(rank, &all)
+        wait_for_error(rank, &all)
     });
     assert!(errors[1].1.contains("with root 1 meets ncclBroadcast of 4 float32 with root 0"), "{errors:?}");
 }
@@ -96,9 +96,9 @@ fn an_abort_is_an_error_of_the_other_ranks() {
         both.wait();
         let comm = rank.comm;
         assert!(becomes(|| comm.async_error() == REMOTE_ERROR));
-        let again = issue(Operation::Recv(at(&x), 1, FLOAT32, 1), comm, stream_of(&rank.stream));
+        let again = issue(Operation::Recv(at(&x), 1, FLOAT32, 1), comm, stream_handle(&rank.stream));
         assert_eq!(again, REMOTE_ERROR, "later calls return the error");
-        assert!(error_of(rank, &all).1.starts_with("rank 1 has closed its connection without a farewell"));
+        assert!(wait_for_error(rank, &all).1.starts_with("rank 1 has closed its connection without a farewell"));
     });
 }
 
@@ -142,7 +142,7 @@ fn a_rank_that_has_left_is_an_error_for_who_needs_it() {
         assert_eq!(rank.comm.async_error(), SUCCESS, "to leave is no error by itself");
         rank.issue(Operation::Send(at(&x), 1, FLOAT32, 0));
         let expected = (REMOTE_ERROR, "rank 0 has destroyed its communicator".to_owned());
-        assert_eq!(error_of(rank, &all), expected);
+        assert_eq!(wait_for_error(rank, &all), expected);
     });
 }
 
@@ -189,7 +189,7 @@ fn an_error_of_the_device_ends_its_operations_and_is_one_of_the_communicator() {
             return assert_eq!(rank.comm.abort(), SUCCESS);
         }
         // after the receive, a load would wait for it
-        let nothing = kernel_of(&rank.context, NOTHING, "nothing");
+        let nothing = context_kernel(&rank.context, NOTHING, "nothing");
         rank.issue(Operation::Recv(at(&x), 1, FLOAT32, 1));
         let second = rank.context.new_stream().unwrap();
         let send = Operation::Recv(at(&x), 1, FLOAT32, 1);
@@ -198,7 +198,7 @@ fn an_error_of_the_device_ends_its_operations_and_is_one_of_the_communicator() {
         assert!(second.synchronize().is_err());
         assert!(rank.stream.synchronize().is_err(), "the receive has ended with its device");
         assert!(becomes(|| rank.comm.async_error() == UNHANDLED_CUDA_ERROR));
-        assert_eq!(issue(send, rank.comm, stream_of(&rank.stream)), UNHANDLED_CUDA_ERROR);
+        assert_eq!(issue(send, rank.comm, stream_handle(&rank.stream)), UNHANDLED_CUDA_ERROR);
         both.wait();
         assert_eq!(rank.comm.abort(), SUCCESS);
         let _ = x.leak();

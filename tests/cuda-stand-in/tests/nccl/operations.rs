@@ -2,7 +2,7 @@
 
 use super::{
     library::{Handle, Operation, SUCCESS, error_string, group, issue, unique_id, version},
-    world::{FLOAT32, Rank, SUM, at, run_ranks, stream_of, threaded},
+    world::{FLOAT32, Rank, SUM, at, run_ranks, stream_handle, threaded},
 };
 use crate::support::cuda;
 use cudarc::driver::DeviceRepr;
@@ -174,7 +174,7 @@ fn a_split_makes_communicators_by_color_and_key() {
         assert_eq!(part.user_rank(), i32::from(own == 0), "the greater rank has the lesser key");
         let x = rank.upload(&[(own + 1) as f32]);
         let sum = Operation::AllReduce(at(&x), at(&x), 1, FLOAT32, SUM);
-        assert_eq!(issue(sum, part, stream_of(&rank.stream)), SUCCESS);
+        assert_eq!(issue(sum, part, stream_handle(&rank.stream)), SUCCESS);
         assert_eq!(rank.download(&x), [if color == 0 { 4.0 } else { 2.0 }]);
         // In any order: here before the parent, on one rank.
         assert_eq!(part.destroy(), SUCCESS);

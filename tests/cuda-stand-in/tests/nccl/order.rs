@@ -2,7 +2,7 @@
 
 use super::{
     library::{Operation, SUCCESS, group, init_all, issue},
-    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_of, threaded},
+    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_handle, threaded},
 };
 use crate::support::raw;
 use cudarc::driver::{CudaContext, CudaStream};
@@ -29,8 +29,8 @@ fn receive_ahead(rank: &Rank, comms: [super::library::Handle; 2]) -> [std::sync:
     // The communicator for a direction: this rank's sends use the communicator with the rank's number.
     let (sends, receives) = (comms[rank.rank], comms[1 - rank.rank]);
     let recv = Operation::Recv(at(&y), 1, FLOAT32, peer);
-    assert_eq!(issue(recv, receives, stream_of(&streams[0])), SUCCESS);
-    assert_eq!(issue(Operation::Send(at(&x), 1, FLOAT32, peer), sends, stream_of(&streams[1])), SUCCESS);
+    assert_eq!(issue(recv, receives, stream_handle(&streams[0])), SUCCESS);
+    assert_eq!(issue(Operation::Send(at(&x), 1, FLOAT32, peer), sends, stream_handle(&streams[1])), SUCCESS);
     let _ = (x.leak(), y.leak());
     streams
 }
@@ -76,11 +76,11 @@ fn streams_of_one_hardware_queue_hold_each_other_up() {
         rank.stream.synchronize().unwrap();
         let streams = [rank.context.new_stream().unwrap(), rank.context.new_stream().unwrap()];
         let recv = Operation::Recv(at(&y), 1, FLOAT32, peer);
-        assert_eq!(issue(recv, receives, stream_of(&streams[0])), SUCCESS);
+        assert_eq!(issue(recv, receives, stream_handle(&streams[0])), SUCCESS);
         // The wait for the receive is before the send in the queue, although it is on a different stream.
         let received = streams[0].record_event(None).unwrap();
         let send = Operation::Send(at(&x), 1, FLOAT32, peer);
-        assert_eq!(issue(send, sends, stream_of(&streams[1])), SUCCESS);
+        assert_eq!(issue(send, sends, stream_handle(&streams[1])), SUCCESS);
         thread::sleep(Duration::from_millis(100));
         assert!(!received.is_complete());
         both.wait();
@@ -157,7 +157,7 @@ fn one_host_thread_drives_several_ranks_in_groups() {
     let result = group(|| {
         for ((comm, stream), buffer) in comms.iter().zip(&streams).zip(&buffers) {
             let sum = Operation::AllReduce(at(buffer), at(buffer), 2, FLOAT32, SUM);
-            assert_eq!(issue(sum, *comm, stream_of(stream)), SUCCESS);
+            assert_eq!(issue(sum, *comm, stream_handle(stream)), SUCCESS);
         }
     });
     assert_eq!(result, SUCCESS);

@@ -5,7 +5,7 @@ use super::{
         Handle, INVALID_ARGUMENT, INVALID_USAGE, Operation, REMOTE_ERROR, SUCCESS, UNHANDLED_CUDA_ERROR,
         group, init, issue, unique_id,
     },
-    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_of, threaded},
+    world::{FLOAT32, Gate, Rank, SUM, at, becomes, run_ranks, stream_handle, threaded},
 };
 use crate::support::{ILLEGAL_ADDRESS, code, cuda, raw};
 use cudarc::driver::CudaContext;
@@ -13,7 +13,7 @@ use std::thread;
 
 /// Operation result on a rank, with the failure text.
 fn failure(rank: &Rank, operation: Operation) -> (i32, String) {
-    (issue(operation, rank.comm, stream_of(&rank.stream)), rank.comm.last_error())
+    (issue(operation, rank.comm, stream_handle(&rank.stream)), rank.comm.last_error())
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn arguments_and_buffers_are_checked_at_the_call() {
     let (result, text) = failure(&rank, Operation::Send(at(&x), 4, FLOAT32, 0));
     assert!(result == INVALID_USAGE && text.contains("needs its receive in the same group"), "{text}");
     let on = |stream| issue(sum(at(&x), at(&x), 4), rank.comm, stream);
-    assert_eq!(on(stream_of(&other.new_stream().unwrap())), INVALID_USAGE);
+    assert_eq!(on(stream_handle(&other.new_stream().unwrap())), INVALID_USAGE);
     assert!(cuda.last_failure().contains("the stream is one of another device"));
     assert_eq!(on(0x1000), INVALID_USAGE);
     rank.context.bind_to_thread().unwrap();
@@ -127,7 +127,7 @@ fn two_host_threads_at_once_are_found() {
     run_ranks(2, |rank| {
         let x = rank.upload(&[1_f32]);
         let sum = Operation::AllReduce(at(&x), at(&x), 1, FLOAT32, SUM);
-        let (comm, stream) = (rank.comm, stream_of(&rank.stream));
+        let (comm, stream) = (rank.comm, stream_handle(&rank.stream));
         let result = group(|| {
             rank.issue(sum);
             let other = thread::spawn(move || issue(sum, comm, stream));

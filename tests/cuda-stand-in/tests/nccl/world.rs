@@ -95,15 +95,15 @@ impl Rank {
     }
 
     pub(crate) fn issue(&self, operation: Operation) {
-        assert_eq!(issue(operation, self.comm, stream_of(&self.stream)), SUCCESS);
+        assert_eq!(issue(operation, self.comm, stream_handle(&self.stream)), SUCCESS);
     }
 
     pub(crate) fn issue_on(&self, stream: &CudaStream, operation: Operation) {
-        assert_eq!(issue(operation, self.comm, stream_of(stream)), SUCCESS);
+        assert_eq!(issue(operation, self.comm, stream_handle(stream)), SUCCESS);
     }
 }
 
-pub(crate) fn stream_of(stream: &CudaStream) -> usize {
+pub(crate) fn stream_handle(stream: &CudaStream) -> usize {
     stream.cu_stream() as usize
 }
 

@@ -47,11 +47,11 @@ pub(crate) const OPTIONS: [&str; 2] = ["--gpu-architecture=sm_90a", "--std=c++17
 
 /// Compiles and loads a kernel.
 pub(crate) fn kernel(cuda: &Cuda, source: &str, name: &str) -> CudaFunction {
-    kernel_of(&cuda.context, source, name)
+    context_kernel(&cuda.context, source, name)
 }
 
 /// The same for a context.
-pub(crate) fn kernel_of(context: &Arc<CudaContext>, source: &str, name: &str) -> CudaFunction {
+pub(crate) fn context_kernel(context: &Arc<CudaContext>, source: &str, name: &str) -> CudaFunction {
     let image = compile(source, &OPTIONS).unwrap_or_else(|log| panic!("{log}"));
     let module = context.load_module(Ptx::from_binary(image)).expect("the image is valid");
     module.load_function(name).expect("the source has the kernel")

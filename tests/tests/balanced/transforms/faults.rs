@@ -86,7 +86,7 @@ fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
     }
 }
 
-fn error_of(transforms: &Transforms) -> [Error; 2] {
+fn transform_errors(transforms: &Transforms) -> [Error; 2] {
     let data = TempDataset::new(1, 16, Compression::Plain);
     let plain = loader(&data).transforms(transforms.clone()).build().unwrap();
     let mut items: Vec<_> = run(plain.stream().collect());
@@ -102,7 +102,7 @@ fn answers_for_another_number_of_fields_end_the_stream_with_their_numbers() {
         fields.pop();
         Ok(fields.into_iter().map(|input| Ok::<Media, BoxError>(input.media)).collect())
     });
-    for error in error_of(&one("TXT", lost).items_max(3)) {
+    for error in transform_errors(&one("TXT", lost).items_max(3)) {
         let Error::UserCode(UserCodeError::Transform { fields, source }) = error else { panic!("{error}") };
         assert_eq!(fields, "txt");
         let fault = source.downcast_ref::<TransformFault>();
@@ -113,7 +113,7 @@ fn answers_for_another_number_of_fields_end_the_stream_with_their_numbers() {
 #[test]
 fn a_call_that_fails_as_a_whole_ends_the_stream_with_its_words() {
     let stop = calls(|_| Err("interrupted".into()));
-    for error in error_of(&one("txt", stop)) {
+    for error in transform_errors(&one("txt", stop)) {
         let Error::UserCode(UserCodeError::Transform { source, .. }) = error else { panic!("{error}") };
         assert_eq!(source.to_string(), "interrupted");
     }

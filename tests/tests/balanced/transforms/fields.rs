@@ -97,7 +97,7 @@ fn seeds() -> Transforms {
 /// Seeds by epoch, key and extension.
 type Seeds = BTreeMap<(u64, String, String), u64>;
 
-fn seeds_of(samples: &[Sample]) -> Seeds {
+fn sample_seeds(samples: &[Sample]) -> Seeds {
     let mut seeds = Seeds::new();
     for sample in samples {
         for field in &sample.fields {
@@ -124,17 +124,17 @@ fn resumed(builder: &LoaderBuilder) -> Vec<Sample> {
 fn seeds_differ_by_sample_epoch_and_field_and_by_nothing_else() {
     let data = TempDataset::new(2, 12, Compression::Plain);
     let whole = || loader(&data).epochs(2).transforms(seeds());
-    let reference = seeds_of(&samples(whole().workers(1)));
+    let reference = sample_seeds(&samples(whole().workers(1)));
     assert_eq!(reference.len(), 2 * (24 + 16));
     assert_eq!(reference.values().collect::<BTreeSet<_>>().len(), reference.len());
 
     let threads = whole().batch_size(5).workers(3).transforms(seeds().threads(3).items_max(2));
-    assert_eq!(seeds_of(&samples(threads)), reference);
-    assert_eq!(seeds_of(&resumed(&whole())), reference);
-    let planned = seeds_of(&balanced_samples(balanced(&data).steps(3).transforms(seeds())));
+    assert_eq!(sample_seeds(&samples(threads)), reference);
+    assert_eq!(sample_seeds(&resumed(&whole())), reference);
+    let planned = sample_seeds(&balanced_samples(balanced(&data).steps(3).transforms(seeds())));
     assert!(planned.len() >= 24 && planned.iter().all(|(name, seed)| reference[name] == *seed));
 
-    let other = seeds_of(&samples(whole().transforms(seeds().seed(4))));
+    let other = sample_seeds(&samples(whole().transforms(seeds().seed(4))));
     assert!(other.iter().all(|(name, seed)| reference[name] != *seed));
 }
 

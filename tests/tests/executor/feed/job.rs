@@ -124,13 +124,13 @@ pub(crate) fn try_run(corpus: &Corpus, setting: &Setting) -> Vec<Result<RankSeen
     let settings = Settings::default().wait(Duration::from_secs(20));
     let world = threads::world(job.world_size(), settings).expect("a world");
     std::thread::scope(|scope| {
-        let rank = |comm| scope.spawn(|| of_rank(corpus, setting, &job, comm));
+        let rank = |comm| scope.spawn(|| run_rank(corpus, setting, &job, comm));
         let ranks: Vec<_> = world.into_iter().map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
     })
 }
 
-fn of_rank(
+fn run_rank(
     corpus: &Corpus,
     setting: &Setting,
     job: &Arc<Job>,

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
     use crate::{Caps, Instance};
 
-    fn value_of(instance: &Instance, groups: [&[u32]; 3], target: u64) -> Option<u64> {
+    fn found_makespan(instance: &Instance, groups: [&[u32]; 3], target: u64) -> Option<u64> {
         let problem = Problem::new(instance, &Caps::default()).unwrap();
         let partition = Partition::from_groups(&problem, groups.map(<[u32]>::to_vec).to_vec());
         let found = find((&problem, &partition), [0, 1, 2], target, &mut Budget::work(1))?;
@@ -147,14 +147,14 @@ mod tests {
     fn three_groups_are_split_where_no_two_can_be() {
         // 9, 6 and 6: 7 + 0, 4 + 3 and 5 + 2 need all three.
         let instance = Instance::new(3, 1, vec![5, 4, 3, 3, 4, 2]).unwrap();
-        assert_eq!(value_of(&instance, [&[0, 1], &[2, 3], &[4, 5]], 8), Some(7));
+        assert_eq!(found_makespan(&instance, [&[0, 1], &[2, 3], &[4, 5]], 8), Some(7));
     }
 
     #[test]
     fn no_group_ends_empty() {
         let instance = Instance::new(3, 1, vec![1, 1, 1]).unwrap();
-        assert_eq!(value_of(&instance, [&[0], &[1], &[2]], 9), Some(1));
-        assert_eq!(value_of(&instance, [&[0], &[1], &[2]], 0), None);
+        assert_eq!(found_makespan(&instance, [&[0], &[1], &[2]], 9), Some(1));
+        assert_eq!(found_makespan(&instance, [&[0], &[1], &[2]], 0), None);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl<'a> Limit<'a> {
     }
 
     /// Returns the bytes for a microbatch with these units, `[modules]`.
-    pub(super) fn bytes_of(&self, units: &[u64]) -> Bytes {
+    pub(super) fn microbatch_bytes(&self, units: &[u64]) -> Bytes {
         let mut bytes = Bytes::default();
         for &module in &self.modules {
             bytes.kept += self.of.kept[module] * units[module];
@@ -77,7 +77,7 @@ impl<'a> Limit<'a> {
         if indices[0] == indices[1] {
             return ([(0, 0); 2], 1);
         }
-        let bytes = [self.bytes_of(&after[0]), self.bytes_of(&after[1])];
+        let bytes = [self.microbatch_bytes(&after[0]), self.microbatch_bytes(&after[1])];
         let lanes = indices.map(|index| index / microbatches);
         let mut steps = self.modules.len() as u64;
         let mut sites = [(0, 0); 2];
@@ -128,7 +128,7 @@ impl<'a> Limit<'a> {
             return 1;
         }
         for (index, units) in indices.into_iter().zip(after) {
-            self.bytes[index] = self.bytes_of(units);
+            self.bytes[index] = self.microbatch_bytes(units);
         }
         for lane in indices.map(|index| index / microbatches) {
             self.lanes[lane] = self.measure(lane, microbatches);

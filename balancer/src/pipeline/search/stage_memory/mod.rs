@@ -101,9 +101,9 @@ impl<'a> StageMemory<'a> {
                 limit.bytes[at] = if limit.is_shared {
                     let pools = pool_units[cells].iter().zip(&*dp_sizes);
                     let shares: Vec<u64> = pools.map(|(units, dp_size)| units.div_ceil(*dp_size)).collect();
-                    limit.bytes_of(&shares)
+                    limit.microbatch_bytes(&shares)
                 } else {
-                    limit.bytes_of(&slot_units[cells])
+                    limit.microbatch_bytes(&slot_units[cells])
                 };
             }
             (0..limit.lanes.len())

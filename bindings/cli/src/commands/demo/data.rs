@@ -140,7 +140,7 @@ mod tests {
         shards
     }
 
-    fn samples_of(shard: Vec<u8>) -> Vec<RawSample> {
+    fn shard_samples(shard: Vec<u8>) -> Vec<RawSample> {
         let items = MappedSamples::new("demo.tar".into(), shard.into(), FIELD_BYTES_MAX);
         items
             .map(|item| match item {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn every_field_of_every_sample_decodes() {
-        let samples: Vec<RawSample> = shard_bytes(1).into_iter().flat_map(samples_of).collect();
+        let samples: Vec<RawSample> = shard_bytes(1).into_iter().flat_map(shard_samples).collect();
         assert_eq!(samples.len(), SAMPLES);
         let mut found = [0; 4];
         for field in samples.iter().flat_map(|sample| &sample.fields) {

@@ -34,7 +34,7 @@ pub(super) fn report(
     };
     let (simulated, note) = planned.study(&format!("{MODEL} on {DEVICE}"), ABOUT_STRATEGIES)?;
     let title = "dflop demo: balanced microbatches for a multimodal model";
-    let mut report = RunReport::new("demo", title, Origin::of_this_process());
+    let mut report = RunReport::new("demo", title, Origin::for_this_process());
     report.verdict = compare_steps(&simulated);
     report.verdict.push(measured(trained));
     report.fact("Model", MODEL);

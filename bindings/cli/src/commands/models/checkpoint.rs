@@ -1,11 +1,11 @@
 //! Explains a model: the files read, the parameters, the tokens for example media, and the support level.
 
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, VideoShape};
-use dflop_loader::model::directory_of;
+use dflop_loader::model::model_directory;
 use serde::Serialize;
 
-use super::level::{Support, support_of};
-use super::versions::transformers_of;
+use super::level::{Support, model_support};
+use super::versions::transformers_version;
 use crate::failure::Failure;
 
 /// Model explanation.
@@ -46,7 +46,7 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
     let mut files = Vec::new();
     let mut config = None;
     for name in names {
-        match directory_of(name)? {
+        match model_directory(name)? {
             Some(directory) => {
                 files.extend(directory.files());
                 config = Some(directory.documents().config.clone());
@@ -67,8 +67,8 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
         active_parameters: spec.parameters() - idle,
         modules: encoders.chain([llm]).collect(),
         examples: examples(spec),
-        support: support_of(spec, config.as_ref()),
-        transformers: transformers_of(spec.family.as_str()),
+        support: model_support(spec, config.as_ref()),
+        transformers: transformers_version(spec.family.as_str()),
     })
 }
 
@@ -123,7 +123,7 @@ mod tests {
     fn a_description_ends_where_the_processor_of_the_user_begins() {
         let text = r#"{"model_type": "described", "name": "kite", "llm": {"model_type": "llama"}}"#;
         let names = [text.to_owned()];
-        let spec = dflop_loader::model::spec_of(&names).expect("a model");
+        let spec = dflop_loader::model::spec_from_names(&names).expect("a model");
         let report = checkpoint_report(&names, &spec).expect("it is explained");
         assert_eq!((report.model.as_str(), report.support.names().as_str()), ("kite", "cost"));
         let because = |at: usize| report.support.lacks[at].because.as_str();

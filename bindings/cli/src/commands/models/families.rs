@@ -5,8 +5,8 @@ use dflop_costmodel::{ModelFamilies, ModelFamily, ModelSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::level::{Level, Support, support_of};
-use super::versions::transformers_of;
+use super::level::{Level, Support, model_support};
+use super::versions::transformers_version;
 
 /// Support facts for a family.
 #[derive(Debug, Serialize)]
@@ -37,7 +37,7 @@ fn row(family: &dyn ModelFamily) -> FamilyRow {
         model_types: family.model_types().iter().map(|&name| name.to_owned()).collect(),
         presets: family.presets().iter().map(|preset| preset.name).collect(),
         support: best_support(family),
-        transformers: transformers_of(family.id().as_str()),
+        transformers: transformers_version(family.id().as_str()),
     }
 }
 
@@ -46,8 +46,8 @@ fn row(family: &dyn ModelFamily) -> FamilyRow {
 fn best_support(family: &dyn ModelFamily) -> Support {
     let of_presets = family.presets().iter().filter_map(|preset| ModelSpec::preset(preset.name).ok());
     let of_defaults = family.model_types().iter().filter_map(|model_type| with_defaults(model_type));
-    let found = of_presets.map(|spec| support_of(&spec, None));
-    let found = found.chain(of_defaults.map(|(spec, config)| support_of(&spec, config.as_ref())));
+    let found = of_presets.map(|spec| model_support(&spec, None));
+    let found = found.chain(of_defaults.map(|(spec, config)| model_support(&spec, config.as_ref())));
     // Of equally supported ones the first.
     let unknown = || Level::LACKING.map(|level| (level, Err("no model of it is known".to_owned())));
     found.min_by_key(|support| support.lacks.len()).unwrap_or_else(|| Support::new(unknown()))

@@ -87,7 +87,7 @@ impl Support {
 /// Returns the support levels for a model.
 ///
 /// - `config`: the `config.json`, from which blocks are made; without one, from the sizes
-pub(super) fn support_of(spec: &ModelSpec, config: Option<&Value>) -> Support {
+pub(super) fn model_support(spec: &ModelSpec, config: Option<&Value>) -> Support {
     let inputs = has_inputs(spec);
     let train = match &inputs {
         Ok(()) => has_blocks(spec, config),
@@ -128,7 +128,7 @@ fn has_blocks(spec: &ModelSpec, config: Option<&Value>) -> Result<(), String> {
     }
     let made = match config {
         Some(config) => families.model(config).map(drop),
-        None => families.model_of(spec).map(drop),
+        None => families.model_from_spec(spec).map(drop),
     };
     made.map_err(|error| error.to_string())
 }

@@ -11,7 +11,7 @@ use clap::Args;
 
 use self::checkpoint::{CheckpointReport, checkpoint_report};
 use self::families::{FamilyRow, family_rows};
-use crate::args::model::spec_of;
+use crate::args::model::model_spec;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ModelsArgs, out: &mut Output) -> Result<(), Failure> {
         }
         return print_families(out, &rows);
     }
-    let report = checkpoint_report(&args.model, &spec_of(&args.model)?)?;
+    let report = checkpoint_report(&args.model, &model_spec(&args.model)?)?;
     if args.json { write_json(out, &report) } else { print_checkpoint(out, &report) }
 }
 

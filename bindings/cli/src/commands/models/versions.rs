@@ -7,7 +7,7 @@
 const VERSIONS: &str = include_str!("versions.csv");
 
 /// Returns the version of transformers that a family was compared with; `None` without a recording.
-pub(super) fn transformers_of(family: &str) -> Option<&'static str> {
+pub(super) fn transformers_version(family: &str) -> Option<&'static str> {
     VERSIONS
         .lines()
         .filter_map(|line| line.split_once(','))

@@ -28,7 +28,7 @@ pub(crate) struct OrderArgs {
     #[command(flatten)]
     planned: PlannedStepsArgs,
     #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
-    #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::of_any_size())))]
+    #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::for_any_size())))]
     strategy: Strategy,
     /// Schedule that runs the stages, for which steps are planned: `gpipe`, `1f1b`, `1f1b-ahead:R` with
     /// encoders R rounds ahead, or `interleaved:V` with V stages per pipeline rank.

@@ -51,7 +51,7 @@ pub(super) fn report(
         "Samples of every rank and microbatch, in the order of execution. Data-blind deals the same samples round robin.",
     )?;
     let title = format!("Order of steps {} to {}", steps.start, steps.end.saturating_sub(1).max(steps.start));
-    let mut report = RunReport::new("order", title, Origin::of_this_process());
+    let mut report = RunReport::new("order", title, Origin::for_this_process());
     if shown.is_empty() {
         report.verdict.push(verdict(Basis::Counted, "There is no step to show."));
     } else {

@@ -20,13 +20,13 @@ use dflop_costmodel::{
     CostModel, DevicePreset, ExpertImbalance, FrozenParts, LaunchLimit, ModelSpec, ProfileOptions,
 };
 
-use crate::args::model::spec_of;
+use crate::args::model::model_spec;
 use crate::args::profile::checked;
 use crate::args::report::ReportArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::model::{profile_of, read_profile};
+use dflop_loader::model::{model_profile, read_profile};
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 use samples::{SampleArgs, Samples};
@@ -170,8 +170,8 @@ impl PlanArgs {
     /// files.
     fn profile_and_spec(&self) -> Result<(Option<Profile>, ModelSpec), Failure> {
         if !self.model.is_empty() {
-            let spec = spec_of(&self.model)?;
-            let read = |path: &Path| checked(profile_of(path, &spec)?, path, !self.no_profile_check);
+            let spec = model_spec(&self.model)?;
+            let read = |path: &Path| checked(model_profile(path, &spec)?, path, !self.no_profile_check);
             let profile = self.profile.as_deref().map(read).transpose()?;
             return Ok((profile, spec));
         }
@@ -200,7 +200,7 @@ impl PlanArgs {
     /// # Errors
     /// [`Failure::Misuse`] if tiles are requested for a model without tiles.
     fn encoder_split(&self, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
-        let default = encoder_split_of(spec);
+        let default = default_encoder_split(spec);
         match self.encoder_share {
             None => Ok(default),
             Some(ShareArg::Sample) => Ok(EncoderSplit::Sample),
@@ -223,7 +223,7 @@ impl PlanArgs {
 }
 
 /// Returns the default unit in which encoder ranks share media: media without tiles are not split.
-pub(super) fn encoder_split_of(spec: &ModelSpec) -> EncoderSplit {
+pub(super) fn default_encoder_split(spec: &ModelSpec) -> EncoderSplit {
     let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
     if is_native { EncoderSplit::Sample } else { EncoderSplit::Tile }
 }

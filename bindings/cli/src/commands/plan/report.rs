@@ -154,7 +154,7 @@ impl PlanJson {
             encoder_memory.iter().chain([llm_memory]).map(|bytes| (*bytes).into()).collect();
         Self {
             plan: DegreesJson::new(&found.plan, &names),
-            schedule: schedule_of(&found.plan, problem.options.schedule).to_string(),
+            schedule: plan_schedule(&found.plan, problem.options.schedule).to_string(),
             step_seconds: found.step_seconds,
             step_seconds_p95: found.step_seconds_p95,
             lower_bound_seconds: found.lower_bound_seconds,
@@ -200,7 +200,7 @@ impl PlanJson {
     /// Returns the plan and the runner-up as a report for a browser.
     pub(super) fn to_report(&self) -> RunReport {
         let title = format!("Parallelism plan for {}", self.model);
-        let mut report = RunReport::new("plan", title, Origin::of_this_process());
+        let mut report = RunReport::new("plan", title, Origin::for_this_process());
         let gap = self.step_seconds / self.lower_bound_seconds.max(f64::MIN_POSITIVE) - 1.0;
         let next = self.runner_up.as_ref().map_or_else(String::new, |next| {
             let slower = (next.step_seconds / self.step_seconds.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
@@ -324,7 +324,7 @@ impl PlanJson {
 }
 
 /// Returns the schedule for a plan from a search with a schedule.
-fn schedule_of(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
+fn plan_schedule(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
     match plan.rounds_ahead {
         0 => searched,
         rounds => ScheduleKind::EncoderAhead { rounds },

@@ -101,7 +101,7 @@ impl<'a> Columns<'a> {
         if tokens == 0 {
             return Err("`seq_len` must be at least 1".to_owned());
         }
-        ItemSize::of_media(&media, tokens).map_err(|error| error.to_string())
+        ItemSize::from_media(&media, tokens).map_err(|error| error.to_string())
     }
 
     fn media(&self, record: &StringRecord, encoder: &EncoderColumns) -> Result<MediaUnits, String> {
@@ -110,7 +110,7 @@ impl<'a> Columns<'a> {
             return Ok(MediaUnits { units, pairs: 0 });
         }
         if encoder.module == Module::Audio {
-            return Ok(MediaUnits::of_audio_tokens(self.spec, units));
+            return Ok(MediaUnits::from_audio_tokens(self.spec, units));
         }
         let optional = |column: Option<usize>| -> Result<Option<u64>, String> {
             let filled = column.filter(|column| record.get(*column).is_some_and(|cell| !cell.is_empty()));
@@ -130,7 +130,7 @@ impl<'a> Columns<'a> {
                 "`{prefix}window_squares` must be at most `{prefix}patch_squares`, {squares}"
             ));
         }
-        Ok(MediaUnits::of_patches(self.spec, units, squares, window_squares))
+        Ok(MediaUnits::from_patches(self.spec, units, squares, window_squares))
     }
 
     fn number<T: FromStr>(&self, record: &StringRecord, column: usize) -> Result<T, String> {
@@ -186,7 +186,7 @@ mod tests {
     fn columns_go_by_name() {
         let tiles = spec("llava-ov-qwen2.5-7b");
         let found = parse("dataset, seq_len,tiles\ncoco,2146,5\n\ntext,30,0\n", &tiles).unwrap();
-        assert_eq!(found, [ItemSize::of_tiles(5, 2146), ItemSize::of_tiles(0, 30)]);
+        assert_eq!(found, [ItemSize::from_tiles(5, 2146), ItemSize::from_tiles(0, 30)]);
         let native = spec("qwen2-vl-7b");
         let text = "seq_len,patches,patch_squares\n500,1564,\n500,2588,3494672\n30,0,0\n";
         let pairs = [1564 * 1564, 3_494_672, 0];
@@ -242,9 +242,9 @@ mod tests {
         let omni = ModelSpec { vision, ..spec("omni-7b") };
         let text = "audio_tiles,vision_patches,seq_len,vision_patch_squares\n2,64,300,2048\n0,0,9,\n";
         let found = parse(text, &omni).unwrap();
-        assert_eq!(found[0].media(0), MediaUnits::of_patches(&omni, 64, 2048, None));
+        assert_eq!(found[0].media(0), MediaUnits::from_patches(&omni, 64, 2048, None));
         assert_eq!(found[0].media(1), MediaUnits { units: 2, pairs: 0 });
-        assert_eq!(found[1], ItemSize::of_text(9));
+        assert_eq!(found[1], ItemSize::from_text(9));
         let needs = "`omni-7b` has several encoders: columns `vision_patches,audio_tiles,seq_len\
                      [,vision_patch_squares[,vision_window_squares]]`";
         let header = "patches,seq_len";

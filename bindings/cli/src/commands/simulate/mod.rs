@@ -160,7 +160,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         strategies: compare(&planner, steps, args.schedule)?,
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &report::of_dataset(args, &planner, &report)?)?;
+        write_report(path, &report::dataset_report(args, &planner, &report)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }

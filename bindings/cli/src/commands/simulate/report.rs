@@ -18,7 +18,7 @@ pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a st
     schedule. They weigh samples against each other; absolute times need a measured profile.";
 
 /// Returns the report on a simulated dataset.
-pub(super) fn of_dataset(
+pub(super) fn dataset_report(
     args: &SimulateArgs,
     planner: &StepPlanner,
     simulated: &SimulateReport,
@@ -36,7 +36,7 @@ pub(super) fn of_dataset(
     let name = format!("{model} on {device}");
     let (study, note) = planned.study(&name, ABOUT_STRATEGIES)?;
     let mut report =
-        RunReport::new("simulate", format!("Simulated steps of {name}"), Origin::of_this_process());
+        RunReport::new("simulate", format!("Simulated steps of {name}"), Origin::for_this_process());
     report.verdict = compare_steps(&study);
     report.fact("Model", model);
     let source = if *is_measured { "a measured profile" } else { "a stated rate" };
@@ -56,7 +56,7 @@ pub(super) fn of_dataset(
 }
 
 /// Returns the report on methods compared with a shape table.
-pub(super) fn of_shapes(methods: &MethodsReport) -> RunReport {
+pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
     let MethodsReport { steps, model, device, is_measured, gpus, global_batch, .. } = methods;
     let result = |method: &super::shapes::MethodReport| StrategyResult {
         name: method.name.to_owned(),
@@ -79,7 +79,7 @@ pub(super) fn of_shapes(methods: &MethodsReport) -> RunReport {
         steps: Vec::new(),
     };
     let title = format!("Simulated methods for {model}");
-    let mut report = RunReport::new("simulate", title, Origin::of_this_process());
+    let mut report = RunReport::new("simulate", title, Origin::for_this_process());
     report.verdict = compare_steps(&study);
     report.fact("Model", model);
     let source = if *is_measured { "a measured profile" } else { "a stated rate" };

@@ -10,9 +10,9 @@ use dflop_balancer::planner::{
 use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, encoder_split_of, shapes};
+use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, default_encoder_split, shapes};
 use super::SimulateArgs;
-use super::report::of_shapes;
+use super::report::shapes_report;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
@@ -118,7 +118,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         workload: &workload,
         cluster,
         options: args.shapes.space.options(is_full, args.schedule, args.shapes.allow_recompute),
-        encoder_split: encoder_split_of(&spec),
+        encoder_split: default_encoder_split(&spec),
         memory_margin: MEMORY_MARGIN,
     };
     let compared = compare(&problem, &plan(&problem)?)?;
@@ -134,7 +134,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         strategies: reports(&compared, &problem.encoder_names()),
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &of_shapes(&report))?;
+        write_report(path, &shapes_report(&report))?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }

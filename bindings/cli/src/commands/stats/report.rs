@@ -23,11 +23,11 @@ pub(super) fn page(
     for outlier in most_expensive {
         let number = dataset.sample_number(outlier.number);
         dataset.index().sample(number).read_shape(&mut shape);
-        table.index_of(std::slice::from_ref(dataset), 0, number, &model.predict(&shape)?);
+        table.sample_index(std::slice::from_ref(dataset), 0, number, &model.predict(&shape)?);
     }
     let (dearest, note) = table.finish(std::slice::from_ref(dataset), args.report.previews());
     let title = format!("Data profile for {}", stats.model);
-    let mut report = RunReport::new("stats", title, Origin::of_this_process());
+    let mut report = RunReport::new("stats", title, Origin::for_this_process());
     report.verdict.push(verdict(Basis::Counted, describe(stats, most_expensive)));
     report.fact("Samples", stats.samples.to_string());
     if stats.sampling.samples < stats.sampling.of {

@@ -62,7 +62,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N")]
     pipeline_stages: Option<usize>,
     #[arg(long, value_name = "NAME", value_parser = parse_strategy)]
-    #[arg(help = format!("Strategy of the step plans: {} [default: the configuration's]", Strategy::describe(Strategy::of_any_size())))]
+    #[arg(help = format!("Strategy of the step plans: {} [default: the configuration's]", Strategy::describe(Strategy::for_any_size())))]
     strategy: Option<Strategy>,
     /// Number of ranks to start on this machine; must equal the job's ranks [default: the job's ranks].
     #[arg(long, value_name = "N")]
@@ -100,7 +100,7 @@ pub(crate) struct TrainArgs {
 
 pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -> Result<(), Failure> {
     let config = match args.config() {
-        Err(error) if args.check => return print_findings(Findings::of_unreadable(error), args.json, out),
+        Err(error) if args.check => return print_findings(Findings::for_unreadable(error), args.json, out),
         config => config?,
     };
     if args.check {

@@ -143,7 +143,7 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
     let mut report = RunReport::new(
         "train",
         format!("Training of {}", setup.model_spec().name),
-        Origin::of_this_process(),
+        Origin::for_this_process(),
     );
     report.verdict.push(verdict(
         Basis::Measured,
@@ -181,7 +181,7 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
     report.fact("Global batch", format!("{} samples", config.data.global_batch));
     report.fact("Predictions", device);
     report.fact("Seed", config.seed.to_string());
-    report.accuracy = Accuracy::of_passes(&measured, is_absolute);
+    report.accuracy = Accuracy::from_passes(&measured, is_absolute);
     report.training = Some(training);
     report.notes = notes;
     report.studies.push(study);
@@ -209,7 +209,7 @@ pub(super) fn study_of_runs(
         measured.name_samples(&planner, &mut table)?;
         all.push((run, measured));
     }
-    let shown = all.first().map_or(0..0, |(_, measured)| steps_of(measured));
+    let shown = all.first().map_or(0..0, |(_, measured)| measured_steps(measured));
     let mut kinds = vec![Strategy::ROUND_ROBIN, Strategy::LPT];
     let last = runs.last().map_or(config.parallel.strategy, |run| run.strategy);
     if !kinds.contains(&last) {
@@ -295,7 +295,7 @@ fn simulated_result(kind: Strategy, index: usize, steps: &[StudyStep]) -> Strate
     }
 }
 
-fn steps_of(measured: &Measured) -> Range<u64> {
+fn measured_steps(measured: &Measured) -> Range<u64> {
     let first = measured.steps.first().map_or(0, |step| step.step);
     first..measured.steps.last().map_or(first, |step| step.step + 1)
 }

@@ -13,7 +13,7 @@ const INSIDE: f64 = 0.9;
 
 impl Accuracy {
     /// Returns the comparison of a profile with observations; intervals come from the profile.
-    pub(crate) fn of_profile(compared: &AccuracyReport) -> Self {
+    pub(crate) fn from_profile(compared: &AccuracyReport) -> Self {
         let modules: Vec<String> = compared.modules.iter().map(|module| module.module.to_string()).collect();
         let point = |point: &PointAccuracy| {
             let setting = point.setting;
@@ -54,7 +54,7 @@ impl Accuracy {
     ///
     /// - `is_absolute`: whether times come from a measured profile; stated-rate times are scaled to the
     ///   measured sum first
-    pub(crate) fn of_passes(measured: &Measured, is_absolute: bool) -> Option<Self> {
+    pub(crate) fn from_passes(measured: &Measured, is_absolute: bool) -> Option<Self> {
         let all = &measured.passes;
         let sum = |of: fn(&AccuracyPoint) -> u64| all.iter().map(of).sum::<u64>() as f64;
         let [predicted, taken] = [sum(|point| point.predicted_ns), sum(|point| point.measured_ns)];
@@ -154,12 +154,12 @@ mod tests {
     #[test]
     fn a_stated_rate_is_scaled_and_a_profile_is_not() {
         let points: Vec<_> = (1..=20).map(|size| ((size % 2) as usize, size * 100, size * 300)).collect();
-        let scaled = Accuracy::of_passes(&measured(&points), false).unwrap();
+        let scaled = Accuracy::from_passes(&measured(&points), false).unwrap();
         assert!((scaled.scale - 3.0).abs() < 1e-9 && scaled.rows[2].max < 1e-9);
         assert_eq!((scaled.count, scaled.rows.len(), scaled.rows[0].count), (20, 3, 10));
-        let absolute = Accuracy::of_passes(&measured(&points), true).unwrap();
+        let absolute = Accuracy::from_passes(&measured(&points), true).unwrap();
         assert!((absolute.rows[2].bias + 2.0 / 3.0).abs() < 1e-9);
-        assert!(Accuracy::of_passes(&measured(&[]), false).is_none());
+        assert!(Accuracy::from_passes(&measured(&[]), false).is_none());
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
         let points: Vec<_> = (0..40)
             .map(|pass| (pass % 2, 1_000, if pass < 4 { 2_000 } else { 1_000 + pass as u64 }))
             .collect();
-        let accuracy = Accuracy::of_passes(&measured(&points), true).unwrap();
+        let accuracy = Accuracy::from_passes(&measured(&points), true).unwrap();
         assert!((accuracy.within_interval - 0.9).abs() < 1e-9, "{}", accuracy.within_interval);
         assert!(accuracy.points.iter().all(|point| point.interval_ns < 100));
     }

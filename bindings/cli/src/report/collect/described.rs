@@ -23,7 +23,7 @@ impl SampleTable {
     /// Returns a sample index; the first use describes the sample.
     ///
     /// - `sample`: sample number in the dataset index
-    pub(crate) fn index_of(
+    pub(crate) fn sample_index(
         &mut self,
         datasets: &[Dataset],
         dataset: usize,

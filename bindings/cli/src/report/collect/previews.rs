@@ -4,7 +4,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use dflop_costmodel::ImageSize;
 use dflop_loader::media::{
-    AudioLimits, Content, ImageLimits, Modality, RgbImage, content_of, decode_audio, decode_rgb,
+    AudioLimits, Content, ImageLimits, Modality, RgbImage, decode_audio, decode_rgb, extension_content,
 };
 use dflop_loader::shard::RawSample;
 use dflop_loader::{Dataset, read_samples};
@@ -43,7 +43,7 @@ fn previews(sample: &RawSample) -> Vec<Preview> {
     let (mut images, mut others) = (Vec::new(), Vec::new());
     for field in &sample.fields {
         let Some(payload) = &field.payload else { continue };
-        match content_of(&field.extension) {
+        match extension_content(&field.extension) {
             Some(Content::Medium(Modality::Image)) if images.len() < IMAGES_MAX => {
                 images.extend(image(payload));
             }

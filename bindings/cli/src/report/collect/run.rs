@@ -27,7 +27,7 @@ impl Measured {
                 let groups = places.next().unwrap_or_default().into_iter();
                 let mut index_of = |place: u32| {
                     let (sample, cost) = (plan.samples.get(place as usize)?, plan.costs.get(place as usize)?);
-                    Some(table.index_of(planner.datasets(), sample.dataset, sample.sample, cost))
+                    Some(table.sample_index(planner.datasets(), sample.dataset, sample.sample, cost))
                 };
                 timeline.groups =
                     groups.map(|group| group.into_iter().filter_map(&mut index_of).collect()).collect();

@@ -62,7 +62,7 @@ fn timeline(
 ) -> Result<Timeline, Failure> {
     let mut index_of = |place: &u32| {
         let (sample, cost) = (plan.samples[*place as usize], &plan.costs[*place as usize]);
-        table.index_of(planner.datasets(), sample.dataset, sample.sample, cost)
+        table.sample_index(planner.datasets(), sample.dataset, sample.sample, cost)
     };
     let groups = plan.ranks.iter().flatten();
     let groups = groups.map(|places| places.iter().map(&mut index_of).collect()).collect();

@@ -137,7 +137,7 @@ impl Modules {
         }
         for event in events {
             let (Some(stage), Some(name)) = (event.args.stage, ranks.get(&event.pid)) else { continue };
-            if of_stage.is_empty() && pass_of(&event.name).is_some() {
+            if of_stage.is_empty() && pass_code(&event.name).is_some() {
                 by_stage.entry(stage).or_insert_with(|| module_of_rank(name));
             }
         }
@@ -152,7 +152,7 @@ impl Modules {
         Self { names, of_stage }
     }
 
-    fn of_stage(&self, stage: u16) -> usize {
+    fn stage_module(&self, stage: u16) -> usize {
         self.of_stage.get(&stage).copied().unwrap_or(0)
     }
 }
@@ -169,7 +169,7 @@ fn module_of_rank(name: &str) -> String {
 }
 
 /// Returns the pass kind for an event.
-fn pass_of(name: &str) -> Option<PassCode> {
+fn pass_code(name: &str) -> Option<PassCode> {
     let kinds = [
         ("forward ", PassCode::Forward),
         ("backward input ", PassCode::BackwardInput),
@@ -196,11 +196,11 @@ fn timeline(
     let mut makespan_ns = 0;
     for event in events {
         let (Some(pass), Some(stage), Some(microbatch)) =
-            (pass_of(&event.name), event.args.stage, event.args.microbatch)
+            (pass_code(&event.name), event.args.stage, event.args.microbatch)
         else {
             continue;
         };
-        let module = modules.of_stage(stage);
+        let module = modules.stage_module(stage);
         // Samples are listed with the measured events.
         let group = groups.of(module, microbatch, &event.args.samples);
         if event.tid != thread {
@@ -256,11 +256,11 @@ impl Groups {
 
 /// Returns a measured pass with the prediction: CPU pass time, which does not depend on other load.
 fn pass_point(event: &TraceEvent, modules: &Modules) -> Option<AccuracyPoint> {
-    pass_of(&event.name)?;
+    pass_code(&event.name)?;
     let predicted_ns = event.args.predicted_ns.filter(|ns| *ns > 0 && event.tid == MEASURED)?;
     let measured_ns = event.args.cpu_ns.filter(|ns| *ns > 0)?;
     Some(AccuracyPoint {
-        module: modules.of_stage(event.args.stage?),
+        module: modules.stage_module(event.args.stage?),
         label: format!("step {}, {}", event.args.step?, event.name),
         predicted_ns,
         interval_ns: 0,

@@ -50,7 +50,7 @@ fn first_to_end(children: &mut [Child; 2]) -> usize {
 }
 
 #[test]
-fn of_two_jobs_that_start_together_exactly_one_runs() {
+fn exactly_one_of_two_jobs_that_start_together_runs() {
     let job = Job::with(&[("[correction]", "[checkpoint]\nevery = 1\n\n[correction]")]);
     job.lines(&["--steps", "1"]);
     for _ in 0..2 {

@@ -114,7 +114,7 @@ fn warn_of_targets(py: Python<'_>, mixture: &Mixture, model: &CostedModel) -> Py
         let mut warnings = dataset.index().target_warnings();
         for (module, media) in [(Module::Vision, "images or videos"), (Module::Audio, "audio")] {
             let samples =
-                if modules.contains(&module) { 0 } else { dataset.index().samples_with_media_of(module) };
+                if modules.contains(&module) { 0 } else { dataset.index().samples_with_media(module) };
             if samples > 0 {
                 warnings.push(format!("the model takes no {media}: that of {samples} samples is not used"));
             }

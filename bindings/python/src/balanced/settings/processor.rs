@@ -5,7 +5,7 @@ use std::sync::Arc;
 use dflop_costmodel::ModelSpec;
 use dflop_loader::BlankMedia;
 use dflop_loader::media::PixelType;
-use dflop_loader::model::image_processor_of;
+use dflop_loader::model::image_processor_from_names;
 use dflop_loader::processors::{Buckets, LongSample, Preparer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use pyo3::prelude::*;
@@ -91,14 +91,14 @@ impl ProcessorSettings {
         };
         let builder = builder.layout(self.layout).long_sample(self.long_sample);
         let mut builder = builder.require_targets(self.requires_targets);
-        builder = builder.pixel_type(self.pixels).sample_multiple_of(self.sample_multiple);
+        builder = builder.pixel_type(self.pixels).sample_multiple(self.sample_multiple);
         if let Some(buckets) = &self.length_buckets {
             builder = builder.length_buckets(buckets.clone());
         }
         if let Some(buckets) = &self.media_buckets {
             builder = builder.media_buckets(buckets.clone());
         }
-        if let Some(images) = image_processor_of(names, spec)? {
+        if let Some(images) = image_processor_from_names(names, spec)? {
             builder = builder.image_processor(Arc::new(images));
         }
         if let Some(tokens) = self.sample_tokens_max {

@@ -54,7 +54,7 @@ fn exchange(
     for to in others() {
         let part = common(&have[group.rank], &get[to]);
         if !part.is_empty() {
-            sends.push(call.start_send(group, to, copy_of(group, values, &part))?);
+            sends.push(call.start_send(group, to, copied_part(group, values, &part))?);
         }
     }
     for from in others() {
@@ -75,7 +75,7 @@ pub(crate) fn all_gather(
     values: &mut Slice<'_>,
     parts: &[Range<usize>],
 ) -> Result<()> {
-    let own = copy_of(group, values, &parts[group.rank]);
+    let own = copied_part(group, values, &parts[group.rank]);
     gather(group, call, values, parts, Some(own))
 }
 
@@ -93,7 +93,7 @@ fn reduce(
     if size == 1 {
         return Ok(None);
     }
-    let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
+    let mut outgoing = copied_part(group, values, &parts[(rank + size - 1) % size]);
     // in round `r` part `rank - r` passes through, and in the last round the rank's own part
     for round in 2..=size {
         let part = &parts[(rank + size - round % size) % size];
@@ -131,7 +131,7 @@ fn gather(
     Ok(())
 }
 
-fn copy_of(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
+fn copied_part(group: &Group, values: &Slice<'_>, part: &Range<usize>) -> Buffer {
     let mut copy = group.endpoint.mailbox.receive_buffers.take(values.dtype(), part.len());
     values.copy_out(part.clone(), &mut copy);
     copy

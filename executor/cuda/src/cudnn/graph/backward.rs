@@ -17,16 +17,22 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let outputs = tensors.offsets(Id::OutputOffsets)?;
     let gradients = tensors.gradient_offsets(&rows)?;
     let parts = [
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC, tensors.of_row(Id::Values, key.kv_heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, tensors.of_output(Id::Output, &outputs)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, tensors.of_output(Id::DOutput, &outputs)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_QDESC, tensors.row_columns(Id::Queries, key.heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_KDESC, tensors.row_columns(Id::Keys, key.kv_heads, &rows)?),
+        (
+            Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_VDESC,
+            tensors.row_columns(Id::Values, key.kv_heads, &rows)?,
+        ),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_ODESC, tensors.output_rows(Id::Output, &outputs)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DODDESC, tensors.output_rows(Id::DOutput, &outputs)?),
         (
             Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_STATSDESC,
             tensors.log_sums(&tensors.offsets(Id::LogSumOffsets)?)?,
         ),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC, tensors.of_row(Id::DQueries, key.heads, &rows)?),
+        (
+            Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DQDESC,
+            tensors.row_columns(Id::DQueries, key.heads, &rows)?,
+        ),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DKDESC, tensors.gradient(Id::DKeys, &gradients)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_DVDESC, tensors.gradient(Id::DValues, &gradients)?),
         (Attribute::CUDNN_ATTR_OPERATION_SDPA_BWD_SCALEDESC, tensors.host_value(Id::Scale)?),

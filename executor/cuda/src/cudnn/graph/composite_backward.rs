@@ -22,13 +22,13 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let rows = graph.tensors.offsets(Id::RowOffsets)?;
     let outputs = graph.tensors.offsets(Id::OutputOffsets)?;
     let numbers = graph.tensors.offsets(Id::LogSumOffsets)?;
-    let queries = graph.tensors.of_row(Id::Queries, key.heads, &rows)?;
+    let queries = graph.tensors.row_columns(Id::Queries, key.heads, &rows)?;
     let keys = graph.tensors.transposed_of_row(Id::Keys, &rows)?;
     let values = graph.tensors.transposed_of_row(Id::Values, &rows)?;
-    let output = graph.tensors.of_output(Id::Output, &outputs)?;
-    let d_output = graph.tensors.of_output(Id::DOutput, &outputs)?;
+    let output = graph.tensors.output_rows(Id::Output, &outputs)?;
+    let d_output = graph.tensors.output_rows(Id::DOutput, &outputs)?;
     let log_sums = graph.tensors.log_sums(&numbers)?;
-    let d_queries = graph.tensors.of_row(Id::DQueries, key.heads, &rows)?;
+    let d_queries = graph.tensors.row_columns(Id::DQueries, key.heads, &rows)?;
     let gradients = graph.tensors.gradient_offsets(&rows)?;
 
     // Sum of the output times its gradient, for every row and head.
@@ -85,7 +85,7 @@ fn add_gradient(
     if key.heads == key.kv_heads {
         return graph.multiply(Product::KeysOverQueries, &transposed, factors, &gradient);
     }
-    let of_heads = graph.tensors.of_query_heads(id_of_heads, offsets)?;
+    let of_heads = graph.tensors.query_head_gradient(id_of_heads, offsets)?;
     graph.multiply(Product::KeysOverQueries, &transposed, factors, &of_heads)?;
     graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_ADD, &of_heads, &gradient)
 }

@@ -16,10 +16,10 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Arc<Descriptor>> {
     let graph = &mut operations;
     let key = graph.tensors.key;
     let rows = graph.tensors.offsets(Id::RowOffsets)?;
-    let queries = graph.tensors.of_row(Id::Queries, key.heads, &rows)?;
+    let queries = graph.tensors.row_columns(Id::Queries, key.heads, &rows)?;
     let keys = graph.tensors.transposed_of_row(Id::Keys, &rows)?;
-    let values = graph.tensors.of_row(Id::Values, key.kv_heads, &rows)?;
-    let output = graph.tensors.of_output(Id::Output, &graph.tensors.offsets(Id::OutputOffsets)?)?;
+    let values = graph.tensors.row_columns(Id::Values, key.kv_heads, &rows)?;
+    let output = graph.tensors.output_rows(Id::Output, &graph.tensors.offsets(Id::OutputOffsets)?)?;
     let log_sums = graph.tensors.log_sums(&graph.tensors.offsets(Id::LogSumOffsets)?)?;
 
     let scale = Arc::clone(&graph.scale);

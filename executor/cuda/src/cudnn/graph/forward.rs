@@ -15,12 +15,15 @@ pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let key = tensors.key;
     let rows = tensors.offsets(Id::RowOffsets)?;
     let parts = [
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, tensors.of_row(Id::Queries, key.heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, tensors.of_row(Id::Keys, key.kv_heads, &rows)?),
-        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC, tensors.of_row(Id::Values, key.kv_heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_QDESC, tensors.row_columns(Id::Queries, key.heads, &rows)?),
+        (Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_KDESC, tensors.row_columns(Id::Keys, key.kv_heads, &rows)?),
+        (
+            Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_VDESC,
+            tensors.row_columns(Id::Values, key.kv_heads, &rows)?,
+        ),
         (
             Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_ODESC,
-            tensors.of_output(Id::Output, &tensors.offsets(Id::OutputOffsets)?)?,
+            tensors.output_rows(Id::Output, &tensors.offsets(Id::OutputOffsets)?)?,
         ),
         (
             Attribute::CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC,

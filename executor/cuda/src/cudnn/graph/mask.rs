@@ -31,6 +31,6 @@ impl CausalMask {
         let is_kept = Mode::CUDNN_POINTWISE_CMP_GE;
         mask.set(Attribute::CUDNN_ATTR_OPERATION_DIAGONAL_BAND_MASK_COMPARISON_MODE, &[is_kept])?;
         let mask = mask.finalize()?;
-        Ok(Self { graph: super::of_operations(tensors.library, &[&mask])?, input, output })
+        Ok(Self { graph: super::from_operations(tensors.library, &[&mask])?, input, output })
     }
 }

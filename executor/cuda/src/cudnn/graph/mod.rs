@@ -25,18 +25,18 @@ pub(super) use tensor::Id;
 use tensor::Tensors;
 
 /// Creates the graph for a key.
-pub(super) fn of_key(library: &Arc<Library>, key: &PlanKey, form: Form) -> Result<Arc<Descriptor>> {
+pub(super) fn for_key(library: &Arc<Library>, key: &PlanKey, form: Form) -> Result<Arc<Descriptor>> {
     let mut tensors = Tensors::new(library, key, form);
     match (form, key.is_backward) {
-        (Form::Single, false) => of_operations(library, &[&forward::operation(&mut tensors)?]),
-        (Form::Single, true) => of_operations(library, &[&backward::operation(&mut tensors)?]),
+        (Form::Single, false) => from_operations(library, &[&forward::operation(&mut tensors)?]),
+        (Form::Single, true) => from_operations(library, &[&backward::operation(&mut tensors)?]),
         (_, false) => composite_forward::graph(Operations::new(tensors)?),
         (_, true) => composite_backward::graph(Operations::new(tensors)?),
     }
 }
 
 /// Creates a graph from operations.
-fn of_operations(library: &Arc<Library>, operations: &[&Arc<Descriptor>]) -> Result<Arc<Descriptor>> {
+fn from_operations(library: &Arc<Library>, operations: &[&Arc<Descriptor>]) -> Result<Arc<Descriptor>> {
     let mut graph = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
     graph.link(Attribute::CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)?;
     graph.finalize()

@@ -53,7 +53,7 @@ impl<'a> Operations<'a> {
     /// Creates the graph.
     pub(super) fn graph(&self) -> Result<Tensor> {
         let done: Vec<&Tensor> = self.done.iter().collect();
-        super::of_operations(self.tensors.library, &done)
+        super::from_operations(self.tensors.library, &done)
     }
 
     /// Multiplies matrices into `c`.

@@ -98,7 +98,12 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns columns in the query-key-value matrix: `heads` heads in the packed rows.
-    pub(super) fn of_row(&self, id: Id, heads: u32, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+    pub(super) fn row_columns(
+        &self,
+        id: Id,
+        heads: u32,
+        offsets: &Arc<Descriptor>,
+    ) -> Result<Arc<Descriptor>> {
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, self.row(heads), offsets)
     }
 
@@ -144,7 +149,11 @@ impl<'a> Tensors<'a> {
     /// Returns the key or value gradient for every query head: in the workspace, with row length scaled by
     /// the same factor as the number of heads, by which the engine multiplies the gradient offsets; or within
     /// the graph.
-    pub(super) fn of_query_heads(&mut self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+    pub(super) fn query_head_gradient(
+        &mut self,
+        id: Id,
+        offsets: &Arc<Descriptor>,
+    ) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_BFLOAT16;
         if !self.form.has_gradients_apart(self.key) {
             let layout = Layout::dense(self.key, self.key.head_dim);
@@ -158,7 +167,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns the packed output rows.
-    pub(super) fn of_output(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
+    pub(super) fn output_rows(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let row = self.key.heads * self.key.head_dim;
         let layout = Layout::packed(self.key, self.key.heads, self.key.head_dim, row);
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)

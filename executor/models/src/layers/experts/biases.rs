@@ -1,6 +1,6 @@
 //! Expert biases: two parameters with a row per expert.
 
-use super::dispatch::rows_of;
+use super::dispatch::expert_rows;
 use crate::error::Result;
 use crate::parameters::weights::{AxisPartition, Init, ParameterId};
 use crate::parameters::{Declaration, Parameters};
@@ -17,7 +17,7 @@ pub(super) struct Biases {
 
 impl Biases {
     /// Declares `[experts, columns]`; each rank has the columns for some outputs.
-    pub(super) fn of_outputs(
+    pub(super) fn for_outputs(
         declaration: &mut Declaration,
         name: &str,
         sizes: [usize; 2],
@@ -29,7 +29,7 @@ impl Biases {
     }
 
     /// Declares `[experts, columns]` for outputs that are sums over ranks.
-    pub(super) fn of_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
+    pub(super) fn for_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
         let parameter = declaration.add(name, &sizes, Init::Zeros);
         Self { parameter, columns: sizes[1], is_elsewhere: declaration.tp_rank().rank > 0 }
     }
@@ -46,7 +46,7 @@ impl Biases {
             return Ok(());
         }
         let experts: Vec<u32> =
-            rows_of(starts).flat_map(|(expert, rows)| rows.map(move |_| expert as u32)).collect();
+            expert_rows(starts).flat_map(|(expert, rows)| rows.map(move |_| expert as u32)).collect();
         let matrix = SparseBuffers {
             targets: counted(device, experts.len())?,
             starts: counted(device, experts.len() + 1)?,
@@ -66,7 +66,7 @@ impl Biases {
     ) -> Result<()> {
         let Some(gradient) = parameters.gradient_mut(self.parameter) else { return Ok(()) };
         let (mut experts, mut firsts) = (Vec::new(), vec![0]);
-        for (expert, rows) in rows_of(starts) {
+        for (expert, rows) in expert_rows(starts) {
             experts.push(expert as u32);
             firsts.push(rows.end as u32);
         }

@@ -47,7 +47,7 @@ impl RowOrder {
 }
 
 /// Returns the row range for every expert that has rows.
-pub(super) fn rows_of(starts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
+pub(super) fn expert_rows(starts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
     starts.windows(2).map(|pair| pair[0]..pair[1]).enumerate().filter(|(_, rows)| !rows.is_empty())
 }
 
@@ -178,7 +178,7 @@ mod tests {
         let order = RowOrder::new(&[2, 0, 2, 3, 0, 2], 5);
         assert_eq!(order.places, [2, 0, 3, 5, 1, 4]);
         assert_eq!(order.slots(), [1, 4, 0, 2, 5, 3]);
-        let rows: Vec<_> = rows_of(&order.starts).collect();
+        let rows: Vec<_> = expert_rows(&order.starts).collect();
         assert_eq!(rows, [(0, 0..2), (2, 2..5), (3, 5..6)], "experts without tokens have no work");
     }
 }

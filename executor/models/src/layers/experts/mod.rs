@@ -23,7 +23,7 @@ use crate::parameters::{Declaration, PendingWeights};
 use biases::Biases;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Dtype, Tensor};
-use dispatch::{Dispatch, RowOrder, rows_of};
+use dispatch::{Dispatch, RowOrder, expert_rows};
 pub use gate::ExpertGate;
 use matrices::{Divided, Matrices};
 pub use router::{ExpertGroups, RouterRule};
@@ -89,8 +89,8 @@ impl Experts {
                 let down = Matrices::fused(declaration, down, sizes, init, divided);
                 biases = names.as_ref().map(|[gate_up, down]| {
                     [
-                        Biases::of_outputs(declaration, gate_up, [experts, 2 * middle], &both),
-                        Biases::of_sums(declaration, down, [experts, hidden]),
+                        Biases::for_outputs(declaration, gate_up, [experts, 2 * middle], &both),
+                        Biases::for_sums(declaration, down, [experts, hidden]),
                     ]
                 });
                 (vec![gate_up], down)
@@ -129,7 +129,7 @@ impl Experts {
         let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
         let slots = chosen.len();
         let mut before = device.alloc(slots * 2 * self.middle)?;
-        for (expert, rows) in rows_of(&order.starts) {
+        for (expert, rows) in expert_rows(&order.starts) {
             for matrices in &self.inner {
                 matrices.forward(pass, (expert, &rows), &inputs, &mut before)?;
             }
@@ -141,7 +141,7 @@ impl Experts {
         let mut after = device.alloc(slots * self.middle)?;
         self.gate.forward(device, &before, self.middle, &mut after)?;
         let mut outputs = device.alloc(slots * hidden)?;
-        for (expert, rows) in rows_of(&order.starts) {
+        for (expert, rows) in expert_rows(&order.starts) {
             self.down.forward(pass, (expert, &rows), &after, &mut outputs)?;
         }
         if let Some([_, down]) = &self.biases {
@@ -206,16 +206,16 @@ impl Experts {
             inner.backward(device, pass.parameters, &starts, &d_before)?;
         }
         let mut d_inputs = device.alloc(chosen.len() * hidden)?;
-        for (expert, rows) in rows_of(&starts) {
+        for (expert, rows) in expert_rows(&starts) {
             for (index, matrices) in self.inner.iter().enumerate() {
                 matrices.backward(pass, (expert, &rows), &d_before, index > 0, &mut d_inputs)?;
             }
         }
         // rows are copied again instead of saved
         let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
-        let weights = rows_of(&starts)
+        let weights = expert_rows(&starts)
             .flat_map(|(expert, rows)| self.inner.iter().map(move |all| (all.weights(expert), rows.clone())));
-        pass.add_weights(PendingWeights::of_rows(weights.collect(), inputs, d_before))?;
+        pass.add_weights(PendingWeights::from_rows(weights.collect(), inputs, d_before))?;
         if self.is_input_weighted {
             device.row_products(hidden, &x, &d_inputs, dispatch.places(), &mut d_weights)?;
         }
@@ -246,11 +246,11 @@ impl Experts {
     ) -> Result<Tensor<D>> {
         let device = pass.device;
         let mut d_after = device.alloc(after.len())?;
-        for (expert, rows) in rows_of(starts) {
+        for (expert, rows) in expert_rows(starts) {
             self.down.backward(pass, (expert, &rows), &d_outputs, false, &mut d_after)?;
         }
-        let weights = rows_of(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
-        pass.add_weights(PendingWeights::of_rows(weights, after, d_outputs))?;
+        let weights = expert_rows(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
+        pass.add_weights(PendingWeights::from_rows(weights, after, d_outputs))?;
         let mut d_before = device.alloc(before.len())?;
         self.gate.backward(device, &d_after, before, self.middle, &mut d_before)?;
         Ok(d_before)

@@ -204,7 +204,7 @@ impl WeightSource for Checkpoint {
     fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
         let (name, stored) = self.find(spec)?;
         if is_turned(spec, &stored.info.shape) {
-            return Ok(spec.part_of(&turned(&self.read_all(name, stored)?, &spec.shape)));
+            return Ok(spec.cut_part(&turned(&self.read_all(name, stored)?, &spec.shape)));
         }
         self.read(name, stored, &spec.spans())
     }

@@ -49,19 +49,19 @@ impl ParameterSpec {
     /// Returns the shape of the part that this rank holds.
     #[must_use]
     pub fn held_shape(&self) -> Vec<usize> {
-        self.shard.shape_of(self.shard.tp_rank().rank, &self.shape)
+        self.shard.rank_shape(self.shard.tp_rank().rank, &self.shape)
     }
 
     /// Returns the ranges in the complete tensor that this rank holds, in order.
     #[must_use]
     pub fn spans(&self) -> Vec<Range<usize>> {
-        self.shard.spans_of(self.shard.tp_rank().rank, &self.shape)
+        self.shard.rank_spans(self.shard.tp_rank().rank, &self.shape)
     }
 
     /// Cuts the part for this rank out of a complete tensor: weights, or any tensor with an element per
     /// weight.
     #[must_use]
-    pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
+    pub fn cut_part(&self, whole: &[f32]) -> Vec<f32> {
         self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
     }
 

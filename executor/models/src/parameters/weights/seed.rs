@@ -28,7 +28,7 @@ impl WeightSource for Seed {
             Init::Zeros => vec![0.0; elements],
             Init::Ones => vec![1.0; elements],
             Init::Constant(value) => vec![value as f32; elements],
-            Init::Sinusoids => spec.part_of(&sinusoids(&spec.shape)),
+            Init::Sinusoids => spec.cut_part(&sinusoids(&spec.shape)),
             Init::Normal(deviation) => {
                 // by name, not by order, so that every division into stages draws the same values
                 let state = xxh3_64_with_seed(spec.name.as_bytes(), self.0);
@@ -140,7 +140,7 @@ mod tests {
                 let parts = AxisPartition::even([100, 301][axis], 3);
                 let shard = TensorShard::cut(TpRank { rank, size: 3 }, axis, &parts);
                 let part = ParameterSpec { shard, ..spec("a") };
-                assert_eq!(Seed(1).values(&part).unwrap(), part.part_of(&values));
+                assert_eq!(Seed(1).values(&part).unwrap(), part.cut_part(&values));
             }
         }
     }

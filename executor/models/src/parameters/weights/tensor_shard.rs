@@ -150,7 +150,7 @@ impl TensorShard {
 
     /// Returns the shape of the part on a rank for a tensor with this shape.
     #[must_use]
-    pub fn shape_of(&self, rank: usize, shape: &[usize]) -> Vec<usize> {
+    pub fn rank_shape(&self, rank: usize, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
         if let Some((axis, parts)) = &self.cut {
             shape[*axis] = parts.len(rank);
@@ -160,7 +160,7 @@ impl TensorShard {
 
     /// Returns the row-major ranges in the complete tensor that make up the part on a rank, in order.
     #[must_use]
-    pub fn spans_of(&self, rank: usize, shape: &[usize]) -> Vec<Range<usize>> {
+    pub fn rank_spans(&self, rank: usize, shape: &[usize]) -> Vec<Range<usize>> {
         let Some((axis, parts)) = &self.cut else { return vec![0..shape.iter().product()] };
         let outer: usize = shape[..*axis].iter().product();
         let inner: usize = shape[*axis + 1..].iter().product();
@@ -208,12 +208,12 @@ mod tests {
         let (queries, keys) = (AxisPartition::heads(4, 2, 4), AxisPartition::heads(4, 1, 4));
         let fused = AxisPartition::joined(&[(&queries, 8), (&keys, 4)]);
         let rows = TensorShard::cut(SIZE_4, 0, &fused);
-        assert_eq!(rows.spans_of(2, &[12, 10]), [40..60, 100..110]);
-        assert_eq!(rows.shape_of(2, &[12, 10]), [3, 10]);
+        assert_eq!(rows.rank_spans(2, &[12, 10]), [40..60, 100..110]);
+        assert_eq!(rows.rank_shape(2, &[12, 10]), [3, 10]);
         let columns = TensorShard::cut(SIZE_4, 1, &AxisPartition::even(10, 4));
-        assert_eq!(columns.spans_of(0, &[2, 10]), [0..3, 10..13]);
-        assert_eq!(columns.spans_of(3, &[2, 10]), [8..10, 18..20]);
-        assert_eq!(TensorShard::whole(SIZE_4).spans_of(2, &[2, 10]), vec![0..20]);
+        assert_eq!(columns.rank_spans(0, &[2, 10]), [0..3, 10..13]);
+        assert_eq!(columns.rank_spans(3, &[2, 10]), [8..10, 18..20]);
+        assert_eq!(TensorShard::whole(SIZE_4).rank_spans(2, &[2, 10]), vec![0..20]);
         assert!(TensorShard::cut(TpRank::ALONE, 1, &AxisPartition::even(10, 1)).is_whole());
     }
 }

@@ -24,8 +24,8 @@ use super::modality::Modality;
 use super::{Media, MediaShape};
 
 pub use self::registry::{
-    CodecConflict, codec_of, content_of, extensions_of, is_decoded, modality_of, register, registered,
-    registered_codec,
+    CodecConflict, extension_codec, extension_content, extension_modality, is_decoded, modality_extensions,
+    register, registered, registered_codec,
 };
 
 /// Built-in codecs. No two codecs claim the same extension.
@@ -185,7 +185,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
 /// # Ok::<(), dflop_samples::media::DecodeError>(())
 /// ```
 pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
-    match codec_of(extension) {
+    match extension_codec(extension) {
         Some(codec) => codec.decode(bytes, limits),
         None => Ok(Media::Opaque(bytes)),
     }
@@ -211,7 +211,7 @@ pub fn probe_shape(
     limits: &DecodeLimits,
 ) -> Result<MediaShape, DecodeError> {
     let is_read = |codec: &&dyn Codec| !matches!(codec.content(), Content::Text | Content::Document);
-    let Some(codec) = codec_of(extension).filter(is_read) else { return Ok(MediaShape::Opaque) };
+    let Some(codec) = extension_codec(extension).filter(is_read) else { return Ok(MediaShape::Opaque) };
     match codec.probe(prefix, field_bytes, limits) {
         // The header may continue after the prefix, so this is a request for more bytes rather than damage.
         Err(DecodeError::Truncated { .. }) if (prefix.len() as u64) < field_bytes => {

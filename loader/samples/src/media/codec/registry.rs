@@ -75,26 +75,26 @@ pub fn register(codec: &'static dyn Codec) -> Result<(), CodecConflict> {
 ///
 /// # Examples
 /// ```
-/// use dflop_samples::media::codec::codec_of;
-/// assert_eq!(codec_of("left.JPG").unwrap().name(), "image");
-/// assert!(codec_of("txt.gz").is_none());
+/// use dflop_samples::media::codec::extension_codec;
+/// assert_eq!(extension_codec("left.JPG").unwrap().name(), "image");
+/// assert!(extension_codec("txt.gz").is_none());
 /// ```
 #[must_use]
-pub fn codec_of(extension: &str) -> Option<&'static dyn Codec> {
+pub fn extension_codec(extension: &str) -> Option<&'static dyn Codec> {
     registered_codec(extension).or_else(|| claiming(&BUILT_IN, extension))
 }
 
 /// Returns the content kind for a field extension; `None` without a codec.
 #[must_use]
-pub fn content_of(extension: &str) -> Option<Content> {
-    codec_of(extension).map(Codec::content)
+pub fn extension_content(extension: &str) -> Option<Content> {
+    extension_codec(extension).map(Codec::content)
 }
 
 /// Returns the modality for a field extension, also if this build cannot decode the field (video); `None` for
 /// texts and values.
 #[must_use]
-pub fn modality_of(extension: &str) -> Option<Modality> {
-    match content_of(extension)? {
+pub fn extension_modality(extension: &str) -> Option<Modality> {
+    match extension_content(extension)? {
         Content::Medium(modality) => Some(modality),
         Content::Text | Content::Document | Content::Value => None,
     }
@@ -108,12 +108,12 @@ pub fn is_decoded(extension: &str) -> bool {
     let decodes = |codec: &'static dyn Codec| {
         codec.decoded_extensions().iter().any(|decoded| decoded.eq_ignore_ascii_case(last))
     };
-    codec_of(extension).is_some_and(decodes)
+    extension_codec(extension).is_some_and(decodes)
 }
 
 /// Returns a modality's extensions, built-in extensions first.
 #[must_use]
-pub fn extensions_of(modality: Modality) -> Vec<&'static str> {
+pub fn modality_extensions(modality: Modality) -> Vec<&'static str> {
     let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
     let codecs = BUILT_IN.iter().chain(registered.iter());
     let of_modality = codecs.filter(|codec| codec.content() == Content::Medium(modality));
@@ -201,7 +201,7 @@ mod tests {
             ("0.aac", Modality::Audio),
             ("m4v", Modality::Video),
         ] {
-            assert_eq!(modality_of(extension), Some(modality), "{extension}");
+            assert_eq!(extension_modality(extension), Some(modality), "{extension}");
         }
         assert!(["jpg", "aiff", "txt", "mp4"].into_iter().all(is_decoded));
         assert!(!["heic", "x.JXL", "wma", "unknown"].into_iter().any(is_decoded));
@@ -214,14 +214,14 @@ mod tests {
         static SAME: Nothing = Nothing("first", &["same-ext"]);
         static TAKEN: Nothing = Nothing("taken", &["other-ext", "first-ext"]);
         static UPPER: Nothing = Nothing("upper", &["Ext"]);
-        assert!(codec_of("a.first-ext").is_none());
+        assert!(extension_codec("a.first-ext").is_none());
         register(&FIRST).unwrap();
-        assert_eq!(codec_of("a.FIRST-ext").unwrap().name(), "first");
+        assert_eq!(extension_codec("a.FIRST-ext").unwrap().name(), "first");
         assert_eq!(registered(["jpg", "first-ext", "b.first-ext"].into_iter()), ["first"]);
         assert_eq!(register(&SAME), Err(CodecConflict::Name { name: "first" }));
         let conflict = CodecConflict::Extension { extension: "first-ext", known: "first", name: "taken" };
         assert_eq!(register(&TAKEN), Err(conflict));
         assert_eq!(register(&UPPER), Err(CodecConflict::Spelling { extension: "Ext", name: "upper" }));
-        assert!(codec_of("other-ext").is_none(), "a refused codec claims nothing");
+        assert!(extension_codec("other-ext").is_none(), "a refused codec claims nothing");
     }
 }

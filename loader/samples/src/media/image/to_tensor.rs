@@ -351,7 +351,7 @@ mod tests {
     use crate::media::fixtures::{encode, exif_body, gradient, with_segment};
     use crate::raw_sample::SampleId;
 
-    fn square_of(bytes: &[u8]) -> Vec<f32> {
+    fn decoded_square(bytes: &[u8]) -> Vec<f32> {
         let mut kernel = ImageTensorDecoder::new(ImageLimits::default());
         let mut out = vec![f32::NAN; kernel.values()];
         assert!(!kernel.decode_into(bytes, &mut out).unwrap());
@@ -365,7 +365,7 @@ mod tests {
     #[test]
     fn image_of_the_right_size_is_only_normalized() {
         let image = gradient(224, 224);
-        let out = square_of(&encode(image.clone(), Encoding::Png));
+        let out = decoded_square(&encode(image.clone(), Encoding::Png));
         for (channel, plane) in out.chunks(224 * 224).enumerate() {
             for (actual, pixel) in plane.iter().zip(image.pixels()) {
                 assert!((actual - normalized(pixel.0[channel], channel)).abs() < 1e-5);
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn crop_keeps_the_center_of_the_longer_side() {
         for (width, height) in [(448, 224), (224, 448), (3, 1000), (1, 1), (301, 299)] {
-            let out = square_of(&encode(gradient(width, height), Encoding::Png));
+            let out = decoded_square(&encode(gradient(width, height), Encoding::Png));
             let plane_mean = |channel: usize| {
                 let plane = &out[channel * 224 * 224..(channel + 1) * 224 * 224];
                 plane.iter().sum::<f32>() / plane.len() as f32
@@ -395,8 +395,8 @@ mod tests {
             let file = with_segment(&plain, 0xE1, &exif_body(value));
             let upright = super::super::decode_rgb(&file, &ImageLimits::default()).unwrap();
             let upright = image::RgbImage::from_raw(upright.width, upright.height, upright.pixels).unwrap();
-            let expected = square_of(&encode(upright, Encoding::Png));
-            for (actual, expected) in square_of(&file).iter().zip(&expected) {
+            let expected = decoded_square(&encode(upright, Encoding::Png));
+            for (actual, expected) in decoded_square(&file).iter().zip(&expected) {
                 assert!((actual - expected).abs() < 0.04, "orientation {value}: {actual} for {expected}");
             }
         }

@@ -75,13 +75,13 @@ fn read_format(prefix: &[u8], start: usize, bytes: u32) -> Result<(PcmFormat, u6
         }
     };
     let is_little_endian = compression == b"sowt";
-    let format = PcmFormat { coding, is_little_endian, channels, sample_rate_hz: rate_of(rate) };
+    let format = PcmFormat { coding, is_little_endian, channels, sample_rate_hz: sample_rate(rate) };
     Ok((format.checked(FORMAT, start)?, frames.into()))
 }
 
 /// Returns a rate stored as an 80-bit extended number: sign and exponent in 16 bits, then 64 bits with an
 /// explicit leading 1.
-fn rate_of(bytes: &[u8]) -> u32 {
+fn sample_rate(bytes: &[u8]) -> u32 {
     const BIAS: i32 = 16_383;
     let exponent = i32::from(u16_be(bytes, 0).unwrap_or(0) & 0x7FFF) - BIAS;
     let high = u64::from(u32_be(bytes, 2).unwrap_or(0)) << 32 | u64::from(u32_be(bytes, 6).unwrap_or(0));

@@ -75,7 +75,7 @@ pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
     if let Some(format) = AudioFormat::from_bytes(bytes) {
         return Ok(Content { format, bytes: rest });
     }
-    if let Some(name) = foreign::name_of(rest).filter(|_| rest.len() >= 12) {
+    if let Some(name) = foreign::content_name(rest).filter(|_| rest.len() >= 12) {
         return Err(DecodeError::unsupported("audio", format!("it is {name}; {EXPECTED}")));
     }
     if let Some(start) = mpeg::first_frame(rest) {

@@ -90,7 +90,7 @@ const TEXTS: &[(&str, &str)] = &[
 ];
 
 /// Returns the content name, with an article if the name needs one; `None` for unknown bytes.
-pub(super) fn name_of(bytes: &[u8]) -> Option<&'static str> {
+pub(super) fn content_name(bytes: &[u8]) -> Option<&'static str> {
     let matches =
         |(offset, start, _): &&Signature| bytes.get(*offset..).is_some_and(|rest| rest.starts_with(start));
     if let Some((_, _, name)) = SIGNATURES.iter().find(matches) {
@@ -138,7 +138,7 @@ mod tests {
             (b"any other text", None),
         ];
         for (bytes, name) in table {
-            assert_eq!(name_of(bytes), name, "{bytes:?}");
+            assert_eq!(content_name(bytes), name, "{bytes:?}");
         }
     }
 }

@@ -89,10 +89,10 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
             (header.size, header.orientation)
         }
         // A file that ends before the pixels still has a size.
-        ImageFormat::Png => (size_of(format, bytes)?, png::orientation(bytes)),
-        ImageFormat::WebP => (size_of(format, bytes)?, webp_orientation(bytes)?),
+        ImageFormat::Png => (image_size(format, bytes)?, png::orientation(bytes)),
+        ImageFormat::WebP => (image_size(format, bytes)?, webp_orientation(bytes)?),
         ImageFormat::Gif => (gif::displayed_size(bytes)?, Orientation::NoTransforms),
-        ImageFormat::Bmp => (size_of(format, bytes)?, Orientation::NoTransforms),
+        ImageFormat::Bmp => (image_size(format, bytes)?, Orientation::NoTransforms),
         #[cfg(feature = "avif")]
         ImageFormat::Avif => {
             let header = avif::read_avif_header(bytes)?;
@@ -128,14 +128,14 @@ fn brands_continue(bytes: &[u8]) -> bool {
 
 fn unknown_format(bytes: &[u8]) -> DecodeError {
     const EXPECTED: &str = "expected a JPEG, PNG, WebP, GIF, BMP or TIFF";
-    match foreign::name_of(bytes) {
+    match foreign::content_name(bytes) {
         _ if bytes.len() < 12 || brands_continue(bytes) => DecodeError::truncated("image", bytes.len()),
         Some(name) => DecodeError::unsupported("image", format!("it is {name}; {EXPECTED}")),
         None => DecodeError::malformed("image", 0, EXPECTED),
     }
 }
 
-fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> {
+fn image_size(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> {
     use imagesize::ImageError;
     if format == ImageFormat::Bmp {
         let (width, height) =

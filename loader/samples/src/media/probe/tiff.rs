@@ -59,7 +59,7 @@ impl<'a> Directory<'a> {
     /// Returns the first value for a tag.
     pub(super) fn number(&self, tag: u16) -> Option<u64> {
         let values = self.values(tag)?;
-        self.integer(values.at, width_of(values.kind)?)
+        self.integer(values.at, value_bytes(values.kind)?)
     }
 
     /// Returns all values for a tag; none if the tag is missing.
@@ -70,7 +70,7 @@ impl<'a> Directory<'a> {
         let Some(values) = self.values(tag).filter(|values| values.count <= VALUES_MAX) else {
             return Ok(Vec::new());
         };
-        let Some(width) = width_of(values.kind) else { return Ok(Vec::new()) };
+        let Some(width) = value_bytes(values.kind) else { return Ok(Vec::new()) };
         let at = |place: u64| self.integer(values.at.checked_add(place as usize * width)?, width);
         let numbers: Option<Vec<u64>> = (0..values.count).map(at).collect();
         numbers.ok_or_else(|| DecodeError::truncated(FORMAT, self.bytes.len()))
@@ -79,7 +79,7 @@ impl<'a> Directory<'a> {
     /// Returns a tag's bytes.
     fn content(&self, tag: u16) -> Option<&'a [u8]> {
         let values = self.values(tag)?;
-        let length = usize::try_from(values.count).ok()?.checked_mul(width_of(values.kind)?)?;
+        let length = usize::try_from(values.count).ok()?.checked_mul(value_bytes(values.kind)?)?;
         self.bytes.get(values.at..values.at.checked_add(length)?)
     }
 
@@ -93,7 +93,7 @@ impl<'a> Directory<'a> {
             let kind = self.integer(at + 2, 2)? as u16;
             let count = self.integer(at + 4, count_bytes)?;
             let inline_at = at + 4 + count_bytes;
-            let is_inline = count.saturating_mul(width_of(kind)? as u64) <= inline_bytes as u64;
+            let is_inline = count.saturating_mul(value_bytes(kind)? as u64) <= inline_bytes as u64;
             let at = if is_inline {
                 inline_at
             } else {
@@ -112,7 +112,7 @@ impl<'a> Directory<'a> {
 }
 
 /// Returns the bytes per value for a type; `None` for types other than integers.
-fn width_of(kind: u16) -> Option<usize> {
+fn value_bytes(kind: u16) -> Option<usize> {
     match kind {
         1 | 2 | 6 | 7 => Some(1),
         3 | 8 => Some(2),
@@ -182,7 +182,7 @@ pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> 
         bits,
         samples,
         meaning_at: meaning.at
-            + if directory.is_little { 0 } else { width_of(meaning.kind).unwrap_or(1) - 1 },
+            + if directory.is_little { 0 } else { value_bytes(meaning.kind).unwrap_or(1) - 1 },
     })
 }
 
@@ -236,7 +236,10 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
         (8, 8, 3, _) if !is_split && extra == 0 => TiffKind::Lab,
         _ => {
             let split = if is_split { " in planes" } else { "" };
-            return refused(format!("{samples} {name} samples of {bits} bits{split}, {}", name_of(meaning)));
+            return refused(format!(
+                "{samples} {name} samples of {bits} bits{split}, {}",
+                color_space_name(meaning)
+            ));
         }
     };
     Ok((kind, bits, samples))
@@ -260,7 +263,7 @@ fn unread_compression(number: u64) -> Option<String> {
 }
 
 /// Returns a color space name.
-fn name_of(meaning: u64) -> String {
+fn color_space_name(meaning: u64) -> String {
     let name = match meaning {
         0 | 1 => "gray",
         2 => "RGB",

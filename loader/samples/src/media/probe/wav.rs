@@ -194,7 +194,7 @@ fn read_plain_coding(
         (1 | 3 | 6 | 7, _) => {
             return Err(DecodeError::unsupported(FORMAT, format!("{bits} bits in coding {tag:#06x}")));
         }
-        _ => return Err(DecodeError::unsupported(FORMAT, name_of(tag))),
+        _ => return Err(DecodeError::unsupported(FORMAT, coding_name(tag))),
     };
     if u32::from(bytes) * u32::from(channels) == u32::from(block_bytes) {
         return Ok(coding);
@@ -207,7 +207,7 @@ fn read_plain_coding(
 }
 
 /// Names an unsupported coding.
-fn name_of(tag: u16) -> String {
+fn coding_name(tag: u16) -> String {
     let name = match tag {
         0x0010 => "OKI ADPCM",
         0x0014..=0x0016 | 0x0040 | 0x0045 | 0x0064 => "G.726 or G.721 ADPCM",

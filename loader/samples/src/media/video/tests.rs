@@ -5,12 +5,12 @@ use std::process::Command;
 
 use crate::media::tests::shared_files;
 use crate::media::video::*;
-use crate::media::{Modality, modality_of};
+use crate::media::{Modality, extension_modality};
 
 const ALL: VideoSampling = VideoSampling::Uniform { frames: u32::MAX };
 
 /// Runs a command and returns the output; `None` if the command is not installed.
-fn output_of(command: &str, arguments: &[&str], path: &Path) -> Option<Vec<u8>> {
+fn command_output(command: &str, arguments: &[&str], path: &Path) -> Option<Vec<u8>> {
     let output = Command::new(command).args(["-v", "error"]).args(arguments).arg(path).output().ok()?;
     Some(output.stdout)
 }
@@ -20,7 +20,8 @@ fn output_of(command: &str, arguments: &[&str], path: &Path) -> Option<Vec<u8>> 
 fn probed(path: &Path) -> Option<(u32, u32, u32)> {
     let entries = "stream=width,height,nb_read_frames:stream_side_data=rotation";
     let arguments = ["-select_streams", "v", "-count_frames", "-show_entries", entries, "-of", "json"];
-    let found: serde_json::Value = serde_json::from_slice(&output_of("ffprobe", &arguments, path)?).ok()?;
+    let found: serde_json::Value =
+        serde_json::from_slice(&command_output("ffprobe", &arguments, path)?).ok()?;
     let rows = |stream: &&serde_json::Value| stream["height"].as_u64();
     let stream = found["streams"].as_array()?.iter().max_by_key(rows)?;
     let number = |name: &str| stream[name].as_u64().map(|number| number as u32);
@@ -53,7 +54,7 @@ fn difference(video: &Video, frames: &[usize], expected: &[u8]) -> Option<(usize
 fn videos() -> Vec<(PathBuf, Vec<u8>)> {
     let is_video = |path: &Path| {
         let extension = path.extension().unwrap_or_default().to_string_lossy();
-        modality_of(&extension) == Some(Modality::Video)
+        extension_modality(&extension) == Some(Modality::Video)
     };
     ["mp4", "mkv", "webm", "avi", "mov"]
         .iter()
@@ -264,7 +265,7 @@ fn damaged_files_are_refused_or_whole_and_never_panic_or_hang() {
                     assert_eq!(video.pixels.len(), video.frames() * bytes, "{name}");
                 }
                 Err(error) => {
-                    assert!(!crate::error::reason_of(&error).contains("panicked"), "{name}: {error}");
+                    assert!(!crate::error::error_reason(&error).contains("panicked"), "{name}: {error}");
                     refused += 1;
                 }
             }

@@ -36,7 +36,7 @@ use self::names::{column_media, resolve};
 use self::parts::content_of_field;
 use super::decoded::{Field, Sample};
 use crate::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
-use crate::media::{Content, Media, Modality, content_of, modality_of as modality_of_extension};
+use crate::media::{Content, Media, Modality, extension_content, extension_modality};
 
 /// Mismatch between a sample's document and fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -186,12 +186,12 @@ impl<'a> SampleMedia<'a> {
 }
 
 /// Returns a field's modality: by the decoded value, or, if undecoded, by the extension.
-fn modality_of(field: &Field) -> Option<Modality> {
+fn field_modality(field: &Field) -> Option<Modality> {
     match &field.media {
         Media::Image(_) => Some(Modality::Image),
         Media::Audio(_) => Some(Modality::Audio),
         Media::Video(_) => Some(Modality::Video),
-        Media::Opaque(_) => modality_of_extension(&field.extension),
+        Media::Opaque(_) => extension_modality(&field.extension),
         Media::Text(_) | Media::Json(_) | Media::Npy(_) | Media::Custom(_) => None,
     }
 }
@@ -199,7 +199,7 @@ fn modality_of(field: &Field) -> Option<Modality> {
 fn is_text(field: &Field) -> bool {
     match &field.media {
         Media::Text(_) => true,
-        Media::Opaque(_) => content_of(&field.extension) == Some(Content::Text),
+        Media::Opaque(_) => extension_content(&field.extension) == Some(Content::Text),
         _ => false,
     }
 }
@@ -278,7 +278,7 @@ fn ordered_media<'a>(
     text: Option<&SampleText<'_>>,
     modality: Modality,
 ) -> Result<Vec<&'a Field>, MediaFault> {
-    let stored = in_order(sample, |field| modality_of(field) == Some(modality));
+    let stored = in_order(sample, |field| field_modality(field) == Some(modality));
     let named = json.and_then(|json| column_media(json, modality));
     match named.or_else(|| part_names(text?, modality)) {
         None => Ok(stored),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::modality_of_extension;
+use super::extension_modality;
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::media::Modality;
 use crate::sample::decoded::Field;
@@ -52,7 +52,7 @@ fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
     let is_inline =
         |name: &str| name.strip_prefix(INLINE).is_some_and(|kind| kind.starts_with(modality.name()));
     names.filter(|names| {
-        names.iter().any(|name| modality_of_extension(name) == Some(modality) || is_inline(name))
+        names.iter().any(|name| extension_modality(name) == Some(modality) || is_inline(name))
     })
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::content::{UnplacedPart, split_text};
 use super::names::{field_named, is_inline, is_url, no_field};
-use super::{MediaFault, SampleMedia, SampleText, modality_of};
+use super::{MediaFault, SampleMedia, SampleText, field_modality};
 use crate::media::{Media, Modality};
 use crate::sample::decoded::Field;
 
@@ -204,7 +204,7 @@ impl SampleMedia<'_> {
 
 /// Returns a field's content: text split at placeholders, or a medium.
 pub(super) fn content_of_field(field: &Field) -> Result<Vec<UnplacedPart<'_>>, String> {
-    match (&field.media, modality_of(field)) {
+    match (&field.media, field_modality(field)) {
         (Media::Text(text), _) => split_text(text),
         (_, Some(modality)) => Ok(vec![UnplacedPart::Media(modality, Some((&*field.extension).into()))]),
         _ => Ok(Vec::new()),

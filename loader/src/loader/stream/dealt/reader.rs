@@ -78,7 +78,7 @@ impl SampleReader {
         let place = sequence.place_at(deal.start() + item.item % deal.dataset.len());
         let index = deal.dataset.index();
         let row = index.sample(deal.dataset.sample_number(place));
-        let wanted = FieldRange::of_row(&row).filter(|(field, _)| fields.wants(field.extension));
+        let wanted = FieldRange::row_fields(&row).filter(|(field, _)| fields.wants(field.extension));
         let (fields, ranges) = wanted
             .map(|(FieldRow { extension, offset, bytes, .. }, range)| {
                 (RawField { extension: extension.into(), offset, bytes, payload: None, size: None }, range)

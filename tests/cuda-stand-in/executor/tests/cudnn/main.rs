@@ -182,7 +182,7 @@ fn plans_are_read_again_and_damaged_ones_are_built_again() {
 fn without_a_device_nothing_can_run() {
     let Some(library) = driver::library() else { return };
     assert!(matches!(Executor::new(&library), Err(Error::Refused { call: "cudnnCreate", .. })));
-    assert!(DeviceProperties::of_device(&library, 0).is_err());
+    assert!(DeviceProperties::from_device(&library, 0).is_err());
 }
 
 #[test]

@@ -25,10 +25,10 @@ impl<D: Device> Cases<'_, D> {
             let is_causal = self.random.below(0, 2) == 0;
             let scale = [0.19, -0.3, 0.0][self.random.below(0, 3)];
             let shape = AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale, is_causal };
-            self.attention_of(&shape, None, 0.0)?;
+            self.attention_around_blocks(&shape, None, 0.0)?;
             let tokens = self.random.below(1, 100);
             for window in [Window::Sliding(tokens), Window::Chunk(tokens)] {
-                self.attention_of(&shape, Some(window), 0.0)?;
+                self.attention_around_blocks(&shape, Some(window), 0.0)?;
             }
         }
         self.many_heads()
@@ -68,7 +68,7 @@ impl<D: Device> Cases<'_, D> {
     /// - `window`: mask window; the shape's mask without a window
     /// - `offset`: added to all numbers; with a negative scale, exponential sums become small, and query
     ///   gradients become differences of large numbers
-    pub(crate) fn attention_of(
+    pub(crate) fn attention_around_blocks(
         &mut self,
         shape: &AttentionShape,
         window: Option<Window>,

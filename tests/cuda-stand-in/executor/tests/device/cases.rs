@@ -164,15 +164,15 @@ impl<'a, D: Device> Cases<'a, D> {
     pub(crate) fn norms(&mut self) -> Result<()> {
         for columns in [4, 64, 8 * self.random.below(1, 300), self.random.below(2, 900)] {
             let rows = self.random.below(1, 70);
-            self.norms_of(rows, columns)?;
+            self.norms_with_size(rows, columns)?;
         }
         for (rows, columns) in [(5, 8192), (3, 8200), (37, 2049)] {
-            self.norms_of(rows, columns)?;
+            self.norms_with_size(rows, columns)?;
         }
         Ok(())
     }
 
-    fn norms_of(&mut self, rows: usize, columns: usize) -> Result<()> {
+    fn norms_with_size(&mut self, rows: usize, columns: usize) -> Result<()> {
         let (x, dy) = (self.input(rows * columns)?, self.input(rows * columns)?);
         let (weight, bias) = (self.input(columns)?, self.input(columns)?);
         let (mut inverse, mut statistics) =

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dflop_cuda::{Cuda, CudaBuilder, Error, SearchPath};
-use dflop_cuda_tests::cuda::{of_type, stand_in, turn};
+use dflop_cuda_tests::cuda::{with_storage, stand_in, turn};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{Dtype, Runtime};
 
@@ -37,7 +37,7 @@ fn libraries() -> PathBuf {
 }
 
 /// Creates a directory with these stand-in libraries.
-fn some_of(names: &[&str]) -> tempfile::TempDir {
+fn directory_with(names: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for name in names {
         std::fs::copy(libraries().join(name), directory.path().join(name)).unwrap();
@@ -54,12 +54,12 @@ fn a_missing_library_is_named_with_the_places_that_were_searched() {
     let message = error(builder(&[empty.path()])).to_string();
     assert!(message.contains("could not find the CUDA driver"), "{message}");
     assert!(message.contains(&empty.path().join("libcuda.so.1").display().to_string()), "{message}");
-    let driver = some_of(&["libcuda.so.1"]);
+    let driver = directory_with(&["libcuda.so.1"]);
     let message = error(builder(&[driver.path()])).to_string();
     assert!(message.contains("could not find NVRTC"), "{message}");
     assert!(message.contains("libnvrtc.so.13") && message.contains("libnvrtc.so.12"), "{message}");
     assert!(message.contains("nvidia-cuda-nvrtc"), "{message}");
-    let without_blas = some_of(&["libcuda.so.1", "libnvrtc.so.13"]);
+    let without_blas = directory_with(&["libcuda.so.1", "libnvrtc.so.13"]);
     let message = error(builder(&[without_blas.path()])).to_string();
     assert!(message.contains("could not find cuBLASLt"), "{message}");
 }
@@ -138,7 +138,7 @@ fn memory_has_the_limit_of_the_setting_and_that_of_the_device() {
 #[test]
 fn a_kernel_that_fails_ends_the_device_and_not_the_process() {
     let _turn = turn();
-    let device = of_type(Dtype::F32);
+    let device = with_storage(Dtype::F32);
     let x = device.upload(&[1.0; 100]).unwrap();
     let mut y = device.upload(&[1.0; 100]).unwrap();
     stand_in().fail_launch("add", 1);

@@ -53,7 +53,7 @@ fn compare(
         let mut first: Option<Results> = None;
         for order in ORDERS {
             cuda::stand_in().set_order(order);
-            let found = on_cuda(&cuda::of_type(dtype), seed).unwrap();
+            let found = on_cuda(&cuda::with_storage(dtype), seed).unwrap();
             assert_eq!(found.len(), expected.len());
             for ((name, found), (_, expected)) in found.iter().zip(&expected) {
                 let error = cases::relative_error(found, expected);

@@ -95,7 +95,7 @@ impl<D: Device> Training<D> {
 #[test]
 fn losses_of_twenty_steps_in_bf16_are_those_of_the_cpu() {
     let _turn = cuda::turn();
-    let mut on_cuda = Training::new(cuda::of_type(Dtype::Bf16));
+    let mut on_cuda = Training::new(cuda::with_storage(Dtype::Bf16));
     let mut on_cpu = Training::new(Cpu::new(1).unwrap().store(Dtype::Bf16).unwrap());
     let (mut first, mut last) = (f64::NAN, f64::NAN);
     for step in 0..STEPS {
@@ -115,7 +115,7 @@ fn a_run_has_the_same_bits_in_every_order_of_threads() {
     let _turn = cuda::turn();
     let losses = |order: u64| -> Vec<u64> {
         cuda::stand_in().set_order(order);
-        let mut training = Training::new(cuda::of_type(Dtype::Bf16));
+        let mut training = Training::new(cuda::with_storage(Dtype::Bf16));
         (0..3).map(|_| training.step().to_bits()).collect()
     };
     assert_eq!(losses(0), losses(1));
@@ -126,7 +126,7 @@ fn a_run_has_the_same_bits_in_every_order_of_threads() {
 #[test]
 fn launches_copies_and_waits_of_a_step_are_bounded() {
     let _turn = cuda::turn();
-    let mut training = Training::new(cuda::of_type(Dtype::Bf16));
+    let mut training = Training::new(cuda::with_storage(Dtype::Bf16));
     // the first step loads kernels
     training.step();
     let before = (cuda::stand_in().counts(), training.device.reads());
@@ -153,7 +153,7 @@ fn a_device_that_is_dropped_with_work_under_way_leaves_nothing() {
     let _turn = cuda::turn();
     let before = cuda::stand_in().counts().buffers_in_use;
     {
-        let mut training = Training::new(cuda::of_type(Dtype::F32));
+        let mut training = Training::new(cuda::with_storage(Dtype::F32));
         let context = context(&training.config, &training.device, SAMPLES[0]);
         // queued, and never waited for
         training.stage.forward(0, context, None).unwrap();
@@ -195,7 +195,7 @@ fn a_device_that_is_dropped_waits_for_the_work_of_its_lanes() {
     let _turn = cuda::turn();
     let is_done = Arc::new(AtomicBool::new(false));
     {
-        let device = cuda::of_type(Dtype::F32);
+        let device = cuda::with_storage(Dtype::F32);
         let now = device.mark(Lane::Compute).unwrap();
         let task = Box::new(Slow(Arc::clone(&is_done)));
         drop(device.host_task(Lane::Communication(1), &now, None, None, task).unwrap());

@@ -16,7 +16,7 @@ use dflop_executor::train::join_job_over;
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 use dflop_testing::TestBackend;
-use dflop_testing::pipeline::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use dflop_testing::pipeline::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_microbatches, texts};
 use dflop_testing::pipeline::job::{Setting, work};
 use dflop_testing::support::{Transport, patient, run};
 
@@ -65,7 +65,7 @@ fn a_step_calls_nothing_that_waits_for_the_whole_device() {
             .exchange_over(pipeline.tensors());
         let mut calls = BTreeMap::new();
         for step in 0..3 {
-            let plan = PipelineStepPlan::new(&job, step, targets, plan_of(&samples, &cut)).unwrap();
+            let plan = PipelineStepPlan::new(&job, step, targets, plan_microbatches(&samples, &cut)).unwrap();
             let plan = Arc::new(plan);
             let work = work(&job, pipeline.roles(), &plan, &samples, &cut, &device);
             host.barrier(at(step)).unwrap();

@@ -8,7 +8,7 @@ use dflop_cuda_tests::OnNccl;
 use dflop_executor::Error;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
 use dflop_models::ModuleKind;
-use dflop_testing::pipeline::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use dflop_testing::pipeline::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_microbatches, texts};
 use dflop_testing::pipeline::job::{Setting, run_failing, work};
 use dflop_testing::{Claim, TestBackend};
 
@@ -30,7 +30,7 @@ fn ranks_with_other_rows_are_named_before_they_send() {
         if rank == 1 {
             let job = setting.job().unwrap();
             let targets = samples.iter().map(Sample::target_tokens).sum();
-            let plan = PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &swapped)).unwrap();
+            let plan = PipelineStepPlan::new(&job, 0, targets, plan_microbatches(&samples, &swapped)).unwrap();
             let (plan, roles) = (Arc::new(plan), job.roles(rank).unwrap());
             *step = work(&job, &roles, &plan, &samples, &swapped, &OnNccl::open(1));
         }

@@ -57,7 +57,7 @@ pub(super) struct Frame<'a> {
 pub(super) fn convert(frame: &Frame<'_>, pixels: &mut Vec<u8>) -> Result<(), DecodeError> {
     pixels.clear();
     pixels.resize(3 * frame.width * frame.height, 0);
-    match (frame.chroma, matrix_of(frame)?) {
+    match (frame.chroma, color_matrix(frame)?) {
         (None, _) => convert_gray(frame, pixels),
         (Some(chroma), Matrix::Integer(matrix)) => {
             convert_rows(frame, chroma, frame.depth - 8, pixels, matrix);
@@ -73,7 +73,7 @@ fn convert_gray(frame: &Frame<'_>, pixels: &mut [u8]) {
     for (row, pixels) in pixels.chunks_exact_mut(3 * frame.width).enumerate() {
         frame.luma.read_row(row, 0, &mut luma);
         for (pixel, &sample) in pixels.chunks_exact_mut(3).zip(&luma) {
-            pixel.fill(byte_of(scale.luma(sample)));
+            pixel.fill(to_byte(scale.luma(sample)));
         }
     }
 }
@@ -167,7 +167,7 @@ enum Matrix {
     Float(FloatMatrix),
 }
 
-fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
+fn color_matrix(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     let ColorCoding { primaries, matrix, is_full_range } = frame.colors;
     let scale = Scale::of(frame);
     let float = |kind| Ok(Matrix::Float(FloatMatrix { scale, kind }));
@@ -257,7 +257,7 @@ impl Scale {
     }
 }
 
-fn byte_of(value: f32) -> u8 {
+fn to_byte(value: f32) -> u8 {
     (value.clamp(0.0, 1.0) * 255.0 + 0.5) as u8
 }
 
@@ -293,6 +293,6 @@ impl Convert for FloatMatrix {
                 [luma + red_part, luma - green_part, luma + blue_part]
             }
         };
-        rgb.map(byte_of)
+        rgb.map(to_byte)
     }
 }

@@ -106,7 +106,7 @@ impl<'a> Fields<'a> {
 
     /// Finds a required box.
     pub(super) fn need(self, wanted: Kind) -> Result<Fields<'a>, DecodeError> {
-        let missing = || self.malformed(format!("the box `{}` is missing", name_of(wanted)));
+        let missing = || self.malformed(format!("the box `{}` is missing", kind_name(wanted)));
         self.find(wanted)?.ok_or_else(missing)
     }
 
@@ -116,7 +116,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns the type as text, for messages.
-pub(super) fn name_of(kind: Kind) -> String {
+pub(super) fn kind_name(kind: Kind) -> String {
     kind.escape_ascii().to_string()
 }
 

@@ -17,7 +17,7 @@ use std::ops::Range;
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
 
-use self::boxes::{name_of, need_in_file};
+use self::boxes::{kind_name, need_in_file};
 use self::items::Items;
 use crate::media::error::DecodeError;
 
@@ -57,7 +57,7 @@ pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> 
             b"av01" => {}
             b"grid" => return Err(DecodeError::unsupported(FORMAT, "a grid of images")),
             other => {
-                let reason = format!("an image of the type `{}`", name_of(*other));
+                let reason = format!("an image of the type `{}`", kind_name(*other));
                 return Err(DecodeError::unsupported(FORMAT, reason));
             }
         }

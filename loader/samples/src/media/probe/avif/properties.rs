@@ -4,7 +4,7 @@ use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
 
 use super::FORMAT;
-use super::boxes::{Fields, Kind, name_of};
+use super::boxes::{Fields, Kind, kind_name};
 use crate::media::error::DecodeError;
 
 /// Color coding, in numbers that ITU-T H.273 defines.
@@ -64,7 +64,7 @@ impl Properties {
             b"lsel" | b"av1C" | b"pixi" | b"pasp" | b"clap" | b"a1lx" | b"auxC" | b"clli" | b"mdcv"
             | b"cclv" | b"amve" => {}
             _ if is_essential => {
-                return Err(DecodeError::unsupported(FORMAT, format!("the property `{}`", name_of(kind))));
+                return Err(DecodeError::unsupported(FORMAT, format!("the property `{}`", kind_name(kind))));
             }
             _ => {}
         }

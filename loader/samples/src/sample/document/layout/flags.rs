@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::error::excerpt_of;
+use crate::error::json_excerpt;
 
 /// Flags on assistant turns: OpenAI's `weight`, ms-swift's `loss` and `loss_scale`, axolotl's `train` and
 /// `training`.
@@ -39,7 +39,7 @@ pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result
             is_set => is_set,
         };
         let Some(is_set) = is_set else {
-            return Err(format!("`{key}` must be true or false, 1 or 0, found {}", excerpt_of(value)));
+            return Err(format!("`{key}` must be true or false, 1 or 0, found {}", json_excerpt(value)));
         };
         if is_set && !is_assistant && FLAGS_OF_ANY_ROLE.contains(&key.as_str()) {
             return Err(format!("`{key}` is true, but only turns of the assistant can be training targets"));

@@ -262,7 +262,7 @@ fn continued<'a>(
         turn.is_target = false;
     }
     match &object[rest] {
-        Value::String(text) => turns.push(Turn::of_text(ASSISTANT, text.into())?),
+        Value::String(text) => turns.push(Turn::from_text(ASSISTANT, text.into())?),
         Value::Object(_) => {
             let list = Value::Array(vec![object[rest].clone()]);
             let mut owned = Vec::new();
@@ -294,7 +294,7 @@ fn with_context<'a>(
         // A system turn outranks the column, which is noted as unread.
         if dialogue.turns.first().is_none_or(|turn| turn.role != SYSTEM) {
             used.push(key);
-            dialogue.turns.insert(0, Turn::of_text(SYSTEM, text.into())?);
+            dialogue.turns.insert(0, Turn::from_text(SYSTEM, text.into())?);
         }
     }
     if let Some((key, value)) = filled(TOOLS) {

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 use super::is_blank;
 use super::turns::{ASSISTANT, Turn, USER, push_pair, read_turns};
 use super::unread::Unread;
-use crate::error::excerpt_of;
-use crate::media::modality_of;
+use crate::error::json_excerpt;
+use crate::media::extension_modality;
 use crate::sample::document::content::readable;
 
 /// Question keys, in order of precedence.
@@ -90,7 +90,7 @@ pub(super) fn is_key(name: &str) -> bool {
 fn is_words(text: &str) -> bool {
     let text = text.trim();
     !text.is_empty()
-        && (text.contains(char::is_whitespace) || modality_of(text).is_none() || !text.contains('.'))
+        && (text.contains(char::is_whitespace) || extension_modality(text).is_none() || !text.contains('.'))
 }
 
 fn is_answer(asked: &str, key: &str, value: &Value) -> bool {
@@ -134,9 +134,9 @@ pub(super) fn read_pair<'a>(
         Some(more) => Cow::Owned(format!("{}\n{}", text(pair.asked), text(more))),
         None => Cow::Borrowed(text(pair.asked)),
     };
-    turns.push(Turn::of_text(USER, asked)?);
+    turns.push(Turn::from_text(USER, asked)?);
     let answered = answer_text(&object[pair.answered], pair.answered)?;
-    let turn = Turn::of_text(ASSISTANT, answered)?;
+    let turn = Turn::from_text(ASSISTANT, answered)?;
     turns.push(if pair.has_reasoning {
         turn.with_key(REASONING, readable(text(REASONING))?.into())
     } else {
@@ -174,7 +174,7 @@ fn answer_text<'a>(value: &'a Value, key: &str) -> Result<Cow<'a, str>, String> 
             let inner = inner.ok_or_else(|| format!("`{key}` is an object without {known}"))?;
             answer_text(inner, key)
         }
-        _ => Err(format!("`{key}` must be a text, found {}", excerpt_of(value))),
+        _ => Err(format!("`{key}` must be a text, found {}", json_excerpt(value))),
     }
 }
 

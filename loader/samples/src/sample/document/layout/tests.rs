@@ -299,7 +299,7 @@ fn questions_and_answers_are_read_under_every_known_pair() {
 }
 
 #[test]
-fn of_several_answers_the_most_frequent_one_counts() {
+fn the_most_frequent_of_several_answers_counts() {
     check([
         (json!({"question": "q", "answers": ["kite", "a kite"]}), "user: q | assistant*: kite"),
         (json!({"question": "q", "answers": ["a", "b", "b"]}), "user: q | assistant*: b"),

@@ -47,7 +47,7 @@ const CALL_ROLES: [&str; 2] = ["function_call", "tool_call"];
 
 impl<'a> Turn<'a> {
     /// Creates a turn from a text, and splits the text at placeholders.
-    pub(super) fn of_text(role: &'static str, text: Cow<'a, str>) -> Result<Self, String> {
+    pub(super) fn from_text(role: &'static str, text: Cow<'a, str>) -> Result<Self, String> {
         let is_target = role == ASSISTANT;
         Ok(Self {
             role: role.into(),
@@ -142,7 +142,7 @@ pub(super) fn read_turns<'a>(
             _ => read_list(list, path, turns, unread),
         },
         Value::Object(columns) => {
-            let rows = rows_of(columns)
+            let rows = rows_from_columns(columns)
                 .ok_or_else(|| format!("`{path}` must be a list of turns, found an object"))?;
             let mut owned = Vec::new();
             read_list(&rows, path, &mut owned, unread)?;
@@ -154,7 +154,7 @@ pub(super) fn read_turns<'a>(
 }
 
 /// Converts an object with lists, which some libraries store for a list with objects, to a list with objects.
-fn rows_of(columns: &Map<String, Value>) -> Option<Vec<Value>> {
+fn rows_from_columns(columns: &Map<String, Value>) -> Option<Vec<Value>> {
     let lists: Option<Vec<(&String, &Vec<Value>)>> =
         columns.iter().map(|(name, values)| Some((name, values.as_array()?))).collect();
     let lists = lists.filter(|lists| lists.iter().any(|(name, _)| ROLE_KEYS.contains(&name.as_str())))?;
@@ -180,7 +180,7 @@ fn read_list<'a>(
             // The speakers alternate, beginning with the user.
             Value::String(text) => {
                 let role = if number % 2 == 0 { USER } else { ASSISTANT };
-                turns.push(Turn::of_text(role, text.into()).map_err(in_turn)?);
+                turns.push(Turn::from_text(role, text.into()).map_err(in_turn)?);
             }
             Value::Array(pair) => push_pair(pair, turns).map_err(in_turn)?,
             Value::Object(turn) => read_turn(turn, path, turns, unread).map_err(in_turn)?,
@@ -195,8 +195,8 @@ pub(super) fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Res
     let [Value::String(asked), Value::String(answered)] = pair else {
         return Err("it must be a pair of strings".to_owned());
     };
-    turns.push(Turn::of_text(USER, asked.into())?);
-    turns.push(Turn::of_text(ASSISTANT, answered.into())?);
+    turns.push(Turn::from_text(USER, asked.into())?);
+    turns.push(Turn::from_text(ASSISTANT, answered.into())?);
     Ok(())
 }
 
@@ -328,7 +328,7 @@ fn read_roles<'a>(turn: &'a Map<String, Value>, turns: &mut Vec<Turn<'a>>) -> Re
     for (key, value) in turn {
         let (Some(text), Some(role)) = (value.as_str(), known_role(&lowered(key))) else { continue };
         if role != TOOL {
-            turns.push(Turn::of_text(role, text.into())?);
+            turns.push(Turn::from_text(role, text.into())?);
             used.push(key.as_str());
         }
     }

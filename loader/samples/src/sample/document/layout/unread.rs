@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::is_blank;
-use crate::error::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
+use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
 use crate::sample::document::names::is_media_column;
 
 /// Maximum number of parts listed per document.
@@ -36,7 +36,7 @@ impl Unread {
         let Some(parts) = &mut self.parts else { return };
         let path = excerpt(path, EXCERPT_CHARACTERS);
         if !is_blank(value) && parts.len() < PARTS_MAX && !parts.iter().any(|(known, _)| *known == path) {
-            parts.push((path.into_owned(), excerpt_of(value)));
+            parts.push((path.into_owned(), json_excerpt(value)));
         }
     }
 

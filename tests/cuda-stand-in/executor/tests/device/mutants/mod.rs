@@ -88,11 +88,11 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
                     [(true, 0.19), (false, -0.3), (true, 0.0)].into_iter().zip(windows)
                 {
                     let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim, scale, is_causal };
-                    cases.attention_of(&shape, None, 0.0)?;
-                    cases.attention_of(&shape, Some(window), 0.0)?;
+                    cases.attention_around_blocks(&shape, None, 0.0)?;
+                    cases.attention_around_blocks(&shape, Some(window), 0.0)?;
                 }
                 let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim, scale: -2.0, is_causal: false };
-                cases.attention_of(&shape, None, 1.0)?;
+                cases.attention_around_blocks(&shape, None, 1.0)?;
             }
             if file == "attention_backward.cu" && is_first_half {
                 cases.many_heads()?;
