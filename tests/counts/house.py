@@ -15,7 +15,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FRAGMENT_LINES = 60
-TEST_MODULE = re.compile(r"#\[cfg\((?:all\()?test")
+TEST_FILE = re.compile(
+    r"#\[cfg\((?:all\()?test[^\n]*\n(?:\s*#\[[^\n]*\n)*\s*(?:pub(?:\([^)]*\))? )?(?:mod|use) [^;{]*;"
+)
+TEST_MODULE = re.compile(r"#\[cfg\((?:all\()?test[^\n]*\n(?:\s*#\[[^\n]*\n)*\s*mod \w+ \{")
 USE = re.compile(r"\b(?:pub(?:\([^)]*\))?\s+)?use\s+([^;]+);", re.DOTALL)
 INLINE = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
 MODULE = re.compile(r"^\s*(?:pub(?:\([^)]*\))?\s+)?mod\s+(\w+);", re.MULTILINE)
@@ -29,7 +32,7 @@ def crates(root: Path) -> list[Path]:
 
 def code_of(text: str) -> str:
     """Returns a source without comments and without the test module at its end."""
-    text = re.sub(r"//[^\n]*", "", text)
+    text = TEST_FILE.sub("", re.sub(r"//[^\n]*", "", text))
     found = TEST_MODULE.search(text)
     return text[: found.start()] if found else text
 

@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::activation_transfer::StepView;
 use super::job::Job;
-use super::lane_order::{SentMessage, sent_messages};
 use super::rank_step::tokens;
+use super::sent_messages::{SentMessage, sent_messages};
 use super::stage_edge::{Flow, StageEdge};
 use super::topology::Topology;
 use crate::error::Result;

@@ -90,6 +90,7 @@ mod rank_map;
 mod rank_roles;
 mod rank_step;
 mod route;
+mod sent_messages;
 mod shared_lanes;
 mod shared_ranks;
 mod simulation;

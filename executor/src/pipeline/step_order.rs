@@ -19,8 +19,8 @@ use dflop_device::MessageLane;
 
 use super::action_list::action_lists;
 use super::job::Job;
-use super::lane_order::{SentMessage, pass_messages};
 use super::rank_roles::RankRole;
+use super::sent_messages::{SentMessage, pass_messages};
 use super::stage_edge::{Flow, StageEdge, StageTransfer, part_role};
 use super::topology::Topology;
 use crate::error::{Error, Result};

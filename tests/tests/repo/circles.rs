@@ -2,8 +2,7 @@
 //!
 //! Imports are those of [`floors`](super::floors), from file to file: a name that a module re-exports is
 //! followed to the file that has it. A module that names its submodules hands them on, and imports nothing.
-//! `tests/counts/house.py` counts alike, but reads a file only up to its first item for tests, so it sees
-//! fewer.
+//! `tests/counts/house.py` prints the number for each crate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
