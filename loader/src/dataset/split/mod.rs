@@ -120,8 +120,8 @@ impl Splits {
         Self::read(&own)
     }
 
-    /// Reads the splits of Energon in `.nv-meta` of `directory` or up to three directories above; `None` without
-    /// any.
+    /// Reads Energon splits from `.nv-meta` in `directory` or in up to three parent directories; `None` if there
+    /// are none.
     ///
     /// # Errors
     /// [`Error::Storage`] if the file does not have Energon's format or cannot be read; [`Error::Config`] if
