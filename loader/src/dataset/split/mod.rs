@@ -120,8 +120,8 @@ impl Splits {
         Self::read(&own)
     }
 
-    /// Reads Energon splits from `.nv-meta` in `directory` or in up to three parent directories; `None` if there
-    /// are none.
+    /// Reads Energon splits from `.nv-meta` in `directory` or in up to three parent directories; `None`
+    /// without a file.
     ///
     /// # Errors
     /// [`Error::Storage`] if the file does not have Energon's format or cannot be read; [`Error::Config`] if

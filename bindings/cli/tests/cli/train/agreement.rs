@@ -43,7 +43,7 @@ fn the_first_setting_that_differs_is_named_on_all_ranks() {
             "ranks disagree on `optimizer.learning_rate`: rank 0 has 0.002, rank 1 has 0.003",
         ),
         (
-            &[("global_batch = 8", "global_batch = 16"), ("work = 500", "work = 600")],
+            &[("global_batch = 8", "global_batch = 16"), ("search_effort = 500", "search_effort = 600")],
             no_args,
             "ranks disagree on `data.global_batch`: rank 0 has 8, rank 1 has 16; they differ as well in \
              `parallel.search_effort`",
@@ -64,7 +64,7 @@ fn the_first_setting_that_differs_is_named_on_all_ranks() {
 #[test]
 fn ranks_may_differ_in_what_belongs_to_their_machines() {
     let job = Job::new();
-    let other = Job::with(&[("work = 500", "work = 500\nthreads = 2\nmemory_gib = 3.0")]);
+    let other = Job::with(&[("search_effort = 500", "search_effort = 500\nthreads = 2\nmemory_gib = 3.0")]);
     let [first, second] = ranks([(&job, &["--steps", "1"]), (&other, &["--steps", "1"])]);
     assert_eq!((first.status, second.status), (Some(0), Some(0)), "{}{}", first.stderr, second.stderr);
     assert_eq!(first.stdout.lines().count(), 1, "{}", first.stdout);

@@ -219,7 +219,7 @@ fn an_index_of_other_shards_is_stale() {
 
 #[test]
 fn too_little_memory_is_found_before_it_is_allocated() {
-    let job = Job::with(&[("work = 500", "work = 500\nmemory_gib = 0.00001")]);
+    let job = Job::with(&[("search_effort = 500", "search_effort = 500\nmemory_gib = 0.00001")]);
     expect(
         &check_in(&job, &[], &[]),
         "wrong    memory         rank 1 needs about 136.4 kB (state alone, as there is no index), \

@@ -77,7 +77,7 @@ text_tokens_max = 60
 
 [parallel]
 microbatches = 2
-work = 500
+search_effort = 500
 timeout_seconds = 20.0
 llm = { stages = 1, dp = 1 }
 

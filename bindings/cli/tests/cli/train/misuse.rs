@@ -123,8 +123,8 @@ fn settings_that_make_no_sense_are_refused() {
     refused(("timeout_seconds = 20.0", "timeout_seconds = 0.0"), 2, &["timeout_seconds"]);
     refused(("tiles = [1, 5]", "tiles = [5, 1]"), 2, &["tiles"]);
     let threads = |threads| format!("invalid `parallel.threads`: expected 1 to 1024, found {threads}");
-    refused(("work = 500", "work = 500\nthreads = 100000"), 2, &[&threads(100_000)]);
-    refused(("work = 500", "work = 500\nthreads = 0"), 2, &[&threads(0)]);
+    refused(("search_effort = 500", "search_effort = 500\nthreads = 100000"), 2, &[&threads(100_000)]);
+    refused(("search_effort = 500", "search_effort = 500\nthreads = 0"), 2, &[&threads(0)]);
     let workers = "invalid `data.workers`: expected 1 to 1024, found 100000";
     refused(("global_batch = 8", "global_batch = 8\nworkers = 100000"), 2, &[workers]);
 }
@@ -200,7 +200,7 @@ fn a_limit_of_memory_holds_in_either_precision() {
     for precision in ["f32", "bf16"] {
         let limited = format!("learning_rate = 2e-3\nprecision = \"{precision}\"");
         let job = Job::with(&[
-            ("work = 500", "work = 500\nmemory_gib = 0.00001"),
+            ("search_effort = 500", "search_effort = 500\nmemory_gib = 0.00001"),
             ("learning_rate = 2e-3", &limited),
         ]);
         let message = message(&job, &[], 1);
