@@ -93,7 +93,7 @@ class Train(unittest.TestCase):
         for tables, message in [
             ({"steps": 0}, "invalid `steps`"),
             ({"model": {}}, "`model` needs either `directory` or `config`"),
-            ({"optimiser": {}}, "unknown field `optimiser`"),
+            ({"schedules": {}}, "unknown field `schedules`"),
             ({"parallel": {"compute_device": "tpu"}}, "expected `cpu`, `cuda` or `cuda:N`"),
         ]:
             with self.assertRaisesRegex(dflop.ConfigError, message):

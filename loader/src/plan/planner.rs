@@ -278,7 +278,8 @@ impl StepPlanner {
     /// Returns the same planner for a different schedule.
     ///
     /// # Errors
-    /// The schedule errors of [`StepPlannerBuilder::build`], see [`StepPlannerBuilder::schedule`].
+    /// The schedule errors of [`StepPlannerBuilder::build`](super::StepPlannerBuilder::build), see
+    /// [`StepPlannerBuilder::schedule`](super::StepPlannerBuilder::schedule).
     pub fn schedule(mut self, schedule: ScheduleKind) -> Result<Self> {
         self.config.schedule = schedule;
         self.check_schedule()?;

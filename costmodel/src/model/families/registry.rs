@@ -127,7 +127,7 @@ impl PartialModelSpec {
     /// Reads the modules of a checkpoint of a built-in family; [`ModelFamilies::read`] also knows others.
     ///
     /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
+    /// [`Error::Configuration`] if a field is invalid or the `model_type` is
     /// unknown.
     pub fn from_hugging_face(documents: &Documents) -> Result<Self> {
         ModelFamilies::default().read(documents)

@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::runtime::{Lane, Memory};
 
-/// [`Deferred`] allocation.
+/// Allocation on a deferred device.
 pub struct DeferredMemory<D: Device> {
     pub(super) slot: Arc<Slot<D>>,
     dtype: Dtype,

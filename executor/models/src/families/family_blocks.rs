@@ -12,7 +12,8 @@ use crate::llm::LlmConfig;
 
 /// Model family: builds encoder and decoder blocks, with the checkpoint tensor names.
 ///
-/// Implement this trait for a family outside this crate and pass the family to [`BlockFamilies::with`].
+/// Implement this trait for a family outside this crate and pass the family to
+/// [`BlockFamilies::with`](super::BlockFamilies::with).
 pub trait FamilyBlocks: Debug + Send + Sync {
     /// Returns the id used in all modules of the family.
     fn id(&self) -> FamilyId;
