@@ -56,7 +56,10 @@ static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
     let all = || dflop_tests::fuzz::TARGETS.iter().chain(dflop_cli::fuzz::TARGETS);
     all().find(|(known, _)| *known == name).map(|(_, run)| *run).unwrap_or_else(|| {
-        eprintln!("FUZZ_TARGET must be one of {}", all().map(|(name, _)| *name).collect::<Vec<_>>().join(", "));
+        eprintln!(
+            "FUZZ_TARGET must be one of {}",
+            all().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        );
         std::process::exit(2)
     })
 });
@@ -65,7 +68,10 @@ fuzz_target!(|bytes: &[u8]| {
     let target = *TARGET;
     if let Err(panic) = std::panic::catch_unwind(|| target(bytes)) {
         let message = panic.downcast_ref::<String>().map(String::as_str);
-        eprintln!("panic: {}", message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message"));
+        eprintln!(
+            "panic: {}",
+            message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+        );
         std::process::abort();
     }
 });

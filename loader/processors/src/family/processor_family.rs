@@ -41,7 +41,8 @@ pub struct AudioInputs {
 /// Model family as its Hugging Face processor treats it: placeholders, tensors and chat template.
 ///
 /// A family outside this crate implements this trait and goes into
-/// [`ProcessorFamilies::with`](super::ProcessorFamilies::with). A modality that it does not have returns `None`, as does an encoder whose token rule is not the family's.
+/// [`ProcessorFamilies::with`](super::ProcessorFamilies::with). A modality that it does not have returns
+/// `None`, as does an encoder whose token rule is not the family's.
 pub trait ProcessorFamily: Debug + Send + Sync {
     /// Returns the id that encoders of this family carry.
     fn id(&self) -> FamilyId;

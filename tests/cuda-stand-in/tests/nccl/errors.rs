@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     launch,
-    support::{grid, context_kernel},
+    support::{context_kernel, grid},
 };
 use cudarc::driver::CudaContext;
 use std::{thread, time::Duration};
@@ -98,7 +98,9 @@ fn an_abort_is_an_error_of_the_other_ranks() {
         assert!(becomes(|| comm.async_error() == REMOTE_ERROR));
         let again = issue(Operation::Recv(at(&x), 1, FLOAT32, 1), comm, stream_handle(&rank.stream));
         assert_eq!(again, REMOTE_ERROR, "later calls return the error");
-        assert!(wait_for_error(rank, &all).1.starts_with("rank 1 has closed its connection without a farewell"));
+        assert!(
+            wait_for_error(rank, &all).1.starts_with("rank 1 has closed its connection without a farewell")
+        );
     });
 }
 

@@ -1,5 +1,11 @@
 //! Hand-overs of messages between ranks: the files of `dflop-comm` on other locks, threads and sockets.
-#![allow(dead_code, unfulfilled_lint_expectations, unreachable_pub, unused_imports, reason = "a part of a crate")]
+#![allow(
+    dead_code,
+    unfulfilled_lint_expectations,
+    unreachable_pub,
+    unused_imports,
+    reason = "a part of a crate"
+)]
 
 #[path = "../../../../executor/comm/src/api/mod.rs"]
 mod api;
@@ -27,6 +33,7 @@ mod ranks_models;
 mod runner;
 
 fn main() -> std::process::ExitCode {
-    let models = [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()];
+    let models =
+        [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()];
     runner::run(&models.concat())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use dflop_cuda::{Cuda, CudaBuilder, Error, SearchPath};
-use dflop_cuda_tests::cuda::{with_storage, stand_in, turn};
+use dflop_cuda_tests::cuda::{stand_in, turn, with_storage};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{Dtype, Runtime};
 

@@ -30,7 +30,8 @@ fn ranks_with_other_rows_are_named_before_they_send() {
         if rank == 1 {
             let job = setting.job().unwrap();
             let targets = samples.iter().map(Sample::target_tokens).sum();
-            let plan = PipelineStepPlan::new(&job, 0, targets, plan_microbatches(&samples, &swapped)).unwrap();
+            let plan =
+                PipelineStepPlan::new(&job, 0, targets, plan_microbatches(&samples, &swapped)).unwrap();
             let (plan, roles) = (Arc::new(plan), job.roles(rank).unwrap());
             *step = work(&job, &roles, &plan, &samples, &swapped, &OnNccl::open(1));
         }

@@ -5,8 +5,8 @@ mod protocol;
 #[path = "../../../../../executor/comm/src/rendezvous/values.rs"]
 mod values;
 
-use crate::sync::thread;
 use crate::model::Model;
+use crate::sync::thread;
 use protocol::ReplyKind;
 use std::sync::Arc;
 use std::time::Duration;

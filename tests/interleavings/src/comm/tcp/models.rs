@@ -1,10 +1,10 @@
 //! Ranks with connections: writers, readers and control connections from the real transport.
 
 use super::control::Control;
+use super::dial::{Dial, Line};
 use super::frame::{encode, farewell};
 use super::inbox::read_messages;
 use super::links::Links;
-use super::dial::{Dial, Line};
 use super::socket::{Socket, connection};
 use super::tcp_transport::TcpTransport;
 use crate::api::{Comm, Settings};
@@ -12,9 +12,9 @@ use crate::communicator::Communicator;
 use crate::endpoint::{Endpoint, Interrupt, Mailbox, Wait};
 use crate::error::{Cause, Failure};
 use crate::message::{Header, Op, PayloadShape};
+use crate::model::Model;
 use crate::ranks_models::{at, patient, recv, row};
 use crate::sync::thread;
-use crate::model::Model;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::sync::{Arc, OnceLock};
@@ -230,7 +230,12 @@ fn peers_know_first() {
             kept
         }),
         thread::spawn(move || {
-            let taken = waiting.mailbox.take(header.key(1), number, &mut Wait::new(1, at(0), false), Duration::from_hours(24));
+            let taken = waiting.mailbox.take(
+                header.key(1),
+                number,
+                &mut Wait::new(1, at(0), false),
+                Duration::from_hours(24),
+            );
             let Err(Interrupt::Failed(kept)) = taken else { panic!("the job has failed") };
             waiting.shut_down();
             kept
