@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_loader::index::{IndexOptions, TokenCounts};
+use dflop_loader::settings::Settings;
 use dflop_loader::shard::{ShardAccess, expand_shards_in};
 use dflop_loader::store::redact_name;
 use dflop_loader::{Dataset, Mixture, Stop};
 use serde::Deserialize;
 
-use crate::args::dataset::{IndexLocationArgs, open_dataset};
+use crate::args::dataset::{SplitArgs, index_options_for, open_dataset};
 use crate::failure::Failure;
 use dflop_loader::store::file;
 
@@ -23,23 +24,24 @@ pub(crate) struct MixtureArgs {
     #[arg(long, value_name = "WEIGHT=DATASET|FILE")]
     mix: Vec<String>,
     #[command(flatten)]
-    place: IndexLocationArgs,
+    split: SplitArgs,
 }
 
 impl MixtureArgs {
     /// Opens the indexes and builds missing ones.
-    pub(crate) fn open(&self, token_counts: TokenCounts) -> Result<Mixture, Failure> {
-        let stores = self.place.stores()?;
+    pub(crate) fn open(&self, settings: &Settings, token_counts: TokenCounts) -> Result<Mixture, Failure> {
+        let stores = settings.store.stores()?;
+        let place = (&stores, settings);
         match &self.mix[..] {
-            [] => Ok(self.place.open(&self.shards, &stores, token_counts)?.into()),
+            [] => Ok(self.split.open(&self.shards, place, token_counts)?.into()),
             // A single value without a weight is the name of a mixture file.
             [file] if weighted(file).is_none() => {
-                let access = self.place.access(&stores).keep_variables(true);
-                read_mixture(Path::new(file), &access, &self.place.index_options(token_counts)?)
+                let access = settings.store.access(&stores).allow_pipe(false).keep_variables(true);
+                read_mixture(Path::new(file), &access, &index_options_for(settings, token_counts)?)
             }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
                 let (weight, dataset) = weighted(entry).ok_or_else(|| misuse(entry))?;
-                Ok(mixture.dataset(self.place.open(&[dataset], &stores, token_counts.clone())?, weight))
+                Ok(mixture.dataset(self.split.open(&[dataset], place, token_counts.clone())?, weight))
             }),
         }
     }

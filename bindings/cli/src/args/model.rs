@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
-use dflop_costmodel::{CostModel, DeviceRate, Error, FrozenParts, ModelSpec};
+use dflop_costmodel::{CostModel, Error, ModelSpec};
 
 use dflop_loader::model::{image_processor_from_names, spec_from_names, unknown_name_hint};
 use dflop_loader::processors::image::ImageProcessor;
+use dflop_loader::settings::Settings;
 
-use crate::args::profile::MeasuredProfileArgs;
+use crate::args::profile::{MeasuredProfileArgs, warn};
 use crate::failure::Failure;
 
-/// Model, device and training setup that costs are predicted for.
+/// Model, and the device that costs are predicted for.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// Model preset, checkpoint directory with a `config.json`, or checkpoint name in the local Hugging Face
@@ -26,20 +27,6 @@ pub(crate) struct ModelArgs {
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) profile: MeasuredProfileArgs,
-    #[command(flatten)]
-    pub(crate) training: TrainingArgs,
-}
-
-/// Model training setup.
-#[derive(Debug, Args)]
-pub(crate) struct TrainingArgs {
-    /// Modules that are not trained: any from `vision,audio,projector,llm` [default: all are trained].
-    #[arg(long, value_name = "PARTS", help_heading = "Training")]
-    pub(crate) freeze: Option<FrozenParts>,
-    /// Activation checkpointing, recomputed in the backward pass: `none`, attention `scores`, or whole
-    /// `layers`.
-    #[arg(long, value_name = "WHAT", default_value = "none", help_heading = "Training")]
-    pub(crate) recompute: Recomputation,
 }
 
 impl ModelArgs {
@@ -48,20 +35,25 @@ impl ModelArgs {
         self.model.join("+")
     }
 
-    pub(crate) fn cost_model(&self) -> Result<CostModel, Failure> {
-        let spec = self.spec()?;
-        let model = match self.profile.cost_model(&spec)? {
-            Some(model) => model,
-            None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
-        };
-        Ok(model.recomputation(self.training.recompute).frozen(self.training.freeze.unwrap_or_default())?)
+    /// Builds the cost model. Warnings about a profile go to standard error.
+    pub(crate) fn cost_model(&self, settings: &Settings) -> Result<CostModel, Failure> {
+        if self.profile.path().is_none() && settings.cost.profile_tp.is_some() {
+            return Err(Failure::Misuse("`cost.profile_tp` needs `--profile`".into()));
+        }
+        let model = settings.cost.cost_model(self.spec()?, &self.device, self.profile.path());
+        let model = model.map_err(|error| match self.profile.path() {
+            Some(path) => Failure::from(error).in_file(path),
+            None => error.into(),
+        })?;
+        warn(model.profile_warnings());
+        Ok(model)
     }
 
     /// Describes the time source and the training setup, for people.
-    pub(crate) fn times_from(&self) -> String {
+    pub(crate) fn times_from(&self, settings: &Settings) -> String {
         let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
-        let frozen = self.training.freeze.map(|frozen| format!(", {frozen} frozen"));
-        let again = match self.training.recompute {
+        let frozen = settings.cost.freeze.map(|frozen| format!(", {frozen} frozen"));
+        let again = match settings.cost.recompute.into() {
             Recomputation::None => "",
             Recomputation::Scores => ", attention scores recomputed",
             Recomputation::Layers => ", layers recomputed",

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use dflop_loader::StepPlanner;
+use dflop_loader::settings::Settings;
 
 use super::mixture::MixtureArgs;
 use super::step_plan::{ResumeArgs, StepPlanArgs};
@@ -20,10 +21,10 @@ pub(crate) struct PlannedStepsArgs {
 }
 
 impl PlannedStepsArgs {
-    /// Opens the data and builds the planner; step 0 starts at the first sample of `epoch`, unless the run is
-    /// resumed.
-    pub(crate) fn planner(&self, epoch: u64, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
-        let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?))?;
-        self.plan.planner(self.data.open(token_counts)?, epoch, resume)
+    /// Opens the data and builds the planner; step 0 starts at the first sample of the first epoch, unless the
+    /// run is resumed.
+    pub(crate) fn planner(&self, settings: &Settings, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
+        let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?), settings)?;
+        self.plan.planner(settings, self.data.open(settings, token_counts)?, resume)
     }
 }

@@ -14,34 +14,12 @@ pub(crate) struct ReportArgs {
     report: Option<PathBuf>,
 }
 
-/// Report file with samples, and the number of sample previews.
-#[derive(Debug, Default, Args)]
-pub(crate) struct SampleReportArgs {
-    #[command(flatten)]
-    report: ReportArgs,
-    /// Number of most expensive samples to preview in the report; 0 shows none.
-    #[arg(long, value_name = "N", default_value_t = PREVIEWS, requires = "report")]
-    report_previews: usize,
-}
-
-/// Default number of previews: about 100 kB.
-const PREVIEWS: usize = 24;
+/// Number of most expensive samples that a report shows: about 100 kB.
+pub(crate) const PREVIEWS: usize = 24;
 
 impl ReportArgs {
     /// Returns the file, if a report is requested.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.report.as_deref()
-    }
-}
-
-impl SampleReportArgs {
-    /// Returns the file, if a report is requested.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        self.report.path()
-    }
-
-    /// Returns the number of samples with previews.
-    pub(crate) fn previews(&self) -> usize {
-        self.report_previews
     }
 }

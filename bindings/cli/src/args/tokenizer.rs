@@ -7,9 +7,9 @@ use clap::Args;
 use dflop_costmodel::ModelSpec;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::settings::{ProcessorSettings, Settings};
 
 use crate::failure::Failure;
-use dflop_loader::store::file;
 
 /// Text token counting [default: estimates].
 #[derive(Debug, Args)]
@@ -18,47 +18,45 @@ pub(crate) struct TokenizerArgs {
     /// it. The counts are kept in the index [default: estimates].
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    #[command(flatten)]
-    template: TemplateArgs,
-}
-
-/// Conversion from texts to conversations.
-#[derive(Debug, Args)]
-pub(crate) struct TemplateArgs {
-    /// Chat template, a Jinja file [default: the template next to the tokenizer, else the published template
-    /// for the model family].
-    #[arg(long, value_name = "FILE", requires = "tokenizer")]
-    chat_template: Option<PathBuf>,
-    /// Prompt that captions answer [default: captions are trained on without a chat template].
-    #[arg(long, value_name = "TEXT", requires = "tokenizer")]
-    question: Option<String>,
 }
 
 impl TokenizerArgs {
     /// Returns the text token counter that the index is read with.
     ///
     /// - `model`: writes conversations in the chat format of this model; `None` counts the bare text
-    pub(crate) fn token_counts(&self, model: Option<&ModelSpec>) -> Result<TokenCounts, Failure> {
-        let Some(file) = &self.tokenizer else { return Ok(TokenCounts::Estimated) };
+    pub(crate) fn token_counts(
+        &self,
+        model: Option<&ModelSpec>,
+        settings: &Settings,
+    ) -> Result<TokenCounts, Failure> {
+        let Some(file) = &self.tokenizer else {
+            let ProcessorSettings { chat_template, caption_prompt, .. } = &settings.processor;
+            if chat_template.is_some() || caption_prompt.is_some() {
+                let reason = "`processor.chat_template` and `processor.caption_prompt` need `--tokenizer`";
+                return Err(Failure::Misuse(reason.into()));
+            }
+            return Ok(TokenCounts::Estimated);
+        };
         let Some(model) = model else {
             return Ok(TokenCounts::Of(Arc::new(Tokenizer::open(file)?.text_counter())));
         };
-        let preparer = self.template.preparer(model, file)?.build()?;
+        let preparer = preparer(model, file, settings)?.build()?;
         Ok(TokenCounts::Of(Arc::new(preparer.text_counter())))
     }
 }
 
-impl TemplateArgs {
-    /// Returns a preparer builder for the model with a tokenizer and a template.
-    pub(crate) fn preparer(&self, model: &ModelSpec, tokenizer: &Path) -> Result<PreparerBuilder, Failure> {
-        let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
-        if let Some(path) = &self.chat_template {
-            let source = file::read_named_text(path);
-            builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(path))?);
-        }
-        if let Some(question) = &self.question {
-            builder = builder.plain_text(PlainText::Answer { question: question.clone() });
-        }
-        Ok(builder)
+/// Returns a preparer builder for the model with a tokenizer and a template.
+pub(crate) fn preparer(
+    model: &ModelSpec,
+    tokenizer: &Path,
+    settings: &Settings,
+) -> Result<PreparerBuilder, Failure> {
+    let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
+    if let Some(source) = &settings.processor.chat_template {
+        builder = builder.chat_template(source.clone());
     }
+    if let Some(question) = &settings.processor.caption_prompt {
+        builder = builder.plain_text(PlainText::Answer { question: question.clone() });
+    }
+    Ok(builder)
 }

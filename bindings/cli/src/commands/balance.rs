@@ -40,7 +40,7 @@ pub(crate) struct BalanceArgs {
     strategy: Strategy,
     /// Search effort in work units, the same answer on every machine [default: 20000; 4000000 if exact].
     #[arg(long, value_name = "N", conflicts_with = "deadline_ms")]
-    work: Option<u64>,
+    search_effort: Option<u64>,
     /// Time limit of the search in milliseconds, for offline use; an answer cut short depends on the machine
     /// and is reported as such.
     #[arg(long, value_name = "T")]
@@ -166,7 +166,7 @@ fn budget(args: &BalanceArgs) -> Budget {
             };
             Budget::work(work).deadline(move || Instant::now() >= end)
         }
-        None => Budget::work(args.work.unwrap_or_else(|| args.strategy.work_default())),
+        None => Budget::work(args.search_effort.unwrap_or_else(|| args.strategy.work_default())),
     }
 }
 

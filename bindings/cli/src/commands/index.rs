@@ -9,10 +9,10 @@ use dflop_loader::index::{Index, IndexOptions, UnusedPart};
 use dflop_loader::media::VideoSampling;
 use serde::Serialize;
 
-use crate::args::dataset::{DatasetArgs, index_options};
+use crate::args::dataset::{DatasetArgs, index_options_for};
 use crate::args::model::model_spec;
+use crate::args::set::{SetArgs, accepted};
 use crate::args::tokenizer::TokenizerArgs;
-use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, print_skipped, write_json};
 
@@ -24,7 +24,7 @@ pub(crate) struct IndexArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
     /// Directory of the index [default: `.dflop` next to the shards, or the user's cache directory].
-    #[arg(long, visible_alias = "index", value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Rebuild the index even if the existing index fits the shards.
     #[arg(long)]
@@ -38,11 +38,13 @@ pub(crate) struct IndexArgs {
     #[arg(long, value_name = "NAME|DIR", requires = "tokenizer")]
     model: Vec<String>,
     #[command(flatten)]
-    video: VideoArgs,
+    set: SetArgs<IndexAccepted>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(IndexAccepted: "index.videos", "processor.chat_template", "processor.caption_prompt", "store");
 
 #[derive(Debug, Serialize)]
 struct IndexReport<'a> {
@@ -68,16 +70,15 @@ struct IndexReport<'a> {
 
 pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
+    let settings = args.set.settings()?;
     let model = if args.model.is_empty() { None } else { Some(model_spec(&args.model)?) };
     let options = IndexOptions {
         directory: args.out.clone(),
         is_rebuilt: args.rebuild,
         is_verified: args.verify,
-        video_sampling: args.video.index_sampling()?,
-        token_counts: args.tokenizer.token_counts(model.as_ref())?,
-        ..index_options()
+        ..index_options_for(&settings, args.tokenizer.token_counts(model.as_ref(), &settings)?)?
     };
-    let index = Index::open_or_build(args.dataset.shards()?, &options)?;
+    let index = Index::open_or_build(args.dataset.shards(&settings)?, &options)?;
     let report = IndexReport {
         shards: index.shards().len(),
         samples: index.len(),

@@ -13,6 +13,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::args::dataset::DatasetArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, print_skipped, runtime, write_json};
 
@@ -23,10 +24,14 @@ use crate::output::{Output, print_skipped, runtime, write_json};
 pub(crate) struct ListArgs {
     #[command(flatten)]
     dataset: DatasetArgs,
+    #[command(flatten)]
+    set: SetArgs<ListAccepted>,
     /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(ListAccepted: "store");
 
 #[derive(Debug, Serialize)]
 struct ListedSample<'a> {
@@ -45,7 +50,7 @@ struct ListedField {
 }
 
 pub(crate) fn run(args: &ListArgs, out: &mut Output) -> Result<(), Failure> {
-    let shards = args.dataset.shards()?;
+    let shards = args.dataset.shards(&args.set.settings()?)?;
     let runtime = runtime()?;
     let result = runtime.block_on(list(shards, out, args.json));
     // A thread may still block in a read of standard input, which cannot be canceled; do not wait for it.

@@ -4,7 +4,6 @@ use std::io::Write;
 use std::num::NonZeroU32;
 
 use clap::{Args, ValueEnum};
-use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::{
     Execution, Kernels, MeasuredMemory, ModuleStages, PipelineMemory, Precision, SavedActivations,
     StageMemory, StateBytes, split_layers,
@@ -13,9 +12,11 @@ use dflop_costmodel::{ModelSpec, Module};
 use serde::Serialize;
 
 use crate::args::model::ModelArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model::model_profile;
+use dflop_loader::settings::{RecomputationName, Settings};
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -50,9 +51,6 @@ pub(crate) struct MemoryArgs {
     /// Accumulate gradients in 32 bits, as `dflop train` does; with `--precision f32` they have 32 bits.
     #[arg(long)]
     f32_gradients: bool,
-    /// Shard norms and inputs over the TP ranks too (sequence parallelism).
-    #[arg(long)]
-    sequence_parallel: bool,
     /// Assume the LLM from transformers: only the attention is fused.
     #[arg(long)]
     unfused: bool,
@@ -62,10 +60,14 @@ pub(crate) struct MemoryArgs {
     /// Device memory in GiB; reports whether every stage fits.
     #[arg(long, value_name = "GIB")]
     memory_gib: Option<f64>,
+    #[command(flatten)]
+    set: SetArgs<MemoryAccepted>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(MemoryAccepted: "cost.freeze", "cost.recompute", "space.sequence_parallel");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum PrecisionArg {
@@ -113,8 +115,9 @@ struct StageReport {
 
 pub(crate) fn run(args: &MemoryArgs, out: &mut Output) -> Result<(), Failure> {
     let spec = args.model.spec()?;
-    let layouts = layouts(args, &spec)?;
-    let stages = memory(args, &spec)?.stages(&layouts)?;
+    let settings = args.set.settings()?;
+    let layouts = layouts(args, &settings, &spec)?;
+    let stages = memory(args, &settings, &spec)?.stages(&layouts)?;
     let memory_bytes = args.memory_gib.map(|gib| bytes("memory-gib", gib)).transpose()?;
     let stages: Vec<StageReport> = stages.iter().map(|stage| report(stage, memory_bytes)).collect();
     let has_room = |stage: &StageReport| stage.headroom_bytes.is_none_or(|bytes| bytes >= 0);
@@ -125,10 +128,13 @@ pub(crate) fn run(args: &MemoryArgs, out: &mut Output) -> Result<(), Failure> {
 }
 
 /// Builds the memory model for the arguments, from measurements for modules whose profile has bytes.
-fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'a>, Failure> {
-    let training = &args.model.training;
-    let frozen = training.freeze.unwrap_or_default();
-    let kept = if training.recompute == Recomputation::Layers {
+fn memory<'a>(
+    args: &MemoryArgs,
+    settings: &Settings,
+    spec: &'a ModelSpec,
+) -> Result<PipelineMemory<'a>, Failure> {
+    let frozen = settings.cost.frozen();
+    let kept = if settings.cost.recompute == RecomputationName::Layers {
         SavedActivations::LayerInputs
     } else {
         SavedActivations::All
@@ -155,7 +161,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     Ok(memory)
 }
 
-fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Failure> {
+fn layouts(args: &MemoryArgs, settings: &Settings, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Failure> {
     let modules = modules(spec);
     let names = modules.iter().map(|module| module.name()).collect::<Vec<_>>().join(",");
     let check = |argument: &str, found: usize| {
@@ -186,7 +192,7 @@ fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Fai
             PrecisionArg::Bf16 => Precision::Bf16,
             PrecisionArg::F32 => Precision::F32,
         };
-        let is_sequence_parallel = args.sequence_parallel;
+        let is_sequence_parallel = settings.space.sequence_parallel;
         let execution = Execution { tp: tp[at], is_sequence_parallel, kernels, precision };
         Ok(ModuleStages { layers, execution, microbatch_tokens: args.tokens[at] })
     };

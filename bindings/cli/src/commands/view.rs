@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
 use crate::args::model::ModelArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
@@ -31,6 +32,8 @@ pub(crate) struct ViewArgs {
     model: ModelArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    set: SetArgs<ViewAccepted>,
     /// Port on 127.0.0.1; 0 selects a free port.
     #[arg(long, value_name = "N", default_value_t = 0)]
     port: u16,
@@ -38,6 +41,8 @@ pub(crate) struct ViewArgs {
     #[arg(long)]
     json: bool,
 }
+
+accepted!(ViewAccepted: "cost", "processor.chat_template", "processor.caption_prompt", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct Serving<'a> {
@@ -49,11 +54,12 @@ struct Serving<'a> {
 }
 
 pub(crate) fn run(args: &ViewArgs, out: &mut Output) -> Result<(), Failure> {
-    let model = args.model.cost_model()?;
-    let token_counts = args.tokenizer.token_counts(Some(model.spec()))?;
-    let dataset = args.dataset.open(token_counts)?;
+    let settings = args.set.settings()?;
+    let model = args.model.cost_model(&settings)?;
+    let token_counts = args.tokenizer.token_counts(Some(model.spec()), &settings)?;
+    let dataset = args.dataset.open(&settings, token_counts)?;
     let (samples, skipped) = (dataset.len(), dataset.skipped().len());
-    let costs = format!("{} on {}", args.model.name(), args.model.times_from());
+    let costs = format!("{} on {}", args.model.name(), args.model.times_from(&settings));
     let view = Arc::new(View::new(dataset, model, costs)?);
     let signals = StopSignals::register().map_err(dflop_executor::Error::from)?;
     let runtime = runtime()?;

@@ -56,7 +56,7 @@ impl RunConfig {
         }
         let Some(llm) = stages.checked_sub(encoders).filter(|llm| *llm > 0) else {
             let reason =
-                format!("`--pipeline-stages {stages}`: encoders have {encoders}, the LLM needs one more");
+                format!("invalid `stages` {stages}: encoders have {encoders}, the LLM needs one more");
             return Err(Error::Config(reason));
         };
         (self.parallel.llm.stages, self.parallel.llm.layers) = (llm, None);

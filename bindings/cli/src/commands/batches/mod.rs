@@ -5,21 +5,21 @@ mod files;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::PrepareReport;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
-use dflop_loader::processors::{LongSample, Preparer};
-use dflop_loader::sample::{BatchLayout, PaddingSide};
-use dflop_loader::{BalancedLoader, Microbatch};
+use dflop_loader::processors::Preparer;
+use dflop_loader::settings::Settings;
+use dflop_loader::{BalancedLoader, LoaderSettings, Microbatch};
 use futures::StreamExt;
 use serde::Serialize;
 
 use crate::args::mixture::MixtureArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::args::step_plan::{ResumeArgs, StepPlanArgs};
-use crate::args::strict::StrictArgs;
-use crate::args::tokenizer::TemplateArgs;
+use crate::args::tokenizer::preparer;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
 
@@ -39,8 +39,6 @@ pub(crate) struct BatchesArgs {
     /// Model tokenizer: `tokenizer.json`, or the directory that holds it.
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
-    #[command(flatten)]
-    template: TemplateArgs,
     /// Data-parallel rank whose microbatches are printed, from 0.
     #[arg(long, value_name = "R", default_value_t = 0)]
     rank: usize,
@@ -52,17 +50,8 @@ pub(crate) struct BatchesArgs {
     /// Number of steps.
     #[arg(long, value_name = "K", default_value_t = 1)]
     steps: u64,
-    /// Arrangement of a microbatch's samples in tensors.
-    #[arg(long, value_enum, default_value_t = LayoutArg::Packed)]
-    layout: LayoutArg,
-    /// Treatment of a sample with more tokens than `--tokens-max`.
-    #[arg(long, value_enum, default_value_t = LongArg::Error)]
-    long_sample: LongArg,
     #[command(flatten)]
-    strict: StrictArgs,
-    /// Count image and audio tokens by the model's token rule, and prepare no image or audio tensors.
-    #[arg(long)]
-    counted_media: bool,
+    set: SetArgs<BatchesAccepted>,
     /// Also write the tensors for every microbatch to this directory, as `step-TTTTTTTT-MMM.safetensors`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -74,25 +63,7 @@ pub(crate) struct BatchesArgs {
     values: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LayoutArg {
-    /// All samples in a single row, without gaps, with `cu_seqlens`.
-    Packed,
-    /// A row per sample, with padding at the end.
-    Padded,
-    /// A row per sample, with padding at the start.
-    PaddedLeft,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum LongArg {
-    /// Skip the sample as bad.
-    Error,
-    /// Truncate the text from the end, never the media.
-    Truncate,
-    /// Leave the sample out and list it.
-    Drop,
-}
+accepted!(BatchesAccepted: "processor", "read", "order", "plan", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct BatchLine<'a> {
@@ -130,16 +101,17 @@ struct LastLine {
 }
 
 pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
-    let preparer = args.preparer()?;
+    let settings = args.set.settings()?;
+    let preparer = args.preparer(&settings)?;
     let token_counts = TokenCounts::IfPresent(Arc::new(preparer.text_counter()));
-    let planner = args.plan.planner_for(preparer.layout(), args.data.open(token_counts)?, 0, &args.resume)?;
+    let planner = args.plan.planner(&settings, args.data.open(&settings, token_counts)?, &args.resume)?;
     let from_step = args.from_step.unwrap_or(planner.first_step());
-    let loader = BalancedLoader::builder(planner, args.rank)
+    let builder = BalancedLoader::builder(planner, args.rank)
+        .settings(settings.read.apply(LoaderSettings::default())?)
         .from_step(from_step)
         .steps(args.steps)
-        .strictness(args.strict.strictness())
-        .preparer(Arc::new(preparer))
-        .build()?;
+        .preparer(Arc::new(preparer));
+    let loader = settings.read.apply_to_steps(builder).build()?;
     if let Some(directory) = &args.out {
         std::fs::create_dir_all(directory).map_err(|error| Failure::from(error).in_file(directory))?;
     }
@@ -163,25 +135,11 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
 }
 
 impl BatchesArgs {
-    fn preparer(&self) -> Result<Preparer, Failure> {
+    fn preparer(&self, settings: &Settings) -> Result<Preparer, Failure> {
         let model = self.plan.model.spec()?;
-        let layout = match self.layout {
-            LayoutArg::Packed => BatchLayout::Packed,
-            LayoutArg::Padded => BatchLayout::Padded { side: PaddingSide::Right },
-            LayoutArg::PaddedLeft => BatchLayout::Padded { side: PaddingSide::Left },
-        };
-        let long_sample = match self.long_sample {
-            LongArg::Error => LongSample::Error,
-            LongArg::Truncate => LongSample::TruncateText,
-            LongArg::Drop => LongSample::Drop,
-        };
-        let mut builder =
-            self.template.preparer(&model, &self.tokenizer)?.layout(layout).long_sample(long_sample);
+        let mut builder = settings.processor.apply(preparer(&model, &self.tokenizer, settings)?);
         if let Some(images) = self.plan.model.image_processor(&model)? {
             builder = builder.image_processor(images);
-        }
-        if self.counted_media {
-            builder = builder.counted_media();
         }
         Ok(builder.build()?)
     }

@@ -21,7 +21,7 @@ use self::data::{DemoData, write_demo_data};
 use super::simulate::{COMPARED, compare, print_strategies};
 use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
-use crate::args::report::SampleReportArgs;
+use crate::args::report::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, runtime, write_json};
 use crate::progress::{Bars, bar};
@@ -49,7 +49,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    report: SampleReportArgs,
+    report: ReportArgs,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -112,7 +112,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let (delivered, stream_seconds) = stream_all_ranks(&planner, steps)?;
     writeln!(out, "streamed  {delivered} samples, decoded, to {DP_SIZE} ranks in {stream_seconds:.2} s")?;
     let strategies = compare(&planner, steps, ScheduleKind::OneForwardOneBackward)?;
-    let previews = args.report.previews();
+    let previews = PREVIEWS;
     let (trained, study) = train_demo(args.seed, previews)?;
     let page = report::report(&planner, &data, &strategies, &trained, study, previews)?;
     // Beside the dataset unless a file is named.

@@ -7,14 +7,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::Args;
-use dflop_balancer::Strategy;
-use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::{StepPlan, StepPlanner};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;
-use crate::args::report::SampleReportArgs;
-use crate::args::step_plan::{ResumeArgs, parse_strategy};
+use crate::args::report::ReportArgs;
+use crate::args::set::{SetArgs, accepted};
+use crate::args::step_plan::ResumeArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_file, write_json};
 use crate::report::write_report;
@@ -27,16 +26,6 @@ use shuffle_quality::print_shuffle_quality;
 pub(crate) struct OrderArgs {
     #[command(flatten)]
     planned: PlannedStepsArgs,
-    #[arg(long, value_name = "NAME", default_value = "search", value_parser = parse_strategy)]
-    #[arg(help = format!("Strategy: {}", Strategy::describe(Strategy::for_any_size())))]
-    strategy: Strategy,
-    /// Schedule that runs the stages, for which steps are planned: `gpipe`, `1f1b`, `1f1b-ahead:R` with
-    /// encoders R rounds ahead, or `interleaved:V` with V stages per pipeline rank.
-    #[arg(long, value_name = "NAME", default_value = "1f1b")]
-    schedule: ScheduleKind,
-    /// Epoch whose first sample starts step 0.
-    #[arg(long, value_name = "E", default_value_t = 0, conflicts_with = "resume")]
-    epoch: u64,
     /// First step [default: 0, or the step in the resumed state].
     #[arg(long, value_name = "T", conflicts_with = "resume")]
     from_step: Option<u64>,
@@ -48,15 +37,20 @@ pub(crate) struct OrderArgs {
     /// Save the state after the last printed step.
     #[arg(long, value_name = "FILE")]
     state_out: Option<PathBuf>,
-    /// Instead of steps, print how well epoch `--epoch` is shuffled, compared with a uniform permutation.
+    /// Instead of steps, print how well the first epoch is shuffled, compared with a uniform permutation.
     #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out", "report"])]
     shuffle_quality: bool,
     #[command(flatten)]
-    report: SampleReportArgs,
+    report: ReportArgs,
+    #[command(flatten)]
+    set: SetArgs<OrderAccepted>,
     /// Print a JSON object per line.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(OrderAccepted: "order", "plan", "processor.pad_to_tokens", "processor.layout", "processor.chat_template",
+    "processor.caption_prompt", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct OrderLine<'a> {
@@ -80,15 +74,15 @@ struct OrderLine<'a> {
 }
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
-    let planner = args.planned.planner(args.epoch, &args.resume)?;
-    let planner = planner.strategy(args.strategy).schedule(args.schedule)?;
+    let settings = args.set.settings()?;
+    let planner = args.planned.planner(&settings, &args.resume)?;
     if args.shuffle_quality {
-        return print_shuffle_quality(&planner, &args.planned.plan, args.epoch, args.json, out);
+        return print_shuffle_quality(&planner, &args.planned.plan, &settings.order, args.json, out);
     }
     let steps = steps(args, &planner)?;
     let end = steps.end;
     if let Some(path) = args.report.path() {
-        write_report(path, &report::report(args, &planner, steps.clone())?)?;
+        write_report(path, &report::report(args, &settings, &planner, steps.clone())?)?;
     }
     for step in steps {
         let plan = planner.plan(step)?;

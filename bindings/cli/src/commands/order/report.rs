@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use dflop_balancer::Strategy;
+use dflop_loader::settings::{PlanSettings, Settings};
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 
 use super::OrderArgs;
+use crate::args::report::PREVIEWS;
 use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, compare_steps, verdict};
@@ -16,16 +18,18 @@ const STEPS_MAX: u64 = 50;
 /// Returns the report on planned steps: the chosen strategy compared with data-blind.
 pub(super) fn report(
     args: &OrderArgs,
+    settings: &Settings,
     planner: &StepPlanner,
     steps: Range<u64>,
 ) -> Result<RunReport, Failure> {
     let plan = &args.planned.plan;
+    let PlanSettings { strategy, schedule, .. } = settings.plan;
     let shown = steps.start..steps.end.min(steps.start.saturating_add(STEPS_MAX));
     let mut strategies = vec![Strategy::ROUND_ROBIN];
-    if args.strategy != Strategy::ROUND_ROBIN {
-        strategies.push(args.strategy);
+    if strategy != Strategy::ROUND_ROBIN {
+        strategies.push(strategy);
     }
-    let summaries = compare_strategies(planner, &strategies, shown.clone(), args.schedule)?;
+    let summaries = compare_strategies(planner, &strategies, shown.clone(), schedule)?;
     let result = |summary: &StrategySummary| StrategyResult {
         name: if summary.strategy == Strategy::ROUND_ROBIN {
             "data-blind".to_owned()
@@ -42,9 +46,9 @@ pub(super) fn report(
     let planned = PlannedSteps {
         planner,
         strategies: strategies.iter().copied().zip(summaries.iter().map(result)).collect(),
-        schedule: args.schedule,
+        schedule,
         steps: shown.clone(),
-        previews: args.report.previews(),
+        previews: PREVIEWS,
     };
     let (study, note) = planned.study(
         "Planned steps",
@@ -58,10 +62,10 @@ pub(super) fn report(
         report.verdict = compare_steps(&study);
     }
     report.fact("Steps", (steps.end - steps.start).to_string());
-    report.fact("Global batch", format!("{} samples", plan.global_batch));
+    report.fact("Global batch", format!("{} samples", plan.global_batch_size));
     report.fact("Cluster", format!("{} DP ranks, {} microbatches each", plan.dp_size, plan.microbatches));
-    report.fact("Strategy", args.strategy.to_string());
-    report.fact("Costs", format!("{} on {}", plan.model.name(), plan.model.times_from()));
+    report.fact("Strategy", strategy.to_string());
+    report.fact("Costs", format!("{} on {}", plan.model.name(), plan.model.times_from(settings)));
     report.fact("Seed", plan.seed.to_string());
     report.notes.extend(note);
     report.studies.push(study);

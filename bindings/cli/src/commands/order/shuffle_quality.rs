@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use dflop_loader::settings::OrderSettings;
 use dflop_loader::{ShuffleQuality, StepPlanner};
 use serde::Serialize;
 
@@ -21,12 +22,13 @@ struct QualityReport {
 pub(crate) fn print_shuffle_quality(
     planner: &StepPlanner,
     plan: &StepPlanArgs,
-    epoch: u64,
+    order: &OrderSettings,
     is_json: bool,
     out: &mut Output,
 ) -> Result<(), Failure> {
-    let shuffle = plan.shuffle()?;
-    let quality = |dataset| ShuffleQuality::of(dataset, shuffle, plan.seed, epoch, plan.global_batch);
+    let OrderSettings { shuffle, first_epoch: epoch, .. } = *order;
+    let batch = plan.global_batch_size;
+    let quality = |dataset| ShuffleQuality::of(dataset, shuffle, plan.seed, epoch, batch);
     let datasets: Vec<ShuffleQuality> = planner.datasets().iter().map(quality).collect::<Result<_, _>>()?;
     if is_json {
         return write_json(out, &QualityReport { epoch, datasets });

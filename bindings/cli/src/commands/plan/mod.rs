@@ -4,34 +4,32 @@ pub(crate) mod links;
 mod report;
 mod samples;
 pub(crate) mod shapes;
-mod space;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use dflop_balancer::planner::{
     Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload,
     plan,
 };
-use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{
-    CostModel, DevicePreset, ExpertImbalance, FrozenParts, LaunchLimit, ModelSpec, ProfileOptions,
+    CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions,
 };
 
 use crate::args::model::model_spec;
 use crate::args::profile::checked;
 use crate::args::report::ReportArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 use dflop_loader::model::{model_profile, read_profile};
+use dflop_loader::settings::{EncoderShare, SpacePlacement, SpaceSettings};
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 use samples::{SampleArgs, Samples};
-use space::PlacementArg;
-pub(crate) use space::SpaceArgs;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
@@ -46,9 +44,6 @@ pub(crate) struct PlanArgs {
     /// model; other files need `--model`.
     #[arg(long, value_name = "DIR", required_unless_present = "model")]
     profile: Option<PathBuf>,
-    /// Take a profile that does not predict the microbatches held out when it was measured.
-    #[arg(long, requires = "profile")]
-    no_profile_check: bool,
     /// Model preset or checkpoint directory; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
@@ -64,42 +59,19 @@ pub(crate) struct PlanArgs {
     /// Memory per GPU in GiB.
     #[arg(long, value_name = "M", default_value_t = 80.0)]
     memory_gib: f64,
-    /// Factor from counted to allocated memory, for fragmentation and communication buffers.
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.1)]
-    memory_margin: f64,
     /// Number of samples in a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
-    global_batch: u32,
+    global_batch_size: u32,
     /// Number of global batches that the finalists are judged on.
     #[arg(long, value_name = "K", default_value_t = 50)]
     batches: usize,
     /// Seed for the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Unit in which encoder ranks share the media in concurrent microbatches [default: tile; sample for
-    /// images in native resolution]; a colocated encoder processes the media in the whole batch at once.
-    #[arg(long, value_enum)]
-    encoder_share: Option<ShareArg>,
-    /// Allow more activation checkpointing than was profiled; allowed in the full space.
-    #[arg(long)]
-    recompute: bool,
-    /// Schedule that runs the plan: `gpipe`, `1f1b` or `1f1b-ahead:R`.
-    #[arg(long, value_name = "NAME", default_value = "1f1b")]
-    schedule: ScheduleKind,
-    /// Frozen model parts: any from `vision,audio,projector,llm` [default: all are trained].
-    #[arg(long, value_name = "PARTS")]
-    freeze: Option<FrozenParts>,
-    /// Expert parallelism degree: the number of LLM DP ranks that divide the experts [default: the fastest].
-    /// The executor does not run degrees above 1 yet.
-    #[arg(long, value_name = "N")]
-    ep: Option<u32>,
-    /// Maximum rank load over the mean, where ranks share experts: a number, or `uniform` routing.
-    #[arg(long, value_name = "FACTOR", default_value = "uniform")]
-    expert_imbalance: ExpertImbalance,
     #[command(flatten)]
-    space: SpaceArgs,
+    set: SetArgs<PlanAccepted>,
     /// Bandwidth and latency for links inside and between nodes, JSON or CSV [default: from the device
-    /// preset; free with a profile or `--space basic`].
+    /// preset; free with a profile or in the basic space].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     #[command(flatten)]
@@ -111,40 +83,38 @@ pub(crate) struct PlanArgs {
     samples: SampleArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ShareArg {
-    /// Tiles.
-    Tile,
-    /// Whole samples.
-    Sample,
-}
+accepted!(PlanAccepted: "space", "plan.schedule", "cost.freeze", "cost.profile_check", "processor.chat_template",
+    "processor.caption_prompt", "index", "store");
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
-    args.check_encoder_share()?;
-    let (profile, spec) = args.profile_and_spec()?;
-    let encoder_split = args.encoder_split(&spec)?;
-    let is_full = args.space.is_full(profile.is_some());
+    let settings = args.set.settings()?;
+    let space = &settings.space;
+    check_encoder_share(space)?;
+    let imbalance: ExpertImbalance = parse_imbalance(space)?;
+    let (profile, spec) = args.profile_and_spec(settings.cost.profile_check)?;
+    let encoder_split = encoder_split(space, &spec)?;
+    let is_full = space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
-    let builder = ModelCostsBuilder::new(&spec).frozen(args.freeze.unwrap_or_default());
-    let builder = builder.sequence_parallel(args.space.sequence_parallel).expert_parallel(ExpertParallel {
-        degree: args.ep,
-        imbalance: args.expert_imbalance,
+    let builder = ModelCostsBuilder::new(&spec).frozen(settings.cost.frozen());
+    let builder = builder.sequence_parallel(space.sequence_parallel).expert_parallel(ExpertParallel {
+        degree: space.expert_parallel,
+        imbalance,
         links: cluster.links,
         gpus_per_node: cluster.gpus_per_node,
     });
     let model = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
-    let Samples { sizes, account } = args.samples.read(&spec)?;
-    let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;
+    let Samples { sizes, account } = args.samples.read(&spec, &args.set)?;
+    let workload = Workload::draw(&sizes, args.global_batch_size, args.batches, args.seed)?;
     let problem = PlanProblem {
         encoders: model.encoder_costs(),
         llm: &model.llm,
         workload: &workload,
         cluster,
-        options: args.space.options(is_full, args.schedule, args.recompute),
+        options: space.options(is_full, settings.plan.schedule),
         encoder_split,
-        memory_margin: args.memory_margin,
+        memory_margin: space.memory_margin,
     };
     let started = Instant::now();
     let found = plan(&problem)?;
@@ -168,10 +138,10 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 impl PlanArgs {
     /// Reads the profile, if present, and the model: from the arguments, or by the name in the profile's
     /// files.
-    fn profile_and_spec(&self) -> Result<(Option<Profile>, ModelSpec), Failure> {
+    fn profile_and_spec(&self, is_checked: bool) -> Result<(Option<Profile>, ModelSpec), Failure> {
         if !self.model.is_empty() {
             let spec = model_spec(&self.model)?;
-            let read = |path: &Path| checked(model_profile(path, &spec)?, path, !self.no_profile_check);
+            let read = |path: &Path| checked(model_profile(path, &spec)?, path, is_checked);
             let profile = self.profile.as_deref().map(read).transpose()?;
             return Ok((profile, spec));
         }
@@ -180,37 +150,9 @@ impl PlanArgs {
         if !path.exists() && Profile::shipped_names().iter().any(|name| path == Path::new(name)) {
             return Err(unnamed());
         }
-        let profile = checked(read_profile(path)?, path, !self.no_profile_check)?;
+        let profile = checked(read_profile(path)?, path, is_checked)?;
         let spec = reference_model(&profile).ok_or_else(unnamed)??;
         Ok((Some(profile), spec))
-    }
-
-    /// # Errors
-    /// [`Failure::Misuse`] if a unit of encoder shares is given for plans that have no such share.
-    fn check_encoder_share(&self) -> Result<(), Failure> {
-        if self.encoder_share.is_some() && self.space.placement == PlacementArg::Colocated {
-            let reason = "`--encoder-share` has no effect with `--placement colocated`; leave it out";
-            return Err(Failure::Misuse(reason.into()));
-        }
-        Ok(())
-    }
-
-    /// Returns the unit in which encoder ranks share media.
-    ///
-    /// # Errors
-    /// [`Failure::Misuse`] if tiles are requested for a model without tiles.
-    fn encoder_split(&self, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
-        let default = default_encoder_split(spec);
-        match self.encoder_share {
-            None => Ok(default),
-            Some(ShareArg::Sample) => Ok(EncoderSplit::Sample),
-            Some(ShareArg::Tile) if default == EncoderSplit::Tile => Ok(EncoderSplit::Tile),
-            Some(ShareArg::Tile) => Err(Failure::Misuse(format!(
-                "invalid `--encoder-share tile`: `{}` sees images in their own resolution, without tiles; \
-                 give `sample` or leave it out",
-                spec.name
-            ))),
-        }
     }
 
     /// Describes the time source, for people.
@@ -219,6 +161,39 @@ impl PlanArgs {
             Some(path) => path.display().to_string(),
             None => format!("{} (a stated rate)", self.device),
         }
+    }
+}
+
+fn parse_imbalance(space: &SpaceSettings) -> Result<ExpertImbalance, Failure> {
+    let refused = |reason| Failure::Misuse(format!("invalid `space.expert_imbalance`: {reason}"));
+    space.expert_imbalance.parse().map_err(refused)
+}
+
+/// # Errors
+/// [`Failure::Misuse`] if a unit of encoder shares is given for plans that have no such share.
+fn check_encoder_share(space: &SpaceSettings) -> Result<(), Failure> {
+    if space.encoder_share.is_some() && space.placement == SpacePlacement::Colocated {
+        let reason = "`space.encoder_share` has no effect with `space.placement=colocated`; leave it out";
+        return Err(Failure::Misuse(reason.into()));
+    }
+    Ok(())
+}
+
+/// Returns the unit in which encoder ranks share media.
+///
+/// # Errors
+/// [`Failure::Misuse`] if tiles are requested for a model without tiles.
+fn encoder_split(space: &SpaceSettings, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
+    let default = default_encoder_split(spec);
+    match space.encoder_share {
+        None => Ok(default),
+        Some(EncoderShare::Sample) => Ok(EncoderSplit::Sample),
+        Some(EncoderShare::Tile) if default == EncoderSplit::Tile => Ok(EncoderSplit::Tile),
+        Some(EncoderShare::Tile) => Err(Failure::Misuse(format!(
+            "invalid `space.encoder_share`: `{}` sees images in their own resolution, without tiles; give \
+             `sample` or leave it out",
+            spec.name
+        ))),
     }
 }
 

@@ -8,8 +8,9 @@ use dflop_costmodel::{ModelSpec, SampleShape, SampleUnits};
 use dflop_loader::Dataset;
 use serde::Serialize;
 
-use super::shapes;
-use crate::args::dataset::IndexLocationArgs;
+use super::{PlanAccepted, shapes};
+use crate::args::dataset::SplitArgs;
+use crate::args::set::SetArgs;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 
@@ -34,7 +35,7 @@ struct SampleFields {
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     #[command(flatten)]
-    place: IndexLocationArgs,
+    split: SplitArgs,
 }
 
 /// Sample sizes, and an account of the samples left out.
@@ -67,7 +68,7 @@ pub(super) struct RefusedJson {
 impl Args for SampleArgs {
     /// Declares dataset options as conflicts of the shape table, where they would have no effect.
     fn augment_args(command: Command) -> Command {
-        let options = TokenizerArgs::augment_args(IndexLocationArgs::augment_args(Command::default()));
+        let options = TokenizerArgs::augment_args(SplitArgs::augment_args(Command::default()));
         let ids: Vec<String> = options.get_arguments().map(|arg| arg.get_id().to_string()).collect();
         ids.into_iter().fold(SampleFields::augment_args(command), |command, id| {
             command.mut_arg(id, |arg| arg.conflicts_with("shapes"))
@@ -91,15 +92,22 @@ impl FromArgMatches for SampleArgs {
 
 impl SampleArgs {
     /// Reads the shape table, or the dataset shapes from the index, which is built if it is missing.
-    pub(super) fn read(&self, spec: &ModelSpec) -> Result<Samples, Failure> {
-        let SampleFields { shards, shapes, place, tokenizer } = &self.0;
+    pub(super) fn read(
+        &self,
+        spec: &ModelSpec,
+        set: &SetArgs<PlanAccepted>,
+    ) -> Result<Samples, Failure> {
+        let SampleFields { shards, shapes, split, tokenizer } = &self.0;
         if let Some(path) = shapes {
+            set.refuse(&["index", "store", "processor"], "has no effect with `--shapes`; leave it out")?;
             let sizes = shapes::read(path, spec)?;
             let samples = sizes.len() as u64;
             let account = SamplesJson { samples, read: samples, refused: 0, first_refused: None };
             return Ok(Samples { sizes, account });
         }
-        let dataset = place.open(shards, &place.stores()?, tokenizer.token_counts(Some(spec))?)?;
+        let settings = set.settings()?;
+        let token_counts = tokenizer.token_counts(Some(spec), &settings)?;
+        let dataset = split.open(shards, (&settings.store.stores()?, &settings), token_counts)?;
         read_dataset(&dataset, spec)
     }
 }

@@ -8,8 +8,13 @@ use super::SimulateArgs;
 use super::shapes::ShapesArgs;
 
 /// Arguments that both simulations accept.
-const SHARED: [&str; 10] =
-    ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule", "report"];
+const SHARED: [&str; 9] =
+    ["model", "device", "profile", "global_batch_size", "seed", "steps", "json", "report", "pairs"];
+/// Why a flag or a setting is refused: of a dataset, and of `--shapes`.
+pub(super) const OF_DATASET: &str =
+    "belongs to the simulation of a dataset and has no effect with `--shapes`; leave it out";
+pub(super) const OF_SHAPES: &str =
+    "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 
 /// Checks that every flag on the command line has an effect.
 ///
@@ -27,10 +32,6 @@ pub(super) fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
         return Ok(());
     };
     let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
-    let reason = if has_shapes {
-        "belongs to the simulation of a dataset and has no effect with `--shapes`; leave it out"
-    } else {
-        "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`"
-    };
+    let reason = if has_shapes { OF_DATASET } else { OF_SHAPES };
     Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("`{flag}` {reason}")))
 }

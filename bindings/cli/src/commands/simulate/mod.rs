@@ -11,13 +11,15 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::LaunchLimit;
+use dflop_loader::settings::PlanSettings;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 
 pub(crate) use report::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
 
 use crate::args::planned_steps::PlannedStepsArgs;
-use crate::args::report::SampleReportArgs;
+use crate::args::report::ReportArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::args::step_plan::ResumeArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -35,7 +37,8 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 ///
 /// A pipeline schedule sums predicted times; no device is measured. With `--shapes` and `--gpus` instead of a
 /// dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism,
-/// data-blind with our plan, LPT, the paper's, and ours. Flags that have no effect on the requested
+/// data-blind with our plan, LPT, the paper's, and ours. Plans are made for `plan.schedule`, for `zb-h1` as
+/// for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested
 /// simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
@@ -46,17 +49,19 @@ struct SimulateArgs {
     /// Number of steps to simulate [default: an epoch, 50 at most; 50 with `--shapes`].
     #[arg(long, value_name = "K")]
     steps: Option<u64>,
-    /// Schedule that runs the plans: `gpipe`, `1f1b`, `1f1b-ahead:R` with encoders R rounds ahead,
-    /// `interleaved:V` with V stages per pipeline rank, or `zb-h1`. Plans are made for the schedule, for
-    /// `zb-h1` as for 1F1B; `--shapes` accepts the first three.
-    #[arg(long, value_name = "NAME", default_value = "1f1b")]
-    schedule: ScheduleKind,
     #[command(flatten)]
-    report: SampleReportArgs,
+    set: SetArgs<SimulateAccepted>,
+    #[command(flatten)]
+    report: ReportArgs,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(SimulateAccepted: "plan.schedule", "plan.stages", "plan.search_effort", "plan.tokens_max",
+    "plan.bytes_max", "plan.synchronize", "order.shuffle", "order.tail", "order.repeat_samples",
+    "processor.pad_to_tokens", "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost",
+    "space", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct SimulateReport {
@@ -143,7 +148,11 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if let Some(path) = args.shapes.path() {
         return shapes::run(args, path, out);
     }
-    let planner = args.planned.planner(0, &ResumeArgs::default())?;
+    args.set.refuse(&["space"], flags::OF_SHAPES)?;
+    let mut settings = args.set.settings()?;
+    // The comparison plans for the schedule; a planner has none for `zb-h1`.
+    let schedule = std::mem::replace(&mut settings.plan.schedule, PlanSettings::default().schedule);
+    let planner = args.planned.planner(&settings, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
     // A run that ends may be shorter than the default.
     let steps = steps.min(planner.steps().len().unwrap_or(steps));
@@ -152,15 +161,15 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     }
     let report = SimulateReport {
         steps,
-        schedule: args.schedule.to_string(),
+        schedule: schedule.to_string(),
         model: args.planned.plan.model.name(),
         device: args.planned.plan.model.device_name(),
         is_measured: args.planned.plan.model.profile.is_given(),
         launch_limits: planner.model().launch_limits(),
-        strategies: compare(&planner, steps, args.schedule)?,
+        strategies: compare(&planner, steps, schedule)?,
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &report::dataset_report(args, &planner, &report)?)?;
+        write_report(path, &report::dataset_report(args, schedule, &planner, &report)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }

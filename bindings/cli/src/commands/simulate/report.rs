@@ -1,9 +1,11 @@
 //! Fills the `dflop simulate` report.
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
 
 use super::shapes::MethodsReport;
 use super::{COMPARED, SimulateArgs, SimulateReport};
+use crate::args::report::PREVIEWS;
 use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps};
@@ -20,18 +22,19 @@ pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a st
 /// Returns the report on a simulated dataset.
 pub(super) fn dataset_report(
     args: &SimulateArgs,
+    schedule: ScheduleKind,
     planner: &StepPlanner,
     simulated: &SimulateReport,
 ) -> Result<RunReport, Failure> {
-    let SimulateReport { steps, schedule, model, device, is_measured, launch_limits, strategies } = simulated;
+    let SimulateReport { steps, schedule: _, model, device, is_measured, launch_limits, strategies } = simulated;
     let results = strategies.iter().map(|strategy| strategy.to_result(*steps));
     let first = planner.first_step();
     let planned = PlannedSteps {
         planner,
         strategies: COMPARED.iter().map(|(strategy, _)| *strategy).zip(results).collect(),
-        schedule: args.schedule,
+        schedule,
         steps: first..first + steps,
-        previews: args.report.previews(),
+        previews: PREVIEWS,
     };
     let name = format!("{model} on {device}");
     let (study, note) = planned.study(&name, ABOUT_STRATEGIES)?;
@@ -44,7 +47,7 @@ pub(super) fn dataset_report(
     let stages: usize = planner.pipeline().stages.iter().sum();
     report.fact("Cluster", format!("{} DP ranks × {stages} stages", planner.dp_size()));
     report.fact("Schedule", format!("{schedule}, {} microbatches per rank", planner.microbatches()));
-    report.fact("Global batch", format!("{} samples", args.planned.plan.global_batch));
+    report.fact("Global batch", format!("{} samples", args.planned.plan.global_batch_size));
     report.fact("Steps", steps.to_string());
     if !is_measured {
         report.notes.push(ABOUT_STATED_RATES.to_owned());

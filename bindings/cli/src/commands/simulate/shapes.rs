@@ -10,16 +10,31 @@ use dflop_balancer::planner::{
 use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, default_encoder_split, shapes};
+use super::super::plan::{DegreesJson, cluster, costs, default_encoder_split, shapes};
 use super::SimulateArgs;
+use super::flags::OF_DATASET;
 use super::report::shapes_report;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 
 const BATCHES: u64 = 50;
-/// Factor from counted to allocated memory, the `dflop plan` default.
-const MEMORY_MARGIN: f64 = 1.1;
+/// Settings that have an effect on a dataset only.
+const OF_DATASET_ONLY: [&str; 13] = [
+    "plan.stages",
+    "plan.search_effort",
+    "plan.tokens_max",
+    "plan.bytes_max",
+    "plan.synchronize",
+    "order",
+    "processor",
+    "cost.profile_tp",
+    "cost.recompute",
+    "space.encoder_share",
+    "space.expert_parallel",
+    "index",
+    "store",
+];
 /// Maximum number of printed waits per method, and the fraction of GPU time below which a wait is not
 /// printed.
 const PRINTED_WAITS: usize = 3;
@@ -43,14 +58,9 @@ pub(super) struct ShapesArgs {
     #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
     memory_gib: f64,
     /// Bandwidth and latency for NVLink and InfiniBand, JSON or CSV [default: from the device preset; free
-    /// with a profile or `--space basic`].
+    /// with a profile or in the basic space].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
     links: Option<PathBuf>,
-    /// Allow activation checkpointing.
-    #[arg(long, help_heading = "Shapes")]
-    allow_recompute: bool,
-    #[command(flatten, next_help_heading = "Shapes")]
-    space: SpaceArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -98,18 +108,20 @@ impl ShapesArgs {
 pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<(), Failure> {
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
+    args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
+    let settings = args.set.settings()?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let profile = model.profile.read(&spec)?;
-    let is_full = args.shapes.space.is_full(profile.is_some());
+    let profile = model.profile.read(&spec, &settings)?;
+    let is_full = settings.space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
     let builder = ModelCostsBuilder::new(&spec)
-        .frozen(model.training.freeze.unwrap_or_default())
-        .sequence_parallel(args.shapes.space.sequence_parallel);
+        .frozen(settings.cost.frozen())
+        .sequence_parallel(settings.space.sequence_parallel);
     let costs = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
-    let global_batch = u32::try_from(planned.global_batch).map_err(|_| too_large("global-batch"))?;
+    let global_batch = u32::try_from(planned.global_batch_size).map_err(|_| too_large("global-batch-size"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
     let workload = Workload::draw(&shapes::read(path, &spec)?, global_batch, batches, planned.seed)?;
     let problem = PlanProblem {
@@ -117,9 +129,9 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &costs.llm,
         workload: &workload,
         cluster,
-        options: args.shapes.space.options(is_full, args.schedule, args.shapes.allow_recompute),
+        options: settings.space.options(is_full, settings.plan.schedule),
         encoder_split: default_encoder_split(&spec),
-        memory_margin: MEMORY_MARGIN,
+        memory_margin: settings.space.memory_margin,
     };
     let compared = compare(&problem, &plan(&problem)?)?;
     let report = MethodsReport {

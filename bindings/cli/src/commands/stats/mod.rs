@@ -14,7 +14,8 @@ use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
 use crate::args::model::ModelArgs;
-use crate::args::report::SampleReportArgs;
+use crate::args::report::ReportArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -34,6 +35,8 @@ pub(crate) struct StatsArgs {
     model: ModelArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
+    #[command(flatten)]
+    set: SetArgs<StatsAccepted>,
     /// Number of samples to profile, drawn at random without repetition [default: all].
     #[arg(long, value_name = "N")]
     sample: Option<u64>,
@@ -41,11 +44,13 @@ pub(crate) struct StatsArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    report: SampleReportArgs,
+    report: ReportArgs,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
+
+accepted!(StatsAccepted: "cost", "processor.chat_template", "processor.caption_prompt", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct StatsReport {
@@ -96,9 +101,10 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     if args.sample == Some(0) {
         return Err(Failure::Misuse("invalid `sample`: must be at least 1".into()));
     }
-    let model = args.model.cost_model()?;
-    let token_counts = args.tokenizer.token_counts(Some(model.spec()))?;
-    let dataset = args.dataset.open(token_counts)?;
+    let settings = args.set.settings()?;
+    let model = args.model.cost_model(&settings)?;
+    let token_counts = args.tokenizer.token_counts(Some(model.spec()), &settings)?;
+    let dataset = args.dataset.open(&settings, token_counts)?;
     let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
     let collected = collect::collect(&dataset, &model, sampling);
     let most_expensive = collected.profile.most_expensive();
@@ -106,7 +112,7 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     if let Some(path) = args.report.path() {
         write_report(path, &report::page(args, &dataset, &model, &report, &most_expensive)?)?;
     }
-    if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from()) }
+    if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from(&settings)) }
 }
 
 fn report(

@@ -4,6 +4,7 @@ use dflop_costmodel::{CostModel, Outlier, SampleShape};
 use dflop_loader::Dataset;
 
 use super::{StatsArgs, StatsReport};
+use crate::args::report::PREVIEWS;
 use crate::failure::Failure;
 use crate::report::collect::SampleTable;
 use crate::report::{Basis, DataProfile, Origin, Quantity, RunReport, verdict};
@@ -25,7 +26,7 @@ pub(super) fn page(
         dataset.index().sample(number).read_shape(&mut shape);
         table.sample_index(std::slice::from_ref(dataset), 0, number, &model.predict(&shape)?);
     }
-    let (dearest, note) = table.finish(std::slice::from_ref(dataset), args.report.previews());
+    let (dearest, note) = table.finish(std::slice::from_ref(dataset), PREVIEWS);
     let title = format!("Data profile for {}", stats.model);
     let mut report = RunReport::new("stats", title, Origin::for_this_process());
     report.verdict.push(verdict(Basis::Counted, describe(stats, most_expensive)));
@@ -33,7 +34,7 @@ pub(super) fn page(
     if stats.sampling.samples < stats.sampling.of {
         report.fact("Profiled", format!("{} drawn at random", stats.sampling.samples));
     }
-    report.fact("Costs", format!("{} on {}", stats.model, args.model.times_from()));
+    report.fact("Costs", format!("{} on {}", stats.model, args.model.times_from(&args.set.settings()?)));
     report.fact("Encoder seconds per LLM second", format!("{:.3}", stats.encoder_to_llm_ratio));
     report.fact("Refused by the model", stats.refused.len().to_string());
     if let Some(certainty) = &stats.certainty {

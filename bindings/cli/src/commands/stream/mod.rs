@@ -10,19 +10,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use dflop_loader::Loader;
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
-use dflop_loader::flow::{ErrorBudget, MetricsSnapshot, SkipCount};
-use dflop_loader::shard::{FIELD_BYTES_MAX, FieldSelection};
+use dflop_loader::flow::{MetricsSnapshot, SkipCount};
+use dflop_loader::settings::Settings;
+use dflop_loader::shard::FIELD_BYTES_MAX;
+use dflop_loader::{Loader, LoaderSettings};
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::args::augment::AugmentArgs;
 use crate::args::dataset::DatasetArgs;
-use crate::args::strict::StrictArgs;
-use crate::args::video::VideoArgs;
+use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
 use crate::progress::bar;
@@ -41,38 +40,21 @@ pub(crate) struct StreamArgs {
     /// Sample decoding.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
-    /// Read only these fields, such as `jpg,txt`, `img_*.png`, `images`, `audio`, `text` [default: all;
-    /// images with `rgb224`].
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
-    fields: Option<Vec<String>>,
     /// With `rgb224`, decode a JPEG at a half, a quarter or an eighth of its size if that is still large
     /// enough; pixels differ slightly. Needs a build with the feature `turbojpeg`.
     #[arg(long)]
     scaled_decode: bool,
     #[command(flatten)]
-    augment: AugmentArgs,
-    #[command(flatten)]
-    strict: StrictArgs,
-    #[command(flatten)]
-    video: VideoArgs,
+    set: SetArgs<StreamAccepted>,
     /// Samples per batch.
     #[arg(long, value_name = "N", default_value_t = 32)]
     batch: usize,
-    /// Number of decoder threads [default: one per core].
-    #[arg(long, value_name = "N")]
-    workers: Option<usize>,
     /// End after this many samples.
     #[arg(long, value_name = "N")]
     samples: Option<u64>,
     /// Number of passes over the shards.
     #[arg(long, value_name = "N", default_value_t = 1)]
     epochs: u64,
-    /// Tolerated fraction of bad samples, 0 to 1.
-    #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
-    error_budget: f64,
-    /// Tolerated number of bad samples, regardless of the fraction [default: no limit].
-    #[arg(long, value_name = "N")]
-    error_count: Option<u64>,
     /// Write every skipped sample to this file, one JSON object per line; the report lists the first 1,000,
     /// each once.
     #[arg(long, value_name = "FILE")]
@@ -80,15 +62,6 @@ pub(crate) struct StreamArgs {
     /// Maximum field length; a sample with a longer field is bad.
     #[arg(long, value_name = "BYTES", default_value_t = FIELD_BYTES_MAX)]
     field_bytes_max: u64,
-    /// Warn after this many seconds without progress.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    stall_seconds: f64,
-    /// Fail after this many seconds without progress [default: never].
-    #[arg(long, value_name = "SECONDS")]
-    stall_error_seconds: Option<f64>,
-    /// Maximum payload bytes that wait for the decoders.
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
-    buffered_bytes_max: u64,
     #[command(flatten)]
     input: InputArgs,
     /// Print the metrics for every stage; with `--json` under `metrics`.
@@ -98,6 +71,9 @@ pub(crate) struct StreamArgs {
     #[arg(long)]
     json: bool,
 }
+
+accepted!(StreamAccepted: "read.fields", "read.strict", "read.workers", "read.buffered_bytes", "read.error_budget",
+    "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "augment", "index.videos", "store");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DecodeArg {
@@ -131,7 +107,8 @@ struct StreamReport {
 
 pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     let skipped_file = args.skipped_out.as_deref().map(SkippedFile::create).transpose()?.map(Arc::new);
-    let loader = loader(args, skipped_file.clone())?;
+    let settings = args.set.settings()?;
+    let loader = loader(args, &settings, skipped_file.clone())?;
     let runtime = runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
     // Pipe commands are killed with the reader, but a read from standard input cannot be canceled: do not
@@ -145,47 +122,39 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     if report.samples == 0 && !args.input.is_resumed() {
         return Err(no_samples(&report.skipped));
     }
-    if let Some(fields) = args.fields.as_ref().filter(|_| report.samples > 0 && report.fields == 0) {
-        let fields = fields.join(",");
+    if let Some(fields) = settings.read.fields.filter(|_| report.samples > 0 && report.fields == 0) {
+        let fields = fields.0.join(",");
         return Err(Failure::Failed(format!("none of {} samples has a field `{fields}`", report.samples)));
     }
     report.metrics = args.metrics.then(|| loader.metrics());
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
-fn loader(args: &StreamArgs, skipped_file: Option<Arc<SkippedFile>>) -> Result<Loader, Failure> {
+fn loader(
+    args: &StreamArgs,
+    settings: &Settings,
+    skipped_file: Option<Arc<SkippedFile>>,
+) -> Result<Loader, Failure> {
     let decode = match args.decode {
         DecodeArg::Raw => Decode::Raw,
         DecodeArg::Media => Decode::Media,
         DecodeArg::Rgb224 => Decode::Pixels { side: const { NonZeroU32::new(224).unwrap() } },
     };
-    let mut builder = Loader::builder(args.dataset.shards()?)
-        .decode(decode)
+    let mut read = settings.read.apply(LoaderSettings::default())?.decode(decode);
+    if let Some(augment) = settings.augment.augment()? {
+        read = read.augment(augment);
+    }
+    if let Some(file) = skipped_file {
+        read = read.skip_listener(file);
+    }
+    let mut builder = Loader::builder(args.dataset.shards(settings)?)
+        .settings(read.stall_listener(Arc::new(PrintStalls)))
         .scaled_decode(args.scaled_decode)
-        .strictness(args.strict.strictness())
         .batch_size(args.batch)
         .epochs(args.epochs)
-        .buffered_bytes_max(args.buffered_bytes_max)
-        .field_bytes_max(args.field_bytes_max)
-        .stall_seconds_max(args.stall_seconds)
-        .stall_seconds_error(args.stall_error_seconds.unwrap_or(f64::INFINITY))
-        .stall_listener(Arc::new(PrintStalls));
-    if let Some(file) = skipped_file {
-        builder = builder.skip_listener(file);
-    }
-    let budget = ErrorBudget::new(args.error_budget)?;
-    builder = builder.error_budget(args.error_count.map_or(budget, |samples| budget.at_most(samples)));
-    if let Some(fields) = &args.fields {
-        builder = builder.fields(FieldSelection::new(fields)?);
-    }
-    if let Some(augment) = args.augment.augment()? {
-        builder = builder.augment(augment);
-    }
-    if let Some(sampling) = args.video.sampling()? {
+        .field_bytes_max(args.field_bytes_max);
+    if let Some(sampling) = settings.index.video_sampling()? {
         builder = builder.video_sampling(sampling);
-    }
-    if let Some(workers) = args.workers {
-        builder = builder.workers(workers);
     }
     if let Some(samples) = args.samples {
         builder = builder.samples_max(samples);

@@ -28,7 +28,7 @@ use findings::print_findings;
 use print::Printer;
 use report::ReportFiles;
 
-use crate::args::report::SampleReportArgs;
+use crate::args::report::ReportArgs;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -55,12 +55,12 @@ pub(crate) struct TrainArgs {
     steps: Option<u64>,
     /// Plan to run, as `dflop plan --json` printed it: placement, stages, degrees, schedule and microbatches
     /// replace the configured values.
-    #[arg(long, value_name = "FILE.json", conflicts_with = "pipeline_stages")]
+    #[arg(long, value_name = "FILE.json", conflicts_with = "stages")]
     plan: Option<PathBuf>,
     /// Number of pipeline stages for all modules together; encoders keep their own stages. With 1, encoder
     /// and LLM take turns in one process [default: the configuration's].
     #[arg(long, value_name = "N")]
-    pipeline_stages: Option<usize>,
+    stages: Option<usize>,
     #[arg(long, value_name = "NAME", value_parser = parse_strategy)]
     #[arg(help = format!("Strategy of the step plans: {} [default: the configuration's]", Strategy::describe(Strategy::for_any_size())))]
     strategy: Option<Strategy>,
@@ -88,7 +88,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
-    report: SampleReportArgs,
+    report: ReportArgs,
     /// Check what the run needs and train nothing: configuration, files, ranks, GPUs, memory, shards, index,
     /// rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     #[arg(long)]
@@ -168,7 +168,7 @@ impl TrainArgs {
                 "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),
             ));
         }
-        match self.pipeline_stages {
+        match self.stages {
             Some(1) => config.one_stage_each(),
             Some(stages) => config.pipeline_stages(stages)?,
             None => {}
@@ -181,7 +181,7 @@ impl TrainArgs {
     /// - `trace`: file for the timeline
     fn options(&self, trace: Option<PathBuf>, invocation: &Invocation) -> Result<RunOptions, Failure> {
         // With one stage each, encoder and LLM take turns in this process.
-        let processes = match self.pipeline_stages {
+        let processes = match self.stages {
             Some(1) => None,
             _ => Some(RankProgram { path: invocation.path()?, args: invocation.args().cloned().collect() }),
         };

@@ -11,7 +11,7 @@ use dflop_executor::run::{Run, Setup, rank_trace, strategy_name};
 use dflop_executor::train::StepReport;
 use dflop_loader::files::open_own;
 
-use crate::args::report::SampleReportArgs;
+use crate::args::report::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
 use crate::output::write_json;
 use crate::report::collect::{ABOUT_RUN, Measured, SampleTable, read_traces, timelines_of_plans};
@@ -55,12 +55,12 @@ impl ReportFiles {
     /// Chooses the files and removes the leftovers from a killed run.
     ///
     /// - `trace`: timeline file that the user requested
-    pub(super) fn new(args: &SampleReportArgs, trace: Option<&Path>) -> Result<Self, Failure> {
+    pub(super) fn new(args: &ReportArgs, trace: Option<&Path>) -> Result<Self, Failure> {
         let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
         let is_first = identity.rank == 0;
         let files = Self {
             path: args.path().map(Path::to_owned),
-            previews: args.previews(),
+            previews: PREVIEWS,
             trace: trace.map(Path::to_owned),
             // Ranks that this command line started leave it to the process that started them.
             is_written: is_first && !has_launcher(),

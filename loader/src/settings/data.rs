@@ -1,0 +1,353 @@
+//! Settings of data: stores, index, reading, augmentation.
+
+use std::path::PathBuf;
+
+use dflop_samples::media::augment::{Augment, ColorJitter};
+use dflop_samples::media::{Strictness, VideoSampling};
+use serde::{Deserialize, Serialize};
+
+use super::spelling::{Names, choices};
+use crate::error::{Error, Result};
+use crate::flow::ErrorBudget;
+use crate::loader::{BalancedLoaderBuilder, LoaderSettings};
+use crate::shard::{FieldSelection, ShardAccess};
+use crate::store::{ReadMode, ShardCache, Stores};
+
+/// Default size of a cache.
+const CACHE_BYTES: u64 = 64 << 30;
+
+/// Access to local and remote shards.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreSettings {
+    /// Directory that keeps whole remote shards for all processes of this machine. Default: shards are not
+    /// kept.
+    pub cache: Option<PathBuf>,
+    /// Maximum size of `cache` in bytes.
+    pub cache_bytes: u64,
+    /// Maximum number of requests in flight, over all shards.
+    pub requests_max: usize,
+    /// Seconds for which a store that fails or does not answer is asked again, for each 16 MiB of a read; 0
+    /// for never.
+    pub retry_seconds: u64,
+    /// Read method for local and cached shards: `auto`, system calls unless nobody can write the file system;
+    /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system calls.
+    pub read: ReadModeName,
+    /// Lets names `pipe:COMMAND` run shell commands that print the shard.
+    pub allow_pipe: bool,
+    /// Lets shard lists name remote shards and shards outside the directory of the list.
+    pub allow_outside: bool,
+}
+
+impl Default for StoreSettings {
+    fn default() -> Self {
+        Self {
+            cache: None,
+            cache_bytes: CACHE_BYTES,
+            requests_max: 256,
+            retry_seconds: 300,
+            read: ReadModeName::default(),
+            allow_pipe: false,
+            allow_outside: false,
+        }
+    }
+}
+
+choices! {
+    /// Names of [`ReadMode`].
+    ReadModeName for ReadMode {
+        #[default]
+        Auto, "auto" => ReadMode::Auto;
+        Mmap, "mmap" => ReadMode::Mmap;
+        Pread, "pread" => ReadMode::Pread;
+    }
+}
+
+impl StoreSettings {
+    /// Builds the stores that remote shards are read from.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a setting out of range, and for the size of a cache that there is not.
+    pub fn stores(&self) -> Result<Stores> {
+        let mut builder = Stores::builder()
+            .requests_max(self.requests_max)
+            .retry_seconds(self.retry_seconds)
+            .read(self.read.into());
+        if let Some(directory) = &self.cache {
+            builder = builder.cache(ShardCache { directory: directory.clone(), bytes_max: self.cache_bytes });
+        } else if self.cache_bytes != CACHE_BYTES {
+            return Err(Error::Config { setting: "cache_bytes", reason: "needs `cache`".into() });
+        }
+        builder.build()
+    }
+
+    /// Returns the locations that shard names may reach through `stores`.
+    #[must_use]
+    pub fn access(&self, stores: &Stores) -> ShardAccess {
+        ShardAccess::new(stores).allow_outside(self.allow_outside).allow_pipe(self.allow_pipe)
+    }
+}
+
+/// Index of a dataset.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct IndexSettings {
+    /// Directory of the index. Default: `.dflop` next to the shards, or the user's cache directory.
+    pub directory: Option<PathBuf>,
+    /// File that defines the splits. Default: `splits.json` next to the shards.
+    pub splits: Option<PathBuf>,
+    /// Frames of each video: `fps:RATE:MAX`, `uniform:N` or `keyframes:MAX`; an index built with others is
+    /// rebuilt. Needs a build with the feature `video`. Default: `fps:2:64`.
+    #[serde(with = "videos")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
+    pub videos: Option<VideoSampling>,
+}
+
+impl IndexSettings {
+    /// Returns the frames of each video, if they are set.
+    ///
+    /// # Errors
+    /// [`Error::Config`] in a build without the feature `video`.
+    pub fn video_sampling(&self) -> Result<Option<VideoSampling>> {
+        if self.videos.is_some() && !cfg!(feature = "video") {
+            let reason = "this build has no FFmpeg; build with the feature `video`".into();
+            return Err(Error::Config { setting: "videos", reason });
+        }
+        Ok(self.videos)
+    }
+}
+
+/// Text form of the frames of a video.
+mod videos {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::VideoSampling;
+
+    pub(super) fn serialize<S: Serializer>(
+        videos: &Option<VideoSampling>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match videos {
+            None => serializer.serialize_none(),
+            Some(VideoSampling::Uniform { frames }) => serializer.collect_str(&format_args!("uniform:{frames}")),
+            Some(VideoSampling::Keyframes { frames_max }) => {
+                serializer.collect_str(&format_args!("keyframes:{frames_max}"))
+            }
+            Some(VideoSampling::Fps { per_second, frames_max }) => {
+                serializer.collect_str(&format_args!("fps:{per_second}:{frames_max}"))
+            }
+        }
+    }
+
+    pub(super) fn deserialize<'de, De: Deserializer<'de>>(
+        deserializer: De,
+    ) -> Result<Option<VideoSampling>, De::Error> {
+        let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+        parse(&text).map(Some).ok_or_else(|| {
+            De::Error::custom(format!("expected fps:RATE:MAX, uniform:N or keyframes:MAX, found `{text}`"))
+        })
+    }
+
+    fn parse(text: &str) -> Option<VideoSampling> {
+        let (how, rest) = text.split_once(':')?;
+        let positive = |text: &str| text.parse().ok().filter(|number: &u32| *number > 0);
+        match how {
+            "uniform" => Some(VideoSampling::Uniform { frames: positive(rest)? }),
+            "keyframes" => Some(VideoSampling::Keyframes { frames_max: positive(rest)? }),
+            "fps" => {
+                let (rate, most) = rest.split_once(':')?;
+                let per_second = rate.parse().ok().filter(|rate: &f64| *rate > 0.0 && rate.is_finite())?;
+                Some(VideoSampling::Fps { per_second, frames_max: positive(most)? })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Reading and decoding of samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct ReadSettings {
+    /// Names of the fields to read: extensions, several of them as `jpg;png`, patterns (`img_*.png`), or
+    /// `images`, `audio`, `video`, `text`. An extension that no sample has is an error. Default: all fields, or
+    /// the images where images become one array.
+    pub fields: Option<Names>,
+    /// Whether any damage of a medium makes its sample bad. By default a medium that ends too early does, and
+    /// other damage does not, as for Pillow without `LOAD_TRUNCATED_IMAGES`.
+    pub strict: bool,
+    /// Number of decoder threads. Default: one per core.
+    pub workers: Option<usize>,
+    /// Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait for the decoders;
+    /// in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger microbatch is loaded
+    /// alone.
+    pub buffered_bytes: Option<u64>,
+    /// Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end; 0 tolerates
+    /// none, from the first sample on.
+    pub error_budget: f64,
+    /// Tolerated number of bad samples. Default: no limit but the fraction.
+    pub error_count: Option<u64>,
+    /// Ends the stream with an error after this many seconds without progress. Default: never.
+    pub stall_seconds: Option<f64>,
+    /// Logs a warning after this many seconds without progress.
+    pub stall_log_seconds: f64,
+    /// Number of steps that are planned, read and decoded before they are asked for, as far as
+    /// `buffered_bytes` allows; balanced loader only. Default: 2.
+    pub steps_ahead: Option<usize>,
+    /// Refuses a microbatch that takes more bytes, by the shapes in the index; balanced loader only. Default:
+    /// the memory that is available.
+    pub microbatch_bytes: Option<u64>,
+}
+
+impl Default for ReadSettings {
+    fn default() -> Self {
+        Self {
+            fields: None,
+            strict: false,
+            workers: None,
+            buffered_bytes: None,
+            error_budget: ErrorBudget::default().fraction,
+            error_count: None,
+            stall_seconds: None,
+            stall_log_seconds: 60.0,
+            steps_ahead: None,
+            microbatch_bytes: None,
+        }
+    }
+}
+
+impl ReadSettings {
+    /// Applies the settings that both loaders share.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a budget out of range and for invalid field names.
+    pub fn apply(&self, settings: LoaderSettings) -> Result<LoaderSettings> {
+        let budget = ErrorBudget::new(self.error_budget)?;
+        let strictness = if self.strict { Strictness::Strict } else { Strictness::Standard };
+        let mut settings = settings
+            .error_budget(self.error_count.map_or(budget, |samples| budget.at_most(samples)))
+            .strictness(strictness)
+            .stall_seconds_max(self.stall_log_seconds)
+            .stall_seconds_error(self.stall_seconds.unwrap_or(f64::INFINITY));
+        if let Some(Names(names)) = &self.fields {
+            settings = settings.fields(FieldSelection::new(names.clone())?);
+        }
+        if let Some(workers) = self.workers {
+            settings = settings.workers(workers);
+        }
+        if let Some(bytes) = self.buffered_bytes {
+            settings = settings.buffered_bytes_max(bytes);
+        }
+        Ok(settings)
+    }
+
+    /// Applies the settings that only the balanced loader has.
+    #[must_use]
+    pub fn apply_to_steps(&self, mut builder: BalancedLoaderBuilder) -> BalancedLoaderBuilder {
+        if let Some(steps) = self.steps_ahead {
+            builder = builder.steps_ahead(steps);
+        }
+        if let Some(bytes) = self.microbatch_bytes {
+            builder = builder.microbatch_bytes_max(bytes);
+        }
+        builder
+    }
+
+    /// Checks that no setting is set that only the balanced loader has.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the setting.
+    pub fn check_without_steps(&self) -> Result<()> {
+        let of_steps =
+            [("steps_ahead", self.steps_ahead.is_some()), ("microbatch_bytes", self.microbatch_bytes.is_some())];
+        match of_steps.into_iter().find(|(_, is_set)| *is_set) {
+            None => Ok(()),
+            Some((setting, _)) => {
+                let reason = "has a use in the balanced loader only: drop it".into();
+                Err(Error::Config { setting, reason })
+            }
+        }
+    }
+}
+
+/// Random augmentation of images; by default images are not changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct AugmentSettings {
+    /// Crops each image to a random part with a fraction of the area between these two, such as `0.08,1`.
+    /// Default: no crop.
+    pub crop_scale: Option<[f64; 2]>,
+    /// Least and largest width over height of the part.
+    pub crop_ratio: [f64; 2],
+    /// Probability with which an image is mirrored left to right.
+    pub flip: f64,
+    /// Random changes of brightness, contrast, saturation and hue, by at most these amounts.
+    pub color_jitter: [f64; 4],
+}
+
+impl Default for AugmentSettings {
+    fn default() -> Self {
+        Self { crop_scale: None, crop_ratio: [0.75, 4.0 / 3.0], flip: 0.0, color_jitter: [0.0; 4] }
+    }
+}
+
+impl AugmentSettings {
+    /// Builds the augmentation; `None` if images are not changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a number out of range.
+    pub fn augment(&self) -> Result<Option<Augment>> {
+        if *self == Self::default() {
+            return Ok(None);
+        }
+        let mut builder = Augment::builder();
+        if let Some([least, most]) = self.crop_scale {
+            builder = builder.random_crop(least..=most, self.crop_ratio[0]..=self.crop_ratio[1]);
+        }
+        if self.flip != 0.0 {
+            builder = builder.flip(self.flip);
+        }
+        let [brightness, contrast, saturation, hue] = self.color_jitter;
+        if self.color_jitter != [0.0; 4] {
+            builder = builder.color_jitter(ColorJitter { brightness, contrast, saturation, hue });
+        }
+        Ok(Some(builder.build()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_frames_of_a_video_have_a_text_form() {
+        for (text, videos) in [
+            ("\"uniform:8\"", VideoSampling::Uniform { frames: 8 }),
+            ("\"keyframes:4\"", VideoSampling::Keyframes { frames_max: 4 }),
+            ("\"fps:0.5:16\"", VideoSampling::Fps { per_second: 0.5, frames_max: 16 }),
+        ] {
+            let document = format!("{{\"videos\":{text}}}");
+            let settings: IndexSettings = serde_json::from_str(&document).unwrap();
+            assert_eq!(settings.videos, Some(videos));
+            assert!(serde_json::to_string(&settings).unwrap().contains(text));
+            assert_eq!(settings.video_sampling().is_ok(), cfg!(feature = "video"));
+        }
+        for text in ["fps", "fps:2", "fps:0:3", "uniform:0", "keyframes:x", "all:3", ""] {
+            let document = format!("{{\"videos\":\"{text}\"}}");
+            assert!(serde_json::from_str::<IndexSettings>(&document).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_setting_without_effect_is_refused() {
+        let size = StoreSettings { cache_bytes: 1, ..StoreSettings::default() };
+        assert!(size.stores().unwrap_err().to_string().contains("`cache`"));
+        let steps = ReadSettings { steps_ahead: Some(3), ..ReadSettings::default() };
+        assert!(steps.check_without_steps().unwrap_err().to_string().contains("steps_ahead"));
+        assert!(AugmentSettings::default().augment().unwrap().is_none());
+    }
+}

@@ -1,0 +1,321 @@
+//! Settings of planning: costs, the cut of a global batch, the order of samples.
+
+
+use std::path::Path;
+
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_balancer::{Caps, Strategy};
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::{CostModel, DeviceRate, FrozenParts, ModelSpec, ProfileOptions};
+use serde::{Deserialize, Serialize};
+
+use super::spelling::{choices, text};
+use crate::error::{Error, Result};
+use crate::model::{model_profile, profile_options};
+use crate::order::{Shuffle, Tail};
+use crate::plan::{StepPlannerBuilder, Synchronization};
+
+/// Device and training setup that costs are predicted for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct CostSettings {
+    /// Tensor-parallel degrees to read from a measured profile: of encoders and LLM, or one for both. Default:
+    /// 1 each.
+    pub profile_tp: Option<Vec<u32>>,
+    /// Refuses a profile that does not predict the microbatches held out when it was measured.
+    pub profile_check: bool,
+    /// Modules that are not trained, any of `vision,audio,projector,llm`. Default: all are trained.
+    #[serde(with = "frozen")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
+    pub freeze: Option<FrozenParts>,
+    /// Activation checkpointing, recomputed in the backward pass: `none`, attention `scores`, or whole
+    /// `layers`.
+    pub recompute: RecomputationName,
+}
+
+impl Default for CostSettings {
+    fn default() -> Self {
+        Self { profile_tp: None, profile_check: true, freeze: None, recompute: RecomputationName::default() }
+    }
+}
+
+choices! {
+    /// Names of [`Recomputation`].
+    RecomputationName for Recomputation {
+        #[default]
+        None, "none" => Recomputation::None;
+        Scores, "scores" => Recomputation::Scores;
+        Layers, "layers" => Recomputation::Layers;
+    }
+}
+
+impl CostSettings {
+    /// Builds the cost model of a device preset, or of a measured profile: a CSV file, a directory with CSV
+    /// files, or a profile that comes with dflop.
+    ///
+    /// # Errors
+    /// [`Error::Model`] for an unknown preset and for parts that the model does not have; those of
+    /// [`model_profile`] and [`profile_options`].
+    pub fn cost_model(&self, spec: ModelSpec, device: &str, profile: Option<&Path>) -> Result<CostModel> {
+        let model = match profile {
+            Some(path) => {
+                let measured = model_profile(path, &spec)?;
+                CostModel::from_profile(spec, &measured, self.profile_options()?).map_err(Error::Model)?
+            }
+            None => CostModel::new(spec, DeviceRate::preset(device).map_err(Error::Model)?),
+        };
+        let model = model.recomputation(self.recompute.into());
+        model.frozen(self.frozen()).map_err(Error::Model)
+    }
+
+    /// Returns the modules that are not trained.
+    #[must_use]
+    pub fn frozen(&self) -> FrozenParts {
+        self.freeze.unwrap_or_default()
+    }
+
+    /// Returns the options for reading a profile.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a degree of 0 and for more than two degrees.
+    pub fn profile_options(&self) -> Result<ProfileOptions> {
+        // One degree is for both; with two, the encoders come first.
+        let degrees = match self.profile_tp.as_deref() {
+            None => None,
+            Some(&[both]) => Some([both; 2]),
+            Some(&[encoders, llm]) => Some([encoders, llm]),
+            Some(_) => {
+                let reason = "expected one degree, or two: of the encoders and of the LLM".into();
+                return Err(Error::Config { setting: "profile_tp", reason });
+            }
+        };
+        profile_options(degrees, self.profile_check)
+    }
+}
+
+/// Text form of frozen parts that may be missing.
+mod frozen {
+    use dflop_costmodel::FrozenParts;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        parts: &Option<FrozenParts>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match parts {
+            Some(parts) => serializer.collect_str(parts),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<FrozenParts>, D::Error> {
+        let parts = Option::<String>::deserialize(deserializer)?;
+        parts.map(|parts| parts.parse().map_err(D::Error::custom)).transpose()
+    }
+}
+
+/// Assignment of the samples of a global batch to ranks and microbatches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct PlanSettings {
+    /// `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `data-blind`.
+    #[serde(with = "strategy")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub strategy: Strategy,
+    /// Work units of the search per step; the same units give the same plan on every machine.
+    pub search_effort: u64,
+    /// Pipeline stages of every module, in the order of the modules of the model. Default: no pipeline; all
+    /// modules of a rank run one after the other on its device, as with DDP and FSDP.
+    pub stages: Option<Vec<usize>>,
+    /// Schedule that runs the stages: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead, or
+    /// `interleaved:V` with V stages per pipeline rank.
+    #[serde(with = "text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub schedule: ScheduleKind,
+    /// Without a pipeline, when ranks wait for each other: at the end of a `step`, as in DDP with accumulated
+    /// gradients, or in every `microbatch`, as in FSDP.
+    pub synchronize: SynchronizationName,
+    /// Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
+    pub tokens_max: Option<u64>,
+    /// Maximum payload bytes of a microbatch. Default: no limit.
+    pub bytes_max: Option<u64>,
+}
+
+impl Default for PlanSettings {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::SEARCH,
+            search_effort: 20_000,
+            stages: None,
+            schedule: ScheduleKind::OneForwardOneBackward,
+            synchronize: SynchronizationName::default(),
+            tokens_max: None,
+            bytes_max: None,
+        }
+    }
+}
+
+choices! {
+    /// Names of [`Synchronization`].
+    SynchronizationName for Synchronization {
+        #[default]
+        Step, "step" => Synchronization::PerStep;
+        Microbatch, "microbatch" => Synchronization::PerMicrobatch;
+    }
+}
+
+/// Text form of a strategy, with all names in the message for another.
+mod strategy {
+    use dflop_balancer::Strategy;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(strategy)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(|_| {
+            let known = Strategy::describe(Strategy::ALL.iter().copied());
+            D::Error::custom(format!("expected {known}, found `{name}`"))
+        })
+    }
+}
+
+impl PlanSettings {
+    /// Applies the settings to a planner builder, except for the point at which ranks without a pipeline wait
+    /// for each other: see [`StepPlannerBuilder::one_device`].
+    #[must_use]
+    pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let caps = Caps { tokens_max: self.tokens_max, bytes_max: self.bytes_max };
+        let builder =
+            builder.strategy(self.strategy).work(self.search_effort).schedule(self.schedule).caps(caps);
+        match &self.stages {
+            Some(stages) => builder.stages(stages.clone()),
+            None => builder,
+        }
+    }
+}
+
+/// Order of the samples of a run, and the ends of its epochs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct OrderSettings {
+    /// Shuffle in an epoch: `global`; `blocks`, which permutes runs of at most 1,024 neighbors and shuffles 64
+    /// runs with each other, or `blocks:SAMPLES:RUNS`, for media that are slow to seek; or `none`.
+    #[serde(with = "shuffle")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub shuffle: Shuffle,
+    /// Treatment of the samples at the end of an epoch that do not fill a global batch: `carry` starts the
+    /// batch that the next epoch fills, `drop` leaves them out, `short` makes a short batch. With `shuffle` none
+    /// and one epoch, `short` reads every sample exactly once, in order, as validation does.
+    pub tail: TailName,
+    /// Allows a global batch that is larger than the data, so that a step has samples several times.
+    pub repeat_samples: bool,
+    /// Epoch whose first sample starts step 0.
+    pub first_epoch: u64,
+    /// Resumes a state even if a dataset has changed; that dataset continues with its next epoch.
+    pub accept_changed_data: bool,
+}
+
+choices! {
+    /// Names of [`Tail`].
+    TailName for Tail {
+        #[default]
+        Carry, "carry" => Tail::Carry;
+        Drop, "drop" => Tail::Drop;
+        Short, "short" => Tail::Short;
+    }
+}
+
+/// Text form of a shuffle.
+mod shuffle {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::order::Shuffle;
+
+    /// Default sizes of blocks: samples of a run of neighbors, and runs in a window.
+    const BLOCKS: Shuffle = Shuffle::Blocks { block_samples: 1024, open_blocks: 64 };
+
+    pub(super) fn serialize<S: Serializer>(shuffle: &Shuffle, serializer: S) -> Result<S::Ok, S::Error> {
+        match *shuffle {
+            Shuffle::Global => serializer.serialize_str("global"),
+            Shuffle::None => serializer.serialize_str("none"),
+            BLOCKS => serializer.serialize_str("blocks"),
+            Shuffle::Blocks { block_samples, open_blocks } => {
+                serializer.collect_str(&format_args!("blocks:{block_samples}:{open_blocks}"))
+            }
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Shuffle, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse(&text).ok_or_else(|| {
+            let known = "global, blocks, blocks:SAMPLES:RUNS or none";
+            D::Error::custom(format!("expected {known}, found `{text}`"))
+        })
+    }
+
+    fn parse(text: &str) -> Option<Shuffle> {
+        match text {
+            "global" => Some(Shuffle::Global),
+            "none" => Some(Shuffle::None),
+            "blocks" => Some(BLOCKS),
+            _ => {
+                let (samples, runs) = text.strip_prefix("blocks:")?.split_once(':')?;
+                let positive = |text: &str| text.parse().ok().filter(|number: &u64| *number > 0);
+                Some(Shuffle::Blocks { block_samples: positive(samples)?, open_blocks: positive(runs)? })
+            }
+        }
+    }
+}
+
+impl OrderSettings {
+    /// Applies the settings to a planner builder, which may restore a state.
+    #[must_use]
+    pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let mut builder =
+            builder.first_epoch(self.first_epoch).tail(self.tail.into()).shuffle(self.shuffle);
+        if self.repeat_samples {
+            builder = builder.repeat_samples();
+        }
+        if self.accept_changed_data { builder.accept_changed_data() } else { builder }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shuffle_is_read_as_it_is_written() {
+        for text in ["global", "none", "blocks", "blocks:8:2"] {
+            let settings: OrderSettings =
+                serde_json::from_str(&format!("{{\"shuffle\":\"{text}\"}}")).unwrap();
+            assert!(serde_json::to_string(&settings).unwrap().contains(&format!("\"{text}\"")));
+        }
+        for text in ["block", "blocks:", "blocks:8", "blocks:0:2", "blocks:8:0", "blocks:8:2:1"] {
+            let read = serde_json::from_str::<OrderSettings>(&format!("{{\"shuffle\":\"{text}\"}}"));
+            assert!(read.unwrap_err().to_string().contains("blocks:SAMPLES:RUNS"), "{text}");
+        }
+    }
+
+    #[test]
+    fn one_degree_of_a_profile_is_for_encoders_and_llm() {
+        let degrees = |tp: &[u32]| {
+            let settings = CostSettings { profile_tp: Some(tp.to_vec()), ..CostSettings::default() };
+            settings.profile_options().map(|options| format!("{options:?}"))
+        };
+        assert_eq!(degrees(&[4]).unwrap(), degrees(&[4, 4]).unwrap());
+        assert_ne!(degrees(&[1, 4]).unwrap(), degrees(&[4]).unwrap());
+        assert!(degrees(&[1, 2, 4]).is_err() && degrees(&[]).is_err() && degrees(&[0]).is_err());
+    }
+}

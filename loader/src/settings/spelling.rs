@@ -1,0 +1,87 @@
+//! How settings are spelled: names of choices, values with a text form, lists of names.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use serde::de::{Deserializer, Error as _, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+
+/// Declares the names of the choices of a setting, the first of which is the default, and what they stand for.
+macro_rules! choices {
+    ($(#[$about:meta])* $name:ident for $target:ty { $($(#[$choice_about:meta])* $choice:ident, $text:literal => $value:expr;)+ }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[expect(missing_docs, reason = "the setting describes its choices")]
+        pub enum $name {
+            $($(#[$choice_about])* #[serde(rename = $text)] $choice,)+
+        }
+
+        impl From<$name> for $target {
+            fn from(name: $name) -> Self {
+                match name {
+                    $($name::$choice => $value,)+
+                }
+            }
+        }
+    };
+}
+
+pub(super) use choices;
+
+/// Reads and writes a value by its text form, for `#[serde(with)]`.
+pub(super) mod text {
+    use super::{Deserialize, Deserializer, Display, FromStr, Serializer};
+    use serde::de::Error;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+        deserializer: D,
+    ) -> Result<T, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+
+    pub(crate) fn serialize<S: Serializer, T: Display>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+}
+
+/// Names, given as a list or as one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(transparent)]
+pub struct Names(pub Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match serde_json::Value::deserialize(deserializer)? {
+            serde_json::Value::String(name) => Ok(Self(vec![name])),
+            names => serde_json::from_value(names).map(Self).map_err(D::Error::custom),
+        }
+    }
+}
+
+/// Deserializer that keeps the names of the fields of a struct, and deserializes nothing.
+pub(super) struct FieldNames<'a>(pub(super) &'a mut &'static [&'static str]);
+
+impl<'de> Deserializer<'de> for FieldNames<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _visitor: V) -> Result<V::Value, Self::Error> {
+        Err(Self::Error::custom("only the names of fields are read"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
