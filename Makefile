@@ -166,10 +166,10 @@ sdist:
 # QEMU, where it is installed. WHEEL_TESTS=--all fails if a Python is missing.
 WHEEL_PYTHONS ?= 3.11 3.12 3.13 3.14
 test-wheels:
-	$(PYTHON) bindings/python/wheels/environments.py --pythons "$(WHEEL_PYTHONS)" --work $(BUILD)/wheel-tests $(WHEEL_TESTS) \
+	$(PYTHON) bindings/python/wheels/environments.py --pythons "$(WHEEL_PYTHONS)" --set plan.search_effort=$(BUILD)/wheel-tests $(WHEEL_TESTS) \
 		$(WHEELS)/dflop-*manylinux*_$(shell uname -m).whl
 ifneq ($(shell uname -m),aarch64)
-	$(PYTHON) bindings/python/wheels/emulated.py --work $(BUILD)/wheel-tests/emulated $(WHEELS)/dflop-*manylinux*_aarch64.whl
+	$(PYTHON) bindings/python/wheels/emulated.py --set plan.search_effort=$(BUILD)/wheel-tests/emulated $(WHEELS)/dflop-*manylinux*_aarch64.whl
 endif
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.

@@ -162,7 +162,7 @@ def run_bare(arguments, what="bare", binary=None):
 def run_dflop(arguments, decode, workers, binary=None):
     """Measures `dflop stream`, of the given binary if there is one."""
     command = [str(binary or arguments.dflop), "stream", str(arguments.corpus), "--decode", decode, "--json"]
-    found = run_json(command + ["--batch", str(arguments.batch), "--workers", str(workers)])
+    found = run_json(command + ["--batch", str(arguments.batch), "--set", f"read.workers={workers}"])
     if found["skipped"]:
         sys.exit(f"error: {len(found['skipped'])} samples are bad, the first: {found['skipped'][0]}")
     if decode == "rgb224" and found["pictures"] != found["samples"]:
@@ -174,7 +174,7 @@ def run_dflop(arguments, decode, workers, binary=None):
 def run_peer(arguments, decode, workers, peer="webdataset"):
     """Measures a peer with its script in the peers' directory."""
     mode = {"rgb224": "decode", "raw": "raw"}[decode]
-    command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--workers", str(workers)]
+    command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--set", f"read.workers={workers}"]
     corpus = arguments.corpus_images if peer == "datago" else arguments.corpus
     # The scripts import their common part from their own directory, and count shards by absolute paths.
     environment = os.environ | {"CORPUS": str(corpus.resolve())}

@@ -1,7 +1,7 @@
 """Trains with DDP on two ranks, alternating balanced and data-blind batches, and prints the speed-up.
 
     pip install ./bindings/python torch transformers
-    python3 benches/ddp.py [--rounds 7] [--steps 8] [--global-batch 8] [--microbatches 2] [--json FILE]
+    python3 benches/ddp.py [--rounds 7] [--steps 8] [--global-batch-size 8] [--microbatches 2] [--json FILE]
 
 Seven of eight samples are those of `dflop.example`, short texts and images, and one is a long text. Both kinds of
 batches are the same global batches, read before the clock starts; each rank has one thread and needs its own core.
@@ -82,7 +82,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--global-batch-size", type=int, default=8)
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--json")
     arguments = parser.parse_args()

@@ -39,7 +39,7 @@ def run_dflop(binary, path, instance, work, repeats):
     runs = []
     for _ in range(repeats):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        out = subprocess.run([binary, "balance", "--instance", path, "--work", str(work), "--json"],
+        out = subprocess.run([binary, "balance", "--instance", path, "--search-effort", str(work), "--json"],
                              check=True, stdout=subprocess.PIPE).stdout
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -164,7 +164,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("instances", nargs="+", help="instance files, as `dflop balance` reads them")
     parser.add_argument("--dflop", default="target/dist/dflop", help="the binary")
-    parser.add_argument("--work", type=int, nargs="+", default=[0, 2_000, 20_000, 100_000, 1_000_000])
+    parser.add_argument("--search-effort", type=int, nargs="+", default=[0, 2_000, 20_000, 100_000, 1_000_000])
     parser.add_argument("--repeats", type=int, default=3, help="runs of dflop, of which the shortest counts")
     parser.add_argument("--seconds", type=float, default=10, help="time limit of the solvers")
     parser.add_argument("--threads", type=int, default=2, help="threads of the solvers")

@@ -64,12 +64,12 @@ def webdataset_seconds(python: str, shard: str, place: pathlib.Path) -> float:
 def commands(place: pathlib.Path) -> dict[str, list[str]]:
     """Returns the arguments of every measured command."""
     config = ROOT / "executor/examples/train-cpu.toml"
-    plan = ["--model", "llava-ov-qwen2.5-7b", "--shapes", "shapes.csv", "--gpus", "256", "--global-batch", "512"]
-    order = ["--global-batch", "512", "--dp-size", "8", "--microbatches", "8", "--steps", "100", "--json"]
+    plan = ["--model", "llava-ov-qwen2.5-7b", "--shapes", "shapes.csv", "--gpus", "256", "--global-batch-size", "512"]
+    order = ["--global-batch-size", "512", "--dp-size", "8", "--microbatches", "8", "--steps", "100", "--json"]
     return {
-        "stream, decoded": ["stream", "demo/shards", "--decode", "rgb224", "--workers", "1", "--epochs", "2"],
-        "stream, media": ["stream", "demo/shards", "--decode", "media", "--workers", "1", "--epochs", "2"],
-        "stream, raw, tiny": ["stream", "tiny.tar", "--decode", "raw", "--workers", "1", "--epochs", "5"],
+        "stream, decoded": ["stream", "demo/shards", "--decode", "rgb224", "--set", "read.workers=1", "--epochs", "2"],
+        "stream, media": ["stream", "demo/shards", "--decode", "media", "--set", "read.workers=1", "--epochs", "2"],
+        "stream, raw, tiny": ["stream", "tiny.tar", "--decode", "raw", "--set", "read.workers=1", "--epochs", "5"],
         "order, tiny": ["order", "tiny.tar", *order],
         "order": ["order", "demo/shards", *order, "--model", "qwen2.5-vl-7b"],
         "plan": ["plan", *plan],
@@ -95,7 +95,7 @@ def compare_tiny(programs: dict[str, str], python: str, pairs: int, place: pathl
     for _ in range(pairs):
         peer = webdataset_seconds(python, "tiny.tar", place)
         for profile, program in programs.items():
-            command = [program, "stream", "tiny.tar", "--decode", "raw", "--workers", "1"]
+            command = [program, "stream", "tiny.tar", "--decode", "raw", "--set", "read.workers=1"]
             ratios[profile].append(cpu_seconds(command, place) / peer)
     rows = ratios.items()
     return [

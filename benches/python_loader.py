@@ -101,7 +101,7 @@ def one_round(args: argparse.Namespace, others: list[str]) -> dict[str, dict]:
 def rust(args: argparse.Namespace) -> dict:
     """Measures the Rust loader, as the command line of the same package."""
     command = [args.python, "-m", "dflop", "stream", args.corpus, "--decode", "rgb224", "--batch", BATCH]
-    report = run([*command, "--workers", WORKERS, "--epochs", args.epochs, "--json"])
+    report = run([*command, "--set", f"read.workers={WORKERS}", "--epochs", args.epochs, "--json"])
     samples = report["samples"]
     return {"n": samples, "sps": samples / report["seconds"], "cpu_ms": 1e3 * report["cpu_seconds"] / samples}
 
@@ -118,8 +118,7 @@ def peer(args: argparse.Namespace, name: str, corpus: Path) -> dict:
         args.peers / f"bench_{name}.py",
         "--mode",
         "decode",
-        "--workers",
-        WORKERS,
+        "--set", f"read.workers={WORKERS}",
     ]
     return run(command, CORPUS=str(corpus.resolve()), OMP_NUM_THREADS="1")
 

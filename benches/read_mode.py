@@ -15,7 +15,7 @@ PASSES = {"rgb224": ["--decode", "rgb224"], "raw, 20 epochs": ["--decode", "raw"
 
 
 def cpu_seconds(dflop: str, corpus: str, options: list[str], mode: str) -> float:
-    command = [dflop, "stream", corpus, *options, "--batch", "32", "--workers", "2", "--read", mode, "--json"]
+    command = [dflop, "stream", corpus, *options, "--batch", "32", "--set", "read.workers=2", "--set", f"store.read={mode}", "--json"]
     return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["cpu_seconds"]
 
 

@@ -38,7 +38,7 @@ def stream(binary, shards, epochs, workers, endpoint=None):
     if endpoint:
         environment |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
                         "AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any"}
-    command = [binary, "stream", shards, "--decode", "rgb224", "--workers", str(workers), "--epochs", str(epochs)]
+    command = [binary, "stream", shards, "--decode", "rgb224", "--set", f"read.workers={workers}", "--epochs", str(epochs)]
     out = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE, env=environment).stdout
     report = json.loads(out)
     steady_seconds = report["seconds"] - report["first_batch_seconds"]
@@ -111,7 +111,7 @@ def main():
     epochs = max(1, round(1.1 * arguments.seconds / once["seconds"] + 0.5))
     report = {
         "s3": bool(arguments.s3),
-        "what": f"dflop stream --decode rgb224 --workers {arguments.workers} --epochs {epochs}, medians of "
+        "what": f"dflop stream --decode rgb224 --set read.workers={arguments.workers} --epochs {epochs}, medians of "
                 f"{arguments.runs} runs by turns; the server is another process of the same machine",
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],

@@ -296,7 +296,7 @@ def measure_profile(arguments, model):
     Cores share caches, memory and a power limit, so one that computes alone is faster than all of them together.
     """
     def command(out):
-        limits = ["--tokens-max", "4096", "--seconds-max", str(arguments.profile_seconds)]
+        limits = ["--set", "plan.tokens_max=4096", "--seconds-max", str(arguments.profile_seconds)]
         return list(map(str, [arguments.dflop, "profile", "--model", model, "--out", out, *limits]))
 
     is_over = threading.Event()

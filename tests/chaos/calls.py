@@ -71,14 +71,14 @@ def writers(chaos: Chaos) -> None:
     for number in range(40):
         (source / f"{number:04}.txt").write_text(f"text {number} " * (1 + number))
     tokenizer = REPOSITORY / "tests/golden/model_inputs/chatml"
-    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--global-batch", 6, "--dp-size", 1, "--steps", 3)
+    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--global-batch-size", 6, "--dp-size", 1, "--steps", 3)
     commands = {
         "index": ("index", data, "--out", out),
         "pack": ("pack", source, out / "packed", "--shard-samples", 9),
         "pack --zstd": ("pack", source, out / "packed", "--shard-samples", 9, "--zstd"),
         "batches": ("batches", data, *model, "--out", out / "batches"),
         "train": (
-            *("train", REPOSITORY / "tests/chaos/train.toml", "--pipeline-stages", 1, "--steps", 6),
+            *("train", REPOSITORY / "tests/chaos/train.toml", "--set", f"plan.stages={1}", "--steps", 6),
             *("--checkpoints", out / "states", "--resume"),
         ),
     }
@@ -116,8 +116,8 @@ def loaders(chaos: Chaos) -> None:
         return
     data, state = chaos.place / "loaders-data", chaos.place / "loaders.json"
     keys = make_shards(data, 4, 60, 12)
-    stream = ("stream", data, "--decode", "raw", "--workers", 1, "--batch", 6)
-    order = ("order", data, "--global-batch", 12, "--epochs", 1)
+    stream = ("stream", data, "--decode", "raw", "--set", f"read.workers={1}", "--batch", 6)
+    order = ("order", data, "--global-batch-size", 12, "--epochs", 1)
     chaos.run("index", data)
 
     def keys_of(*command: object) -> list[str]:

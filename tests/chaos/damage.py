@@ -15,7 +15,7 @@ def index(chaos: Chaos) -> None:
     """One bit of an index is changed: it is built again, and the order stays the same."""
     data = chaos.place / "flips"
     make_shards(data, 3, 100, 5)
-    order = ("order", data, "--global-batch", 16, "--dp-size", 2, "--steps", 10, "--json")
+    order = ("order", data, "--global-batch-size", 16, "--dp-size", 2, "--steps", 10, "--json")
     expected = chaos.run(*order).stdout
     (built,) = (data / ".dflop").glob("*.arrow")
     content = built.read_bytes()
@@ -87,7 +87,7 @@ def cached(chaos: Chaos) -> None:
     data, kept = chaos.place / "cached-data", chaos.place / "cached-bits"
     make_shards(data, 1, 200, 12)
     server, url = serve(data)
-    command = ("list", f"{url}/shard-000.tar", "--cache", kept, "--json")
+    command = ("list", f"{url}/shard-000.tar", "--set", f"store.cache={kept}", "--json")
     expected = {row["key"]: row["fields"] for row in lines_of(chaos.run(*command).stdout)}
     (shard,) = kept.glob("*.shard")
     content = shard.read_bytes()
@@ -112,7 +112,7 @@ def states(chaos: Chaos) -> None:
     """One bit of a saved state is changed: it is refused, or the run that resumes is the same."""
     data = chaos.place / "bits-states"
     keys = make_shards(data, 3, 200, 13)
-    size = ("--global-batch", 16, "--dp-size", 2)
+    size = ("--global-batch-size", 16, "--dp-size", 2)
     state = chaos.place / "bits.json"
     commands = {
         "stream": (

@@ -163,11 +163,11 @@ def commands_in(place: pathlib.Path) -> dict[str, Command]:
     instance.write_text(json.dumps({"name": "small", "n": 96, "m": 8, "c": 2, "d": costs}))
     profiles = REPOSITORY / "costmodel/profiles"
     config = pathlib.Path(__file__).with_name("train.toml")
-    batch = ("--global-batch", 16, "--dp-size", 2, "--microbatches", 2)
+    batch = ("--global-batch-size", 16, "--dp-size", 2, "--microbatches", 2)
     tokenizer = REPOSITORY / "tests/golden/model_inputs/chatml"
-    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--counted-media")
-    plan = ("plan", "--shapes", shapes, "--gpus", 8, "--global-batch", 32, "--model", "internvl3-8b", "--batches", 8)
-    stream = ("stream", place / "damaged", "--decode", "media", "--error-budget", 1, "--shuffle-buffer", 50)
+    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--set", "processor.skip_media_tensors=true")
+    plan = ("plan", "--shapes", shapes, "--gpus", 8, "--global-batch-size", 32, "--model", "internvl3-8b", "--batches", 8)
+    stream = ("stream", place / "damaged", "--decode", "media", "--set", f"read.error_budget={1}", "--shuffle-buffer", 50)
     seconds = frozenset({"seconds"})
     measured_stream = seconds | {"cpu_seconds", "kernel_cpu_seconds", "first_batch_seconds", "peak_rss_bytes"}
     measured_train = seconds | {"tokens_per_second", "mfu", "bubble_fraction", "data_wait_seconds"}

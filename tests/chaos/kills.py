@@ -13,7 +13,7 @@ def index(chaos: Chaos) -> None:
     """One to three processes build the same index; one is killed."""
     data = chaos.place / "index"
     make_shards(data, 12, 400, 1)
-    order = ("order", data, "--global-batch", 32, "--dp-size", 2, "--steps", 20, "--json")
+    order = ("order", data, "--global-batch-size", 32, "--dp-size", 2, "--steps", 20, "--json")
     seconds = chaos.time_of("index", data, "--json")
     (built,) = (data / ".dflop").glob("*.arrow")
     digest, listed = sha256(built), chaos.run(*order).stdout
@@ -66,7 +66,7 @@ def states(chaos: Chaos) -> None:
     """A command that replaces a saved state is killed: the file is the old state or the new one."""
     data = chaos.place / "states"
     keys = make_shards(data, 4, 400, 2)
-    size, stream = ("--global-batch", 32, "--dp-size", 2), ("stream", data, "--decode", "raw")
+    size, stream = ("--global-batch-size", 32, "--dp-size", 2), ("stream", data, "--decode", "raw")
     commands = {
         "stream --state-out": lambda out, steps: (*stream, "--samples", 100 * steps, "--state-out", out),
         "order --state-out": lambda out, steps: ("order", data, *size, "--steps", steps, "--state-out", out),
@@ -108,7 +108,7 @@ def cache(chaos: Chaos) -> None:
     def once(*count: int) -> bool:
         shutil.rmtree(kept, ignore_errors=True)
         limit = chaos.random.choice([largest + 1, 3 * largest, 20 * largest])
-        options = ("--cache", kept, "--cache-bytes", limit)
+        options = ("--set", f"store.cache={kept}", "--set", f"store.cache_bytes={limit}")
         stream = ("stream", pattern, "--decode", "raw", "--json", *options)
         processes = [chaos.start(*stream, stdout=subprocess.PIPE) for _ in range(chaos.random.randint(*count))]
         struck = chaos.kill_within(processes[0], 0.25)
@@ -138,7 +138,7 @@ def batches(chaos: Chaos) -> None:
     model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b")
 
     def command(out: pathlib.Path) -> tuple:
-        return ("batches", data, *model, "--global-batch", 8, "--dp-size", 1, "--steps", 8, "--out", out)
+        return ("batches", data, *model, "--global-batch-size", 8, "--dp-size", 1, "--steps", 8, "--out", out)
 
     reference, out = chaos.place / "batches-reference", chaos.place / "batches-out"
     chaos.run(*command(out))

@@ -11,7 +11,7 @@ from server import Server, serve, wanted_range
 # Most memory of a command that reads from a store that lies; it reads shards of a few MB.
 RESIDENT_BYTES_MAX = 256 * MIB
 # Time for which a store is asked again; by default it is five minutes.
-RETRIES = ("--retry-seconds", 60)
+RETRIES = ("--set", f"store.retry_seconds={60}")
 # Longest run against a store that answers at once, whatever it answers.
 LIAR_SECONDS_MAX = 90
 # The deadline of a read of at most 16 MiB, and the time limit of the request in flight.
@@ -210,7 +210,7 @@ def stalling(chaos: Chaos) -> None:
         stall, seconds = next(stalls), chaos.random.randint(1, 3)
         state.unlink(missing_ok=True)
         began = time.monotonic()
-        options = ("--stall-error-seconds", seconds, "--state-out", state)
+        options = ("--set", f"read.stall_seconds={seconds}", "--state-out", state)
         done, resident = chaos.run_measured(*stream(stall, *options), seconds=30)
         took = time.monotonic() - began
         check(done.returncode == 1, f"{stall}: the run ended with {done.returncode}")

@@ -99,7 +99,7 @@ def memory_of_stream(chaos: Chaos, data, keys: list[str], base: int, faults: int
 
 def memory_of_order(chaos: Chaos, data, base: int, faults: int) -> None:
     state = chaos.place / "memory-order.json"
-    size = ("--global-batch", 16, "--dp-size", 2)
+    size = ("--global-batch-size", 16, "--dp-size", 2)
     order = ("order", data, *size, "--steps", 20, "--json", "--state-out", state)
     chaos.run("order", data, *size, "--steps", 3, "--state-out", state)
     old = state.read_bytes()
@@ -171,7 +171,7 @@ def full_disk(chaos: Chaos) -> None:
     server, url = serve(data)
 
     def once() -> bool:
-        options = ("--cache", disk / "cache", "--cache-bytes", 1 << 30)
+        options = ("--set", f"store.cache={disk / "cache"}", "--set", f"store.cache_bytes={1 << 30}")
         listed = chaos.run("list", f"{url}/shard-{{000..003}}.tar", *options, "--json").stdout
         check_account([row["key"] for row in lines_of(listed)], keys)
         packed = chaos.run("pack", data, disk / "packed", status=None)
@@ -190,7 +190,7 @@ def descriptors(chaos: Chaos) -> None:
     """Few descriptors: a run works, or ends with a reason."""
     data = chaos.place / "descriptors"
     make_shards(data, 40, 20, 8)
-    order = ("order", data, "--global-batch", 16, "--dp-size", 2, "--steps", 20, "--json")
+    order = ("order", data, "--global-batch-size", 16, "--dp-size", 2, "--steps", 20, "--json")
     expected = chaos.run(*order).stdout
 
     def once() -> bool:

@@ -17,7 +17,7 @@ def stopped_writer(chaos: Chaos) -> None:
 
     def once() -> bool:
         shutil.rmtree(kept, ignore_errors=True)
-        command = ("stream", f"{url}/shard-000.tar", "--decode", "raw", "--cache", kept)
+        command = ("stream", f"{url}/shard-000.tar", "--decode", "raw", "--set", f"store.cache={kept}")
         writer = chaos.start(*command)
         deadline = time.monotonic() + 5
         while not list(kept.glob("*.part")) and time.monotonic() < deadline:

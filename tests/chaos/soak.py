@@ -196,7 +196,7 @@ def stream_run(place: pathlib.Path) -> tuple:
     """Decodes and shuffles 20,000 samples of images, audio, text and JSON, of which one in ten is damaged."""
     make_media_shards(place, 20, 1_000, 1, damaged_every=10)
     shuffles = ("--shuffle-buffer", 256, "--shuffle-shards")
-    return ("stream", place, "--decode", "media", *shuffles, "--epochs", ENDLESS, "--error-budget", 0.5)
+    return ("stream", place, "--decode", "media", *shuffles, "--epochs", ENDLESS, "--set", f"read.error_budget={0.5}")
 
 
 def batches_run(place: pathlib.Path) -> tuple:
@@ -210,7 +210,7 @@ def batches_run(place: pathlib.Path) -> tuple:
         entries = ((f"{shard:02}{number:06}.txt", texts[number * 7 % 64]) for number in numbers)
         write_tar(place / f"shard-{shard:03}.tar", entries)
     model = ("--tokenizer", REPOSITORY / "tests/golden/model_inputs/chatml", "--model", "qwen2-vl-7b")
-    size = ("--global-batch", 128, "--dp-size", 2, "--microbatches", 4)
+    size = ("--global-batch-size", 128, "--dp-size", 2, "--microbatches", 4)
     return ("batches", place, *model, *size, "--steps", ENDLESS, "--json")
 
 

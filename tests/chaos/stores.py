@@ -150,8 +150,8 @@ def changed_balanced(chaos: Chaos) -> None:
     shards = [f"{url}/{shard}" for shard in SHARDS]
     tokenizer = REPOSITORY / "tests/golden/model_inputs/chatml"
     model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--values", "--json")
-    size = ("--global-batch", 8, "--dp-size", 1, "--steps", 15, "--epochs", 1, "--tail", "drop")
-    command = ("batches", *shards, "--index", out, *model, *size)
+    size = ("--global-batch-size", 8, "--dp-size", 1, "--steps", 15, "--epochs", 1, "--set", "order.tail=drop")
+    command = ("batches", *shards, "--set", f"index.directory={out}", *model, *size)
 
     def indexed(kind: str, requests: int) -> None:
         """Builds the index of a version."""

@@ -159,8 +159,8 @@ def model_of(family, scratch):
 def batches(shards, family, layout, folder, steps=1):
     """Writes batches with `dflop batches`; returns tensors and metadata of each."""
     tokenizer, model = tokenizer_of(family, folder.parent), model_of(family, folder.parent)
-    command = [DFLOP, "batches", shards, "--model", model, "--tokenizer", tokenizer, "--global-batch", "8",
-               "--dp-size", "1", "--microbatches", "2", "--steps", str(steps), "--layout", layout, "--out", folder, "--json"]
+    command = [DFLOP, "batches", shards, "--model", model, "--tokenizer", tokenizer, "--global-batch-size", "8",
+               "--dp-size", "1", "--microbatches", "2", "--steps", str(steps), "--set", f"processor.layout={layout}", "--out", folder, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:

@@ -45,10 +45,10 @@ LINKS = {
 }
 # Kinds of plans and costs of a cell; `{links}` is a file of links.
 SPACES = {
-    "basic": ["--space", "basic"],
-    "links": ["--space", "basic", "--links", "{links}"],
+    "basic": ["--set", "space.kinds=basic"],
+    "links": ["--set", "space.kinds=basic", "--links", "{links}"],
     "full": [],
-    "joint": ["--placement", "any", "--zero1", "--sequence-parallel"],
+    "joint": ["--set", "space.placement=any", "--set", "space.zero1=true", "--set", "space.sequence_parallel=true"],
 }
 CHECKS = ["clean", "equal", "fits", "slower"]
 # Largest relative difference of step times that are the same.
@@ -76,7 +76,7 @@ class Cell:
         kind = ".several" if self.model == SEVERAL_ENCODERS else ""
         shapes = str(arguments.out / f"{self.table}{kind}.csv")
         words = [str(arguments.dflop), name, "--model", self.model, "--device", "a100", "--shapes", shapes]
-        words += ["--gpus", str(self.gpus), "--global-batch", str(self.gpus * self.batch), "--seed", str(self.seed())]
+        words += ["--gpus", str(self.gpus), "--global-batch-size", str(self.gpus * self.batch), "--seed", str(self.seed())]
         words += ["--batches" if name == "plan" else "--steps", str(arguments.steps), "--json"]
         return words + [word.format(links=arguments.out / "links.json") for word in SPACES[self.space]]
 

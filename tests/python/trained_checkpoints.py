@@ -68,8 +68,8 @@ def loss_of(model, folder, shards, step):
     out = folder.parent / f"{folder.name}-batches-{step}"
     # Masks of gpt-oss in transformers 5.24.0 know nothing of positions, and so not where a packed sample starts.
     layout = "padded" if model.config.model_type == "gpt_oss" else "packed"
-    command = [DFLOP, "batches", shards, "--model", folder, "--tokenizer", folder, "--global-batch", str(BATCH), "--dp-size", "1",
-               "--microbatches", str(MICROBATCHES), "--from-step", str(step), "--seed", "0", "--layout", layout, "--out", out, "--json"]
+    command = [DFLOP, "batches", shards, "--model", folder, "--tokenizer", folder, "--global-batch-size", str(BATCH), "--dp-size", "1",
+               "--microbatches", str(MICROBATCHES), "--from-step", str(step), "--seed", "0", "--set", f"processor.layout={layout}", "--out", out, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     total, targets = 0.0, 0
     for path in sorted(out.glob("*.safetensors")):

@@ -21,7 +21,7 @@ WIDTHS = [390, 1280]
 THEMES = ["light", "dark"]
 PAGE_BYTES_MAX = 2_000_000
 MODEL = ["--model", "omni-7b"]
-STEPS = ["--global-batch", "24", "--dp-size", "2", "--microbatches", "4", "--stages", "1,1,2", "--work", "500"]
+STEPS = ["--global-batch-size", "24", "--dp-size", "2", "--microbatches", "4", "--set", "plan.stages=1,1,2", "--set", "plan.search_effort=500"]
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 
@@ -77,7 +77,7 @@ class Reports:
         self.make("order", [data, *MODEL, *STEPS, "--steps", "1"])
         self.make("stats", [data, *MODEL])
         shapes = root / "bindings/cli/examples/shapes.csv"
-        cluster = ["--gpus", "8", "--global-batch", "32", "--batches", "4", "--space", "basic"]
+        cluster = ["--gpus", "8", "--global-batch-size", "32", "--batches", "4", "--set", "space.kinds=basic"]
         self.make("plan", ["--shapes", str(shapes), "--model", "llava-ov-qwen2.5-7b", *cluster])
         profiles = root / "costmodel/profiles"
         self.make("accuracy", ["--profile", str(profiles / "cpu-miniature.csv"),

@@ -4,14 +4,17 @@ use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::Write;
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use dflop_loader::store::{redact, redact_name};
+
+use crate::args::set::replacement;
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 ///
 /// - `args`: the parsed arguments
 pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
-    let text = without_credentials(&error.to_string(), args);
+    let text = without_credentials(&error.to_string(), args) + &moved_option(error);
     let _ = if text == error.to_string() {
         // With colors, where there is a terminal.
         error.print()
@@ -22,6 +25,13 @@ pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     }
     .and_then(|()| std::io::stdout().flush());
     error.exit_code().try_into().unwrap_or(2)
+}
+
+/// Returns a line that names what replaces an option of an earlier version; empty for other errors.
+pub(crate) fn moved_option(error: &clap::Error) -> String {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return String::new() };
+    let replacement = (error.kind() == ErrorKind::UnknownArgument).then(|| replacement(option)).flatten();
+    replacement.map_or_else(String::new, |new| format!("\nnote: `{option}` is now: {new}\n"))
 }
 
 /// Returns a message without credentials; the message may quote arguments and argument parts. Text that only

@@ -80,7 +80,7 @@ pub fn show_warnings() {
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
     let misuse = |error: clap::Error| Refusal {
-        message: failure::without_credentials(&error.to_string(), &args),
+        message: failure::without_credentials(&error.to_string(), &args) + &failure::moved_option(&error),
         is_misuse: true,
     };
     let command = parse(&args).map_err(misuse)?.command;

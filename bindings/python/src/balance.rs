@@ -1,10 +1,11 @@
 //! `dflop.balance`: solves a partition or pipeline instance.
 
-use dflop_balancer::{Budget, Caps, Instance, LowerBound, PipelineConfig, balance, balance_pipeline};
+use dflop_balancer::{
+    Budget, Caps, Instance, LowerBound, PipelineConfig, Strategy, balance, balance_pipeline,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::balanced::strategy;
 use crate::convert::json_text;
 use crate::error::DflopError;
 
@@ -62,7 +63,7 @@ pub(crate) fn py_balance<'py>(
     bytes_max: Option<u64>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let instance = Instance::from_json(&json_text(instance)?).map_err(DflopError::from)?;
-    let strategy = self::strategy(strategy)?;
+    let strategy = parse_strategy(strategy)?;
     let mut budget = Budget::work(search_effort.unwrap_or_else(|| strategy.work_default()));
     let caps = Caps { tokens_max, bytes_max };
     let report = PyDict::new(py);
@@ -98,4 +99,12 @@ fn bounded(
     report.set_item("gap", gap)?;
     report.set_item("is_optimal", makespan_ns == bound.ns)?;
     report.set_item("work_spent", work_spent)
+}
+
+/// Parses a strategy by name or alias.
+fn parse_strategy(name: &str) -> Result<Strategy, DflopError> {
+    name.parse().map_err(|_| {
+        let known = Strategy::describe(Strategy::ALL.iter().copied());
+        DflopError::config("strategy", format!("expected {known}, found `{name}`"))
+    })
 }

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, Module, SampleCost, SampleShape,
-    VideoShape,
+    AudioLength, CostModel, DeviceRate, ImageSize, ModelSpec, Module, SampleCost, SampleShape, VideoShape,
 };
 use dflop_loader::cost_table;
-use dflop_loader::model::{model_profile, profile_options, spec_from_names};
+use dflop_loader::model::spec_from_names;
+use dflop_loader::settings::{CostSettings, set};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -31,10 +30,7 @@ pub(crate) struct ModelSettings {
     pub(crate) names: Vec<String>,
     device: String,
     profile: Option<PathBuf>,
-    profile_tp: Option<[u32; 2]>,
-    profile_check: bool,
-    frozen: FrozenParts,
-    recompute: Recomputation,
+    settings: CostSettings,
 }
 
 /// A model as the user names it.
@@ -85,28 +81,12 @@ impl<'py> ModelArgument<'py> {
 impl ModelSettings {
     /// Returns the settings for a model on the default device.
     pub(crate) fn new(names: Vec<String>) -> Self {
-        Self {
-            names,
-            device: DEVICE.to_owned(),
-            profile: None,
-            profile_tp: None,
-            profile_check: true,
-            frozen: FrozenParts::default(),
-            recompute: Recomputation::default(),
-        }
+        Self { names, device: DEVICE.to_owned(), profile: None, settings: CostSettings::default() }
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
         let spec = spec_from_names(&self.names)?;
-        let model = match &self.profile {
-            Some(path) => {
-                let options = profile_options(self.profile_tp, self.profile_check)?;
-                let profile = model_profile(path, &spec)?;
-                CostModel::from_profile(spec, &profile, options)?
-            }
-            None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
-        };
-        Ok(model.recomputation(self.recompute).frozen(self.frozen)?)
+        Ok(self.settings.cost_model(spec, &self.device, self.profile.as_deref())?)
     }
 }
 
@@ -146,17 +126,11 @@ impl PyCostModel {
     ) -> PyResult<Self> {
         let model = model.0;
         let arguments = arguments!(py, model, device, profile, profile_tp, profile_check, freeze, recompute);
-        let settings = ModelSettings {
-            names: model,
-            device: device.to_owned(),
-            profile,
-            profile_tp,
-            profile_check,
-            frozen: freeze
-                .map_or(Ok(FrozenParts::default()), |parts| parts.parse())
-                .map_err(DflopError::from)?,
-            recompute: recompute.parse().map_err(DflopError::from)?,
-        };
+        let freeze = freeze.map(|parts| parts.parse()).transpose().map_err(DflopError::from)?;
+        let profile_tp = profile_tp.map(Vec::from);
+        let mut settings = CostSettings { profile_tp, profile_check, freeze, ..CostSettings::default() };
+        set(&mut settings, "recompute", recompute.into()).map_err(DflopError::from)?;
+        let settings = ModelSettings { names: model, device: device.to_owned(), profile, settings };
         let model = py.detach(|| settings.cost_model())?;
         Ok(Self { names: settings.names, model: Arc::new(model), arguments })
     }

@@ -160,16 +160,16 @@ class Models(Settings):
         return [step.digest for step in loader]
 
     def ordered(self, *flags: str) -> list[str]:
-        shape = ["--global-batch", "16", "--dp-size", "2", "--microbatches", "2", "--steps", "3"]
+        shape = ["--global-batch-size", "16", "--dp-size", "2", "--microbatches", "2", "--steps", "3"]
         command = ["order", str(self.shards), "--model", str(self.model), *shape, "--json", *flags]
         return [json.loads(line)["digest"] for line in _native.command(command).splitlines()]
 
     def test_a_cost_model_as_a_whole_plans_as_its_ingredients(self) -> None:
-        stages = ("--stages", "1,1")
+        stages = ("--set", "plan.stages=1,1")
         self.assertEqual(self.digests(self.model), self.ordered(*stages))
         self.assertEqual(self.digests(dflop.CostModel(self.model)), self.ordered(*stages))
         model = dflop.CostModel(self.model, device="a100", freeze="vision", recompute="layers")
-        flags = ("--device", "a100", "--freeze", "vision", "--recompute", "layers")
+        flags = ("--device", "a100", "--set", "cost.freeze=vision", "--set", "cost.recompute=layers")
         found = self.digests(model)
         self.assertEqual(found, self.ordered(*stages, *flags))
         self.assertNotEqual(found, self.digests(self.model))
@@ -178,7 +178,7 @@ class Models(Settings):
         of_schedules = {}
         for schedule in ("gpipe", "1f1b", "1f1b-ahead:2", "interleaved:2"):
             found = self.digests(self.model, stages=[1, 3], schedule=schedule)
-            self.assertEqual(found, self.ordered("--stages", "1,3", "--schedule", schedule), schedule)
+            self.assertEqual(found, self.ordered("--set", "plan.stages=1,3", "--set", f"plan.schedule={schedule}"), schedule)
             of_schedules[schedule] = tuple(found)
         self.assertNotEqual(of_schedules["1f1b"], of_schedules["interleaved:2"])
 

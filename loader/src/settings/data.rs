@@ -132,7 +132,9 @@ mod videos {
     ) -> Result<S::Ok, S::Error> {
         match videos {
             None => serializer.serialize_none(),
-            Some(VideoSampling::Uniform { frames }) => serializer.collect_str(&format_args!("uniform:{frames}")),
+            Some(VideoSampling::Uniform { frames }) => {
+                serializer.collect_str(&format_args!("uniform:{frames}"))
+            }
             Some(VideoSampling::Keyframes { frames_max }) => {
                 serializer.collect_str(&format_args!("keyframes:{frames_max}"))
             }
@@ -261,8 +263,10 @@ impl ReadSettings {
     /// # Errors
     /// [`Error::Config`] with the setting.
     pub fn check_without_steps(&self) -> Result<()> {
-        let of_steps =
-            [("steps_ahead", self.steps_ahead.is_some()), ("microbatch_bytes", self.microbatch_bytes.is_some())];
+        let of_steps = [
+            ("steps_ahead", self.steps_ahead.is_some()),
+            ("microbatch_bytes", self.microbatch_bytes.is_some()),
+        ];
         match of_steps.into_iter().find(|(_, is_set)| *is_set) {
             None => Ok(()),
             Some((setting, _)) => {

@@ -17,6 +17,8 @@
 //! ```
 
 mod data;
+#[cfg(feature = "schema")]
+mod described;
 mod planning;
 #[cfg(feature = "processors")]
 mod processor;
@@ -30,12 +32,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
+#[cfg(feature = "schema")]
+pub use described::Described;
 pub use planning::{
     CostSettings, OrderSettings, PlanSettings, RecomputationName, SynchronizationName, TailName,
 };
 #[cfg(feature = "processors")]
 pub use processor::{
-    BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings, TokenCountsName,
+    BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings,
+    TokenCountsName,
 };
 
 pub use space::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
@@ -138,7 +143,8 @@ fn set_text<G: Serialize + DeserializeOwned>(group: &mut G, key: &str, text: &st
     }
     let json = serde_json::from_str(text).ok();
     let word = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
-    let list = text.contains(',').then(|| Value::Array(text.split(',').map(|part| word(part.trim())).collect()));
+    let list =
+        text.contains(',').then(|| Value::Array(text.split(',').map(|part| word(part.trim())).collect()));
     let plain = Value::String(text.to_owned());
     let mut first_error = None;
     for reading in json.into_iter().chain(list).chain([plain]) {

@@ -1,6 +1,5 @@
 //! Settings of planning: costs, the cut of a global batch, the order of samples.
 
-
 use std::path::Path;
 
 use dflop_balancer::schedule::ScheduleKind;
@@ -282,8 +281,7 @@ impl OrderSettings {
     /// Applies the settings to a planner builder, which may restore a state.
     #[must_use]
     pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
-        let mut builder =
-            builder.first_epoch(self.first_epoch).tail(self.tail.into()).shuffle(self.shuffle);
+        let mut builder = builder.first_epoch(self.first_epoch).tail(self.tail.into()).shuffle(self.shuffle);
         if self.repeat_samples {
             builder = builder.repeat_samples();
         }

@@ -144,7 +144,9 @@ impl<'de> Deserialize<'de> for BucketSizes {
             }
             _ => None,
         };
-        buckets.map(Self).ok_or_else(|| D::Error::custom(format!("invalid type: {given}, expected {expected}")))
+        buckets
+            .map(Self)
+            .ok_or_else(|| D::Error::custom(format!("invalid type: {given}, expected {expected}")))
     }
 }
 
@@ -162,10 +164,6 @@ impl Serialize for BucketSizes {
 impl schemars::JsonSchema for BucketSizes {
     fn schema_name() -> std::borrow::Cow<'static, str> {
         "BucketSizes".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
     }
 
     fn json_schema(_generator: &mut schemars::SchemaGenerator) -> schemars::Schema {

@@ -4,6 +4,7 @@ mod architecture;
 mod circles;
 mod documents;
 mod floors;
+mod settings;
 mod source;
 mod waits;
 mod words;

@@ -3,9 +3,7 @@
 use std::marker::PhantomData;
 
 use clap::Args;
-use dflop_loader::settings::{Settings, names};
-use schemars::Schema;
-use serde_json::Value;
+use dflop_loader::settings::Settings;
 
 use crate::failure::Failure;
 
@@ -92,52 +90,14 @@ fn example<A: Accepted>() -> &'static str {
 fn long_help<A: Accepted>() -> String {
     let mut text = short_help::<A>();
     text += ".\n\nA value is JSON, a list separated by commas, or plain text; `@FILE` is the content of a file.\n";
-    for Described { name, about, default } in described() {
+    for setting in Settings::described() {
+        let name = setting.name();
         if A::NAMES.iter().any(|accepted| is_in(&name, accepted)) {
-            text += &format!("\n{name}: {about}{}", default.map_or_else(String::new, |value| format!(" [default: {value}]")));
+            text += &format!("\n{name}: {}", setting.about);
+            text += &setting.shown_default().map_or_else(String::new, |value| format!(" [default: {value}]"));
         }
     }
     text
-}
-
-/// A setting, as it is described to users.
-#[derive(Debug)]
-pub(crate) struct Described {
-    /// Group and key.
-    pub(crate) name: String,
-    pub(crate) about: String,
-    /// The default, unless it is nothing, or the description has it.
-    pub(crate) default: Option<String>,
-}
-
-/// Returns all settings of all groups, in the order of their declaration.
-pub(crate) fn described() -> Vec<Described> {
-    let schema = schemars::schema_for!(Settings);
-    let mut found = Vec::new();
-    for group in names::<Settings>() {
-        let fields = property(&schema, schema.as_value(), group);
-        let keys = fields.pointer("/properties").and_then(Value::as_object);
-        for (key, field) in keys.into_iter().flatten() {
-            let about = field.get("description").and_then(Value::as_str).unwrap_or_default().replace('\n', " ");
-            let default = field.get("default").filter(|value| !value.is_null() && **value != Value::Bool(false));
-            found.push(Described {
-                name: format!("{group}.{key}"),
-                about: about.trim_end_matches('.').to_owned(),
-                default: default.filter(|_| !about.contains("Default:")).map(|value| match value {
-                    Value::String(text) => text.clone(),
-                    other => other.to_string(),
-                }),
-            });
-        }
-    }
-    found
-}
-
-/// Returns the schema of a property, wherever it is defined.
-fn property<'a>(root: &'a Schema, object: &'a Value, name: &str) -> &'a Value {
-    let found = &object["properties"][name];
-    let reference = found.get("$ref").and_then(Value::as_str).and_then(|path| path.strip_prefix('#'));
-    reference.and_then(|path| root.as_value().pointer(path)).unwrap_or(found)
 }
 
 /// Returns the setting that replaces an option of an earlier version.

@@ -43,11 +43,7 @@ pub(crate) struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    fn apply(
-        &self,
-        builder: StepPlannerBuilder,
-        settings: &Settings,
-    ) -> Result<StepPlannerBuilder, Failure> {
+    fn apply(&self, builder: StepPlannerBuilder, settings: &Settings) -> Result<StepPlannerBuilder, Failure> {
         let Some(path) = &self.resume else {
             if settings.order.accept_changed_data {
                 return Err(Failure::Misuse("`order.accept_changed_data` needs `--resume`".into()));

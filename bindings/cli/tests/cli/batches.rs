@@ -20,9 +20,18 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
     for layout in ["packed", "padded"] {
         let (mut keys, mut sums) = (Vec::new(), [0, 0]);
         for rank in ["0", "1"] {
-            let plan = ["batches", &pattern, "--global-batch", "12", "--dp-size", "2", "--microbatches", "2"];
-            let inputs =
-                ["--rank", rank, "--tokenizer", &tokenizer, "--layout", layout, "--json", "--values"];
+            let plan =
+                ["batches", &pattern, "--global-batch-size", "12", "--dp-size", "2", "--microbatches", "2"];
+            let inputs = [
+                "--rank",
+                rank,
+                "--tokenizer",
+                &tokenizer,
+                "--set",
+                &format!("processor.layout={}", layout),
+                "--json",
+                "--values",
+            ];
             let mut lines = objects(&[&plan[..], &inputs].concat());
             let last = lines.pop().expect("a last line");
             assert_eq!((lines.len(), last["skipped"].as_array().map(Vec::len)), (2, Some(0)));
@@ -47,11 +56,12 @@ fn tensors_of_media_are_printed_unless_they_are_only_counted() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let lines = |extra: &[&str]| {
-        let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
+        let plan =
+            ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch-size", "6", "--dp-size", "1"];
         let inputs = ["--tokenizer", &tokenizer, "--json", "--values"];
         objects(&[&plan[..], &inputs, extra].concat())
     };
-    let (made, counted) = (lines(&[]), lines(&["--counted-media"]));
+    let (made, counted) = (lines(&[]), lines(&["--set", "processor.skip_media_tensors=true"]));
     assert_eq!(made.len(), counted.len());
     let tensor = |line: &serde_json::Value, name: &str| {
         line["tensors"].as_array().into_iter().flatten().find(|tensor| tensor["name"] == name).cloned()
@@ -79,7 +89,8 @@ fn a_tokenizer_that_does_not_fit_is_misuse() {
     let data = TempDataset::new(1, 4, Compression::Plain);
     let pattern = data.pattern();
     let llama = tokenizer().replace("chatml", "llama3");
-    let run = dflop(&["batches", &pattern, "--global-batch", "4", "--dp-size", "1", "--tokenizer", &llama]);
+    let run =
+        dflop(&["batches", &pattern, "--global-batch-size", "4", "--dp-size", "1", "--tokenizer", &llama]);
     assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
     assert!(run.stderr.contains("the vocabulary has no `<image>`"), "{}", run.stderr);
 }
@@ -90,7 +101,7 @@ fn tensors_are_written_as_safetensors() {
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let directory = tempfile::tempdir().expect("a temporary directory");
     let out = directory.path().join("batches");
-    let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "6", "--dp-size", "1"];
+    let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch-size", "6", "--dp-size", "1"];
     let inputs =
         ["--microbatches", "2", "--tokenizer", &tokenizer, "--json", "--values", "--out", text(&out)];
     let lines = objects(&[&plan[..], &inputs].concat());
@@ -125,7 +136,8 @@ fn files_of_two_runs_have_equal_bytes() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let files = |run: &str| {
         let out = directory.path().join(run);
-        let plan = ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch", "3", "--dp-size", "1"];
+        let plan =
+            ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch-size", "3", "--dp-size", "1"];
         objects(
             &[&plan[..], &["--steps", "2", "--tokenizer", &tokenizer, "--json", "--out", text(&out)]]
                 .concat(),
@@ -150,7 +162,7 @@ fn counted_texts_make_the_plan_exact() {
     let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let counting = ["--tokenizer", &tokenizer, "--model", "qwen2-vl-7b"];
-    let plan = ["--global-batch", "12", "--dp-size", "1", "--microbatches", "2"];
+    let plan = ["--global-batch-size", "12", "--dp-size", "1", "--microbatches", "2"];
     let batches = || {
         let mut lines = objects(&[&["batches", &pattern, "--json"], &counting[..], &plan[..]].concat());
         lines.pop().expect("a last line")["report"].clone()
@@ -171,7 +183,7 @@ fn counted_texts_make_the_plan_exact() {
     assert!((stats(&["--tokenizer", &tokenizer]) * 12.0 - delivered).abs() < 1e-6);
     assert!((stats(&[]) * 12.0 - delivered).abs() > 1.0);
     let missing =
-        dflop(&["order", &pattern, "--tokenizer", "nowhere", "--global-batch", "2", "--dp-size", "1"]);
+        dflop(&["order", &pattern, "--tokenizer", "nowhere", "--global-batch-size", "2", "--dp-size", "1"]);
     assert!(missing.status == Some(1) && missing.stderr.contains("nowhere"), "{}", missing.stderr);
 }
 
@@ -180,8 +192,10 @@ fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_woul
     let data = TempDataset::new(1, 12, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
     let args = |tokens: &'static str| {
-        let plan = ["batches", &pattern, "--global-batch", "12", "--dp-size", "2", "--microbatches", "2"];
-        let inputs = ["--tokenizer", &tokenizer, "--json", "--pad-to-tokens", tokens];
+        let plan =
+            ["batches", &pattern, "--global-batch-size", "12", "--dp-size", "2", "--microbatches", "2"];
+        let inputs =
+            ["--tokenizer", &tokenizer, "--json", "--set", &format!("processor.pad_to_tokens={}", tokens)];
         plan.iter().chain(&inputs).map(|arg| (*arg).to_owned()).collect::<Vec<_>>()
     };
     let padded = args("16384");

@@ -125,7 +125,7 @@ fn every_command_confines_a_list() {
     place.write("", text(&place.elsewhere.shard(0)));
     let mixture = json!({"data_sets": [{"shards": ["list.json"]}]}).to_string();
     std::fs::write(place.directory().join("mixture.json"), mixture).expect("the mixture is written");
-    let order = ["--global-batch", "2", "--dp-size", "1"];
+    let order = ["--global-batch-size", "2", "--dp-size", "1"];
     for reader in [
         &["list", "list.json"][..],
         &["stream", "list.json", "--decode", "raw"],
@@ -140,7 +140,7 @@ fn every_command_confines_a_list() {
         assert!(matches!(run.status, Some(1 | 2)), "{reader:?}: {run:?}");
         assert!(run.stderr.contains("outside its directory"), "{reader:?}: {}", run.stderr);
         if reader[0] != "view" {
-            let run = run_in(&place.directory(), &[reader, &["--allow-outside"]].concat());
+            let run = run_in(&place.directory(), &[reader, &["--set", "store.allow_outside=true"]].concat());
             assert_eq!(run.status, Some(0), "{reader:?}: {run:?}");
         }
     }

@@ -116,8 +116,17 @@ fn list_prints_what_is_readable_then_fails() {
 fn stream_reports_every_measurement() {
     let data = TempDataset::new(2, 6, Compression::Plain);
     for decode in ["raw", "rgb224", "media"] {
-        let args =
-            ["stream", &data.pattern(), "--decode", decode, "--batch", "5", "--workers", "2", "--json"];
+        let args = [
+            "stream",
+            &data.pattern(),
+            "--decode",
+            decode,
+            "--batch",
+            "5",
+            "--set",
+            "read.workers=2",
+            "--json",
+        ];
         let report = object(&args);
         assert_eq!((&report["samples"], &report["skipped"]), (&json!(12), &json!([])), "{decode}");
         let seconds = |name: &str| report[name].as_f64().expect(name);
@@ -136,10 +145,11 @@ fn stream_reads_the_named_fields_only() {
         assert_eq!(report["samples"], 12, "{fields:?}");
         report["bytes"].as_u64().expect("bytes")
     };
-    let (all, text, rest) = (bytes(&[]), bytes(&["--fields", "txt"]), bytes(&["--fields", "images,audio"]));
+    let (all, text, rest) =
+        (bytes(&[]), bytes(&["--set", "read.fields=txt"]), bytes(&["--set", "read.fields=images,audio"]));
     assert!(text > 0 && rest > 0);
     assert_eq!(text + rest, all);
-    let none = dflop(&["stream", &data.pattern(), "--fields", "none,other"]);
+    let none = dflop(&["stream", &data.pattern(), "--set", "read.fields=none,other"]);
     assert_eq!(none.status, Some(1));
     assert!(
         none.stderr.contains("none of 12 samples has a field `none, other`; they have: "),
@@ -151,7 +161,16 @@ fn stream_reads_the_named_fields_only() {
 #[test]
 fn stream_augments_images() {
     let data = TempDataset::new(1, 6, Compression::Plain);
-    let changes = ["--random-crop", "--flip", "--color-jitter", "0.4,0.4,0.4,0.1", "--seed", "3"];
+    let changes = [
+        "--set",
+        "augment.crop_scale=0.08,1",
+        "--set",
+        "augment.flip=0.5",
+        "--set",
+        "augment.color_jitter=0.4,0.4,0.4,0.1",
+        "--seed",
+        "3",
+    ];
     for decode in ["rgb224", "media"] {
         let report =
             object(&[&["stream", &data.pattern(), "--decode", decode, "--json"], &changes[..]].concat());
@@ -187,7 +206,7 @@ fn epochs_repeat_and_samples_cut_the_stream() {
 fn delivered_and_skipped_are_all_samples() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shard = shard_with_a_bad_image(&directory);
-    let args = ["stream", text(&shard), "--error-budget", "1", "--json"];
+    let args = ["stream", text(&shard), "--set", "read.error_budget=1", "--json"];
     let report = object(&args);
     assert_eq!(report["samples"], 2);
     let skipped = report["skipped"].as_array().expect("a list");
@@ -269,7 +288,16 @@ fn balance_compares_with_min_max_and_takes_an_encoder_dp_size() {
 #[test]
 fn simulate_compares_three_strategies_with_data_blind() {
     let data = TempDataset::new(2, 8, Compression::Plain);
-    let size = ["--global-batch", "8", "--dp-size", "2", "--microbatches", "2", "--work", "100"];
+    let size = [
+        "--global-batch-size",
+        "8",
+        "--dp-size",
+        "2",
+        "--microbatches",
+        "2",
+        "--set",
+        "plan.search_effort=100",
+    ];
     let report = object(&[&["simulate", &data.pattern(), "--json"], &size[..]].concat());
     let strategies = report["strategies"].as_array().expect("strategies");
     let names: Vec<&Value> = strategies.iter().map(|strategy| &strategy["name"]).collect();
@@ -284,17 +312,37 @@ fn simulate_compares_three_strategies_with_data_blind() {
 #[test]
 fn simulate_runs_the_plans_by_any_schedule() {
     let data = TempDataset::new(2, 8, Compression::Plain);
-    let size =
-        ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2", "--work", "0"];
+    let size = [
+        "--global-batch-size",
+        "8",
+        "--dp-size",
+        "1",
+        "--microbatches",
+        "4",
+        "--set",
+        "plan.stages=1,1,2",
+        "--set",
+        "plan.search_effort=0",
+    ];
     let run = |name: &str| {
-        let report =
-            object(&[&["simulate", &data.pattern(), "--json", "--schedule", name], &size[..]].concat());
+        let report = object(
+            &[
+                &["simulate", &data.pattern(), "--json", "--set", &format!("plan.schedule={}", name)],
+                &size[..],
+            ]
+            .concat(),
+        );
         assert_eq!(report["schedule"], name);
         report["strategies"][0]["bubble_fraction"].as_f64().expect("a fraction")
     };
     let [plain, zero, interleaved] = ["1f1b", "zb-h1", "interleaved:2"].map(run);
     assert!(zero < plain && interleaved < plain, "{plain} {zero} {interleaved}");
-    let simulate = |name| dflop(&[&["simulate", &data.pattern(), "--schedule", name], &size[..]].concat());
+    let simulate = |name| {
+        dflop(
+            &[&["simulate", &data.pattern(), "--set", &format!("plan.schedule={}", name)], &size[..]]
+                .concat(),
+        )
+    };
     let unknown = simulate("2f2b");
     assert_eq!(unknown.status, Some(2));
     assert!(unknown.stderr.contains("`2f2b` is not in gpipe, 1f1b"), "{}", unknown.stderr);
@@ -328,7 +376,7 @@ fn reports_differ_in_nothing_but_measurements() {
     let data = TempDataset::new(2, 6, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (pattern, instance) = (data.pattern(), write_instance(&directory));
-    let size = ["--global-batch", "4", "--dp-size", "2", "--work", "50"];
+    let size = ["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.search_effort=50"];
     let commands = [
         vec!["index", &pattern, "--json"],
         vec!["stats", &pattern, "--json"],

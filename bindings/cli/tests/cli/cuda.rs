@@ -9,7 +9,7 @@ mod without {
     #[test]
     fn a_build_without_cuda_devices_says_so() {
         let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
-        let run = job.run(&["--pipeline-stages", "1"]);
+        let run = job.run(&["--stages", "1"]);
         assert_eq!((run.status, run.stdout.as_str()), (Some(2), ""));
         assert!(run.stderr.contains("build with `--features cuda`"), "{}", run.stderr);
         let run = dflop(&["profile", "--model", "tiny", "--device", "cuda:0", "--out", "nowhere"]);

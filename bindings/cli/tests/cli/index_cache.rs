@@ -15,7 +15,7 @@ fn order(pattern: &str, more: &[&str]) -> String {
 }
 
 fn order_and_log(pattern: &str, more: &[&str]) -> (String, String) {
-    let size = ["--global-batch", "6", "--dp-size", "2", "--work", "20", "--json"];
+    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=20", "--json"];
     let run = dflop(&[&["order", pattern], &size[..], more].concat());
     assert_eq!(run.status, Some(0), "{}", run.stderr);
     (run.stdout, run.stderr)
@@ -52,7 +52,7 @@ fn named_directory_holds_the_index_for_every_command() {
     let data = TempDataset::new(1, 8, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let place = directory.path().join("here");
-    let plain = order(&data.pattern(), &["--index", text(&place)]);
+    let plain = order(&data.pattern(), &["--set", &format!("index.directory={}", text(&place))]);
     assert!(!data.directory().join(".dflop").exists());
     let report = object(&["index", &data.pattern(), "--out", text(&place), "--json"]);
     assert!(report["path"].as_str().expect("a path").starts_with(text(&place)));
@@ -118,7 +118,10 @@ fn cut_index_is_made_anew() {
 fn killed_indexing_leaves_nothing_that_misleads() {
     let data = TempDataset::new(3, 20, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let whole = order(&data.pattern(), &["--index", text(&directory.path().join("whole"))]);
+    let whole = order(
+        &data.pattern(),
+        &["--set", &format!("index.directory={}", text(&directory.path().join("whole")))],
+    );
     for (attempt, wait_ms) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
         let place = directory.path().join(attempt.to_string());
         let mut index = command(&["index", &data.pattern(), "--verify", "--out", text(&place)]);
@@ -127,7 +130,11 @@ fn killed_indexing_leaves_nothing_that_misleads() {
         std::thread::sleep(std::time::Duration::from_millis(wait_ms));
         child.kill().expect("the command can be killed");
         child.wait().expect("the command ends");
-        assert_eq!(order(&data.pattern(), &["--index", text(&place)]), whole, "killed after {wait_ms} ms");
+        assert_eq!(
+            order(&data.pattern(), &["--set", &format!("index.directory={}", text(&place))]),
+            whole,
+            "killed after {wait_ms} ms"
+        );
     }
 }
 

@@ -37,12 +37,12 @@ fn stages_of_a_pipeline_add_up_and_say_whether_they_fit() {
 fn what_is_frozen_recomputed_or_shared_takes_less() {
     let all = memory(&[]);
     for (more, field) in [
-        (&["--freeze", "vision,projector"][..], "state_bytes"),
-        (&["--freeze", "vision,projector"], "activation_bytes"),
-        (&["--recompute", "layers"], "activation_bytes"),
+        (&["--set", "cost.freeze=vision,projector"][..], "state_bytes"),
+        (&["--set", "cost.freeze=vision,projector"], "activation_bytes"),
+        (&["--set", "cost.recompute=layers"], "activation_bytes"),
         (&["--optimizer-ranks", "8"], "state_bytes"),
         (&["--tp", "1,4"], "state_bytes"),
-        (&["--tp", "1,4", "--sequence-parallel"], "activation_bytes"),
+        (&["--tp", "1,4", "--set", "space.sequence_parallel=true"], "activation_bytes"),
     ] {
         assert!(sum(&memory(more), field) < sum(&all, field), "{more:?}");
     }
@@ -58,7 +58,8 @@ fn training_in_32_bits_is_counted() {
     assert_eq!(sum(&half, "state_bytes"), sum(&full, "state_bytes"), "2 + 2 + 12 bytes, or 4 + 4 + 8");
     let ratio = sum(&full, "activation_bytes") as f64 / sum(&half, "activation_bytes") as f64;
     assert!((1.99..2.0).contains(&ratio), "{ratio}");
-    let frozen = |precision| sum(&memory(&["--freeze", "llm", "--precision", precision]), "state_bytes");
+    let frozen =
+        |precision| sum(&memory(&["--set", "cost.freeze=llm", "--precision", precision]), "state_bytes");
     assert!(frozen("f32") > frozen("bf16"), "frozen weights have 4 bytes");
     assert_eq!(memory(&["--precision", "f32", "--f32-gradients"]), full);
 }
@@ -95,10 +96,10 @@ fn arguments_that_do_not_fit_the_model_are_misuse() {
         (&["--layers", "27"], "`--layers` names 1 modules"),
         (&["--layers", "27", "--layers", "x"], "`x` is not a list such as `10,9,9`"),
         (&["--layers", "27", "--layers", "27"], "stages of llm have 27 layers in all, it has 28"),
-        (&["--freeze", "audio"], "has no audio encoder to freeze"),
-        (&["--freeze", "vision,projector,llm"], "nothing is trained"),
-        (&["--freeze", "head"], "unknown part `head`, known are vision, audio, projector, llm"),
-        (&["--recompute", "all"], "known are none, scores, layers"),
+        (&["--set", "cost.freeze=audio"], "has no audio encoder to freeze"),
+        (&["--set", "cost.freeze=vision,projector,llm"], "nothing is trained"),
+        (&["--set", "cost.freeze=head"], "unknown part `head`, known are vision, audio, projector, llm"),
+        (&["--set", "cost.recompute=all"], "known are none, scores, layers"),
         (&["--memory-gib", "nan"], "`--memory-gib`"),
     ] {
         let run = dflop(&[&MODEL[..], more].concat());
@@ -115,6 +116,6 @@ fn a_frozen_part_costs_less_wherever_costs_are_predicted() {
         let report = object(&[&["stats", &pattern, "--json", "--model", "tiny"], more].concat());
         report["quantiles"].clone()
     };
-    assert_ne!(mean(&[]), mean(&["--freeze", "llm"]));
-    assert_ne!(mean(&[]), mean(&["--recompute", "layers"]));
+    assert_ne!(mean(&[]), mean(&["--set", "cost.freeze=llm"]));
+    assert_ne!(mean(&[]), mean(&["--set", "cost.recompute=layers"]));
 }

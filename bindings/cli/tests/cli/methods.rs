@@ -24,7 +24,7 @@ const CLUSTER: [&str; 10] = [
     "a100",
     "--gpus",
     "16",
-    "--global-batch",
+    "--global-batch-size",
     "96",
     "--steps",
     "6",
@@ -91,42 +91,39 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
         assert_eq!(run.status, Some(2), "{args:?}: {}", run.stderr);
         run.stderr
     };
-    assert!(misuse(&["--global-batch", "8"]).contains("<DATASET>"));
-    assert!(misuse(&["--global-batch", "8", "data"]).contains("--dp-size"));
-    assert!(misuse(&["--shapes", text(&shapes), "--global-batch", "8"]).contains("--gpus"));
+    assert!(misuse(&["--global-batch-size", "8"]).contains("<DATASET>"));
+    assert!(misuse(&["--global-batch-size", "8", "data"]).contains("--dp-size"));
+    assert!(misuse(&["--shapes", text(&shapes), "--global-batch-size", "8"]).contains("--gpus"));
     assert!(
-        misuse(&["data", "--shapes", text(&shapes), "--gpus", "2", "--global-batch", "8"])
+        misuse(&["data", "--shapes", text(&shapes), "--gpus", "2", "--global-batch-size", "8"])
             .contains("cannot be used")
     );
 }
 
 /// Flags for simulating a dataset, each with a value where required.
-const OF_A_DATASET: [&[&str]; 25] = [
-    &["--recompute", "layers"],
-    &["--tokens-max", "9000"],
-    &["--bytes-max", "9000"],
+const OF_A_DATASET: [&[&str]; 22] = [
+    &["--set", "cost.recompute=layers"],
+    &["--set", "plan.tokens_max=9000"],
+    &["--set", "plan.bytes_max=9000"],
     &["--microbatches", "4"],
     &["--dp-size", "2"],
-    &["--stages", "1,3"],
-    &["--work", "10"],
-    &["--pad-to-tokens", "4096"],
-    &["--tail", "drop"],
-    &["--repeat-samples"],
+    &["--set", "plan.stages=1,3"],
+    &["--set", "plan.search_effort=10"],
+    &["--set", "processor.pad_to_tokens=4096"],
+    &["--set", "order.tail=drop"],
+    &["--set", "order.repeat_samples=true"],
     &["--epochs", "2"],
-    &["--validation"],
-    &["--shuffle", "none"],
-    &["--block-samples", "8"],
-    &["--open-blocks", "8"],
-    &["--index", "indexes"],
+    &["--set", "order.shuffle=none"],
+    &["--set", "index.directory=indexes"],
     &["--split", "train"],
-    &["--read", "pread"],
-    &["--allow-outside"],
-    &["--cache", "cache"],
-    &["--requests-max", "3"],
-    &["--video-frames", "4"],
+    &["--set", "store.read=pread"],
+    &["--set", "store.allow_outside=true"],
+    &["--set", "store.cache=cache"],
+    &["--set", "store.requests_max=3"],
+    &["--set", "index.videos=fps:2:4"],
     &["--tokenizer", "tokenizer.json"],
-    &["--profile", "times.csv", "--profile-tp", "2"],
-    &["--profile", "times.csv", "--no-profile-check"],
+    &["--profile", "times.csv", "--set", "cost.profile_tp=2"],
+    &["--profile", "times.csv", "--set", "cost.profile_check=false"],
 ];
 
 #[test]
@@ -134,10 +131,11 @@ fn flags_of_a_dataset_are_refused_with_shapes() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shapes = shapes(directory.path());
     for flag in OF_A_DATASET {
-        let cluster = ["--gpus", "16", "--global-batch", "96"];
+        let cluster = ["--gpus", "16", "--global-batch-size", "96"];
         let run = dflop(&[&["simulate", "--shapes", text(&shapes)], &cluster[..], flag].concat());
         assert_eq!(run.status, Some(2), "{flag:?}: {}", run.stderr);
-        let named = flag.iter().rfind(|word| word.starts_with("--")).expect("a flag");
+        let option = flag.iter().rposition(|word| word.starts_with("--")).expect("a flag");
+        let named = if flag[option] == "--set" { flag[option..].join(" ") } else { flag[option].to_owned() };
         assert!(
             run.stderr.contains(&format!("`{named}` belongs to the simulation of a dataset")),
             "{flag:?}: {}",
@@ -151,14 +149,16 @@ fn plans_are_made_for_schedules_with_one_backward_pass() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shapes = shapes(directory.path());
     let args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
-    let run = dflop(&[&args[..], &["--schedule", "zb-h1"]].concat());
+    let run = dflop(&[&args[..], &["--set", "plan.schedule=zb-h1"]].concat());
     assert_ne!(run.status, Some(0));
     assert!(
         run.stderr.contains("under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not under zb-h1"),
         "{}",
         run.stderr
     );
-    let gpipe = object(&[&args[..], &["--schedule", "gpipe", "--freeze", "vision", "--json"]].concat());
+    let gpipe = object(
+        &[&args[..], &["--set", "plan.schedule=gpipe", "--set", "cost.freeze=vision", "--json"]].concat(),
+    );
     assert!(gpipe["searched"].as_str().expect("a text").starts_with("gpipe, "), "{gpipe}");
 }
 
@@ -169,13 +169,14 @@ fn flags_of_shapes_are_refused_with_a_dataset() {
         &["--gpus-per-node", "8"],
         &["--memory-gib", "80"],
         &["--links", "links.json"],
-        &["--allow-recompute"],
-        &["--placement", "joint"],
-        &["--space", "full"],
-        &["--zero1"],
-        &["--encoder-ahead"],
+        &["--set", "space.recompute=true"],
+        &["--set", "space.placement=joint"],
+        &["--set", "space.kinds=full"],
+        &["--set", "space.zero1=true"],
+        &["--set", "space.encoder_ahead=true"],
     ] {
-        let run = dflop(&[&["simulate", "data", "--global-batch", "8", "--dp-size", "2"], flag].concat());
+        let run =
+            dflop(&[&["simulate", "data", "--global-batch-size", "8", "--dp-size", "2"], flag].concat());
         assert_eq!(run.status, Some(2), "{flag:?}: {}", run.stderr);
         assert!(run.stderr.contains(&format!("`{}` belongs to `--shapes`", flag[0])), "{}", run.stderr);
     }

@@ -5,8 +5,13 @@ use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, refuse, text};
 
-const READERS: [&[&str]; 5] =
-    [&["index"], &["list"], &["stream"], &["stats"], &["order", "--global-batch", "4", "--dp-size", "2"]];
+const READERS: [&[&str]; 5] = [
+    &["index"],
+    &["list"],
+    &["stream"],
+    &["stats"],
+    &["order", "--global-batch-size", "4", "--dp-size", "2"],
+];
 
 #[test]
 fn every_command_explains_itself() {
@@ -25,11 +30,11 @@ fn changes_of_images_that_make_no_sense_are_misuse() {
     let stream = |args: &[&str], mentioned| {
         refuse(&[&["stream", &data.pattern()], args].concat(), 2, mentioned);
     };
-    stream(&["--color-jitter", "1,2,3"], "four numbers");
-    stream(&["--color-jitter", "0,0,0,0.7"], "hue");
-    stream(&["--decode", "raw", "--flip"], "augment");
+    stream(&["--set", "augment.color_jitter=1,2,3"], "length 3");
+    stream(&["--set", "augment.color_jitter=0,0,0,0.7"], "hue");
+    stream(&["--decode", "raw", "--set", "augment.flip=0.5"], "augment");
     stream(&["--scaled-decode"], "scaled_decode");
-    stream(&["--fields", "jpg,"], "fields");
+    stream(&["--set", "read.fields=jpg,"], "fields");
     if !cfg!(feature = "turbojpeg") {
         stream(&["--decode", "rgb224", "--scaled-decode"], "turbojpeg");
     }
@@ -80,11 +85,11 @@ fn impossible_stream_settings_are_misuse() {
     let stream = |option: &str, value: &str, mentioned: &str| {
         refuse(&["stream", &data.pattern(), option, value], 2, mentioned);
     };
-    stream("--workers", "0", "workers");
+    stream("--set", "read.workers=0", "workers");
     stream("--batch", "0", "batch");
     stream("--epochs", "0", "epochs");
-    stream("--error-budget", "1.5", "between 0 and 1");
-    stream("--error-budget", "nan", "between 0 and 1");
+    stream("--set", "read.error_budget=1.5", "between 0 and 1");
+    stream("--set", "read.error_budget=nan", "invalid type");
     stream("--decode", "nonsense", "rgb224");
 }
 
@@ -92,13 +97,12 @@ fn impossible_stream_settings_are_misuse() {
 fn absurd_counts_are_misuse_and_not_a_crash() {
     let data = TempDataset::new(1, 2, Compression::Plain);
     let most = "18446744073709551615";
-    for (flag, setting) in [("--workers", "workers"), ("--batch", "batch_size")] {
-        refuse(&["stream", &data.pattern(), flag, most], 2, setting);
-    }
+    refuse(&["stream", &data.pattern(), "--set", &format!("read.workers={most}")], 2, "workers");
+    refuse(&["stream", &data.pattern(), "--batch", most], 2, "batch_size");
     refuse(&["stream", &data.pattern(), "--samples", "0"], 2, "at least 1");
-    let plan = ["order", &data.pattern(), "--global-batch", "2", "--dp-size", "1"];
+    let plan = ["order", &data.pattern(), "--global-batch-size", "2", "--dp-size", "1"];
     refuse(&[&plan[..], &["--from-step", most, "--steps", "1"]].concat(), 2, "overflow");
-    refuse(&[&plan[..], &["--epoch", most]].concat(), 2, "first_epoch");
+    refuse(&[&plan[..], &["--set", &format!("order.first_epoch={}", most)]].concat(), 2, "first_epoch");
 }
 
 #[test]
@@ -122,30 +126,33 @@ fn impossible_plans_are_misuse() {
             refuse(&[&[command, &data.pattern()], changed].concat(), 2, mentioned);
         }
     };
-    plan(&["--global-batch", "0", "--dp-size", "2"], "global_batch");
-    plan(&["--global-batch", "4", "--dp-size", "0"], "at least 1");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--microbatches", "0"], "at least 1");
-    plan(&["--global-batch", "3", "--dp-size", "2", "--microbatches", "2"], "cannot fill 4");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1"], "vision, audio, llm");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,0,1"], "1 to 1024");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--model", "nonsense"], "omni-7b");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--device", "nonsense"], "h100");
-    let strategy = ["--global-batch", "4", "--dp-size", "2", "--strategy", "nonsense"];
+    plan(&["--global-batch-size", "0", "--dp-size", "2"], "global_batch");
+    plan(&["--global-batch-size", "4", "--dp-size", "0"], "at least 1");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--microbatches", "0"], "at least 1");
+    plan(&["--global-batch-size", "3", "--dp-size", "2", "--microbatches", "2"], "cannot fill 4");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.stages=1"], "vision, audio, llm");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.stages=1,0,1"], "1 to 1024");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--model", "nonsense"], "omni-7b");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--device", "nonsense"], "h100");
+    let strategy = ["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.strategy=nonsense"];
     refuse(&[&["order", &data.pattern()], &strategy[..]].concat(), 2, "multi_lpt");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--stages", "1,1,100000"], "1 to 1024");
-    plan(&["--global-batch", "18446744073709551615", "--dp-size", "2"], "more than");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--tail", "nonsense"], "carry");
-    plan(&["--global-batch", "9", "--dp-size", "2", "--tail", "drop"], "more than the 8 samples");
-    plan(&["--global-batch", "4", "--dp-size", "2", "--seed", "18446744073709551616"], "seed");
-    plan(&["--global-batch", "4"], "dp-size");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.stages=1,1,100000"], "1 to 1024");
+    plan(&["--global-batch-size", "18446744073709551615", "--dp-size", "2"], "more than");
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--set", "order.tail=nonsense"], "carry");
+    plan(
+        &["--global-batch-size", "9", "--dp-size", "2", "--set", "order.tail=drop"],
+        "more than the 8 samples",
+    );
+    plan(&["--global-batch-size", "4", "--dp-size", "2", "--seed", "18446744073709551616"], "seed");
+    plan(&["--global-batch-size", "4"], "dp-size");
 }
 
 #[test]
 fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
     let data = TempDataset::new(1, 8, Compression::Plain);
-    let order = ["order", &data.pattern(), "--global-batch", "4", "--dp-size", "2"];
-    refuse(&[&order[..], &["--tokens-max", "1"]].concat(), 1, "above the cap of 1");
-    refuse(&[&order[..], &["--bytes-max", "1"]].concat(), 1, "above the cap of 1");
+    let order = ["order", &data.pattern(), "--global-batch-size", "4", "--dp-size", "2"];
+    refuse(&[&order[..], &["--set", "plan.tokens_max=1"]].concat(), 1, "above the cap of 1");
+    refuse(&[&order[..], &["--set", "plan.bytes_max=1"]].concat(), 1, "above the cap of 1");
 }
 
 #[test]

@@ -29,8 +29,8 @@ fn planned(model: &str) -> Vec<(Option<i32>, String)> {
     let plan = |shapes: &&str| {
         std::fs::write(&path, shapes).expect("it can be written");
         let shapes = path.display().to_string();
-        let fixed = ["--gpus", "4", "--memory-gib", "100000", "--global-batch", "4", "--batches", "1"];
-        let args = ["plan", "--model", model, "--space", "basic", "--shapes", &shapes];
+        let fixed = ["--gpus", "4", "--memory-gib", "100000", "--global-batch-size", "4", "--batches", "1"];
+        let args = ["plan", "--model", model, "--set", "space.kinds=basic", "--shapes", &shapes];
         let run = dflop(&[&args[..], &fixed].concat());
         (run.status, run.stderr)
     };

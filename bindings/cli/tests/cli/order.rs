@@ -9,7 +9,7 @@ use crate::command::dflop;
 const SAMPLES: usize = 26;
 
 fn order(pattern: &str, more: &[&str]) -> String {
-    let run = dflop(&[&["order", pattern, "--json", "--work", "50"], more].concat());
+    let run = dflop(&[&["order", pattern, "--json", "--set", "plan.search_effort=50"], more].concat());
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{more:?}");
     run.stdout
 }
@@ -32,7 +32,7 @@ fn unions(lines: &str) -> Vec<Vec<String>> {
 #[test]
 fn step_holds_the_same_samples_for_any_number_of_ranks() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let with = |ranks: &str| order(&data.pattern(), &["--global-batch", "8", "--dp-size", ranks]);
+    let with = |ranks: &str| order(&data.pattern(), &["--global-batch-size", "8", "--dp-size", ranks]);
     let one = unions(&with("1"));
     for ranks in ["2", "3", "8"] {
         let lines = with(ranks);
@@ -45,7 +45,16 @@ fn step_holds_the_same_samples_for_any_number_of_ranks() {
 fn later_start_gives_the_tail_of_the_full_run() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
     for tail in ["carry", "drop", "short"] {
-        let size = ["--global-batch", "4", "--dp-size", "2", "--seed", "5", "--tail", tail];
+        let size = [
+            "--global-batch-size",
+            "4",
+            "--dp-size",
+            "2",
+            "--seed",
+            "5",
+            "--set",
+            &format!("order.tail={}", tail),
+        ];
         let full = order(&data.pattern(), &size);
         let lines: Vec<&str> = full.split_inclusive('\n').collect();
         for start in [0, 1, lines.len() - 1] {
@@ -59,7 +68,7 @@ fn later_start_gives_the_tail_of_the_full_run() {
 #[test]
 fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let size = ["--global-batch", "4", "--dp-size", "2"];
+    let size = ["--global-batch-size", "4", "--dp-size", "2"];
     let full = order(&data.pattern(), &[&size[..], &["--steps", "14"]].concat());
     let later = order(&data.pattern(), &[&size[..], &["--from-step", "9"]].concat());
     assert_eq!(later.lines().collect::<Vec<_>>(), full.lines().skip(9).collect::<Vec<_>>());
@@ -68,8 +77,12 @@ fn a_later_first_step_is_printed_to_the_end_of_its_epoch() {
 #[test]
 fn tails_differ_in_the_last_batch_only() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let steps =
-        |tail| unions(&order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--tail", tail]));
+    let steps = |tail| {
+        unions(&order(
+            &data.pattern(),
+            &["--global-batch-size", "8", "--dp-size", "2", "--set", &format!("order.tail={}", tail)],
+        ))
+    };
     let lengths = |tail| steps(tail).iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(lengths("carry"), [8, 8, 8, 8]);
     assert_eq!(lengths("drop"), [8, 8, 8]);
@@ -81,16 +94,16 @@ fn tails_differ_in_the_last_batch_only() {
 #[test]
 fn next_epoch_goes_on_where_the_first_ended() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let size = ["--global-batch", "13", "--dp-size", "2"];
+    let size = ["--global-batch-size", "13", "--dp-size", "2"];
     let both = unions(&order(&data.pattern(), &[&size[..], &["--steps", "4"]].concat()));
-    let second = unions(&order(&data.pattern(), &[&size[..], &["--epoch", "1"]].concat()));
+    let second = unions(&order(&data.pattern(), &[&size[..], &["--set", "order.first_epoch=1"]].concat()));
     assert_eq!(both[2..], second);
 }
 
 #[test]
 fn seeds_change_the_order_up_to_the_largest() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let with = |seed| order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--seed", seed]);
+    let with = |seed| order(&data.pattern(), &["--global-batch-size", "8", "--dp-size", "2", "--seed", seed]);
     assert_ne!(unions(&with("0")), unions(&with("1")));
     assert_ne!(unions(&with("0")), unions(&with("18446744073709551615")));
     assert_eq!(with("7"), with("7"));
@@ -99,7 +112,8 @@ fn seeds_change_the_order_up_to_the_largest() {
 #[test]
 fn batch_larger_than_the_dataset_runs_into_later_epochs_if_asked_for() {
     let data = TempDataset::new(1, 3, Compression::Plain);
-    let args = ["--global-batch", "7", "--dp-size", "2", "--steps", "1", "--repeat-samples"];
+    let args =
+        ["--global-batch-size", "7", "--dp-size", "2", "--steps", "1", "--set", "order.repeat_samples=true"];
     let refused = dflop(&[&["order", &data.pattern()], &args[..6]].concat());
     assert_eq!(refused.status, Some(2));
     assert!(refused.stderr.contains("7 samples are more than the 3 of the data"), "{}", refused.stderr);
@@ -111,7 +125,8 @@ fn batch_larger_than_the_dataset_runs_into_later_epochs_if_asked_for() {
 #[test]
 fn plan_line_bounds_its_own_makespan() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let lines = order(&data.pattern(), &["--global-batch", "8", "--dp-size", "2", "--microbatches", "2"]);
+    let lines =
+        order(&data.pattern(), &["--global-batch-size", "8", "--dp-size", "2", "--microbatches", "2"]);
     for (step, line) in lines.lines().enumerate() {
         let line: Value = serde_json::from_str(line).expect("a line is JSON");
         assert_eq!(line["step"], step);
@@ -125,7 +140,7 @@ fn plan_line_bounds_its_own_makespan() {
 fn names_of_a_dataset_are_interchangeable() {
     let data = TempDataset::new(3, 4, Compression::Plain);
     let directory = data.pattern();
-    let size = ["--global-batch", "6", "--dp-size", "2"];
+    let size = ["--global-batch-size", "6", "--dp-size", "2"];
     let whole = order(&directory, &size);
     assert_eq!(order(&format!("{directory}/shard-{{000..002}}.tar"), &size), whole);
     assert_eq!(order(&format!("{directory}/shard-{{000,001,002}}.tar"), &size), whole);
@@ -142,21 +157,25 @@ fn a_line_tells_that_a_byte_cap_left_no_partition_near_the_mean() {
     let tar = tar.file("d.bin", &vec![0; 100_000]).file("d.txt", b"word");
     std::fs::write(directory.path().join("texts.tar"), tar.finish()).unwrap();
     let pattern = directory.path().display().to_string();
-    let size = ["--global-batch", "4", "--dp-size", "1", "--microbatches", "2", "--steps", "1"];
+    let size = ["--global-batch-size", "4", "--dp-size", "1", "--microbatches", "2", "--steps", "1"];
     let line = |more: &[&str]| -> Value {
         serde_json::from_str(&order(&pattern, &[&size[..], more].concat())).expect("a line is JSON")
     };
     assert_eq!(line(&[]).get("near_mean_cap_dropped"), None);
-    assert_eq!(line(&["--bytes-max", "100010"])["near_mean_cap_dropped"], true);
+    assert_eq!(line(&["--set", "plan.bytes_max=100010"])["near_mean_cap_dropped"], true);
 }
 
 #[test]
 fn steps_are_planned_for_the_schedule() {
     let data = TempDataset::new(2, SAMPLES / 2, Compression::Plain);
-    let shape = ["--global-batch", "8", "--dp-size", "1", "--microbatches", "4", "--stages", "1,1,2"];
-    let of_schedule = |schedule| order(&data.pattern(), &[&shape[..], &["--schedule", schedule]].concat());
+    let shape =
+        ["--global-batch-size", "8", "--dp-size", "1", "--microbatches", "4", "--set", "plan.stages=1,1,2"];
+    let of_schedule = |schedule| {
+        order(&data.pattern(), &[&shape[..], &["--set", &format!("plan.schedule={}", schedule)]].concat())
+    };
     assert_eq!(of_schedule("1f1b"), order(&data.pattern(), &shape));
     assert_ne!(of_schedule("1f1b"), of_schedule("interleaved:2"));
-    let run = dflop(&[&["order", &data.pattern(), "--schedule", "interleaved:3"], &shape[..]].concat());
+    let run =
+        dflop(&[&["order", &data.pattern(), "--set", "plan.schedule=interleaved:3"], &shape[..]].concat());
     assert!(run.status != Some(0) && run.stderr.contains("schedule"), "{}", run.stderr);
 }

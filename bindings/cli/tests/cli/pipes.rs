@@ -40,7 +40,7 @@ fn empty_standard_input_fails() {
 
 #[test]
 fn streams_cannot_be_indexed() {
-    for stream in [&["-"][..], &["pipe:true", "--allow-pipe"]] {
+    for stream in [&["-"][..], &["pipe:true", "--set", "store.allow_pipe=true"]] {
         let run = dflop(&[&["index"], stream].concat());
         assert_eq!(run.status, Some(2), "{stream:?}");
         assert!(run.stderr.contains("cannot be indexed"), "{}", run.stderr);
@@ -51,7 +51,17 @@ fn streams_cannot_be_indexed() {
 fn command_of_a_pipe_is_run_again_for_each_epoch() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let shard = format!("pipe:cat {}", data.shard(0).display());
-    let report = objects(&["stream", &shard, "--allow-pipe", "--epochs", "2", "--decode", "raw", "--json"]);
+    let report = objects(&[
+        "stream",
+        &shard,
+        "--set",
+        "store.allow_pipe=true",
+        "--epochs",
+        "2",
+        "--decode",
+        "raw",
+        "--json",
+    ]);
     assert_eq!(report[0]["samples"], 12);
 }
 
@@ -61,7 +71,7 @@ fn failing_command_of_a_pipe_is_an_error_with_its_status() {
     let late = format!("pipe:cat {}; exit 3", data.shard(0).display());
     for (shard, status) in [("pipe:exit 7", "7"), (late.as_str(), "3")] {
         for reader in ["list", "stream"] {
-            let run = dflop(&[reader, shard, "--allow-pipe"]);
+            let run = dflop(&[reader, shard, "--set", "store.allow_pipe=true"]);
             assert_eq!(run.status, Some(1), "{reader} {shard}");
             assert!(run.stderr.contains(&format!("exit status: {status}")), "{}", run.stderr);
         }

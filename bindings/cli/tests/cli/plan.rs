@@ -40,7 +40,7 @@ fn inputs() -> Inputs {
 impl Inputs {
     fn args<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         let fixed = ["plan", "--profile", &self.profile, "--shapes", &self.shapes];
-        let sizes = ["--gpus", "16", "--gpus-per-node", "8", "--global-batch", "64", "--batches", "8"];
+        let sizes = ["--gpus", "16", "--gpus-per-node", "8", "--global-batch-size", "64", "--batches", "8"];
         [&fixed[..], &sizes[..], more].concat()
     }
 }
@@ -93,22 +93,35 @@ fn flags_switch_freedoms_on() {
     let plain = number(&object(&inputs.args(&["--json"])), "/step_seconds");
     let linked = object(&inputs.args(&["--links", &inputs.links, "--json"]));
     assert!(number(&linked, "/step_seconds") > plain);
-    let colocated = object(&inputs.args(&["--placement", "colocated", "--recompute", "--json"]));
+    let colocated = object(&inputs.args(&[
+        "--set",
+        "space.placement=colocated",
+        "--set",
+        "space.recompute=true",
+        "--json",
+    ]));
     assert_eq!(colocated["placement"], "colocated");
     assert_eq!(gpus(&colocated, "encoder"), gpus(&colocated, "llm"));
-    let any = object(&inputs.args(&["--placement", "any", "--uneven-layers", "--json"]));
+    let any = object(&inputs.args(&[
+        "--set",
+        "space.placement=any",
+        "--set",
+        "space.uneven_layers=true",
+        "--json",
+    ]));
     assert!(number(&any, "/step_seconds") <= plain * 1.01);
-    let by_sample = object(&inputs.args(&["--encoder-share", "sample", "--json"]));
+    let by_sample = object(&inputs.args(&["--set", "space.encoder_share=sample", "--json"]));
     assert_eq!(by_sample["encoder_share"], "sample");
     assert_eq!(
         any["searched"],
         "1F1B, even or uneven layers, encoder on separate GPUs or on the GPUs of the LLM or in the LLM's stages"
     );
-    let joint = object(&inputs.args(&["--placement", "joint", "--zero1", "--json"]));
+    let joint =
+        object(&inputs.args(&["--set", "space.placement=joint", "--set", "space.zero1=true", "--json"]));
     assert_eq!((&joint["placement"], &joint["is_run"]), (&"joint".into(), &true.into()));
     assert_eq!(joint["schedule"], "1f1b");
     assert_eq!(joint["modules"][1]["dp"], joint["llm"]["dp"]);
-    let full = object(&inputs.args(&["--space", "full", "--json"]));
+    let full = object(&inputs.args(&["--set", "space.kinds=full", "--json"]));
     assert!(number(&full, "/step_seconds") <= plain * 1.01);
     assert!(full["searched"].as_str().expect("a text").contains("with or without running ahead"));
     let table = dflop(&inputs.args(&[]));
@@ -132,7 +145,7 @@ fn a_preset_is_planned_without_a_profile() {
             &inputs.shapes,
             "--gpus",
             "16",
-            "--global-batch",
+            "--global-batch-size",
             "64",
             "--json",
         ]
@@ -159,12 +172,12 @@ fn what_cannot_be_planned_says_why() {
             assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
         }
     };
-    let shared = inputs.args(&["--placement", "colocated", "--encoder-share", "tile"]);
-    fails(&shared, 2, &["`--encoder-share` has no effect"]);
+    let shared = inputs.args(&["--set", "space.placement=colocated", "--set", "space.encoder_share=tile"]);
+    fails(&shared, 2, &["`space.encoder_share` has no effect"]);
     let small = inputs.args(&["--memory-gib", "2"]);
     fails(&small, 1, &["no plan fits", "GiB more memory per GPU", "is 4 of 8"]);
     fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);
-    fails(&inputs.args(&["--memory-margin", "0.5"]), 2, &["memory_margin"]);
+    fails(&inputs.args(&["--set", "space.memory_margin=0.5"]), 2, &["memory_margin"]);
     let mut missing = inputs.args(&[]);
     missing[4] = "no-such-file.csv";
     fails(&missing, 1, &["no-such-file.csv"]);
@@ -187,10 +200,10 @@ fn a_mixture_of_experts_is_planned_with_expert_parallelism() {
     let args = |more: &[&'static str]| {
         let model =
             ["plan", "--model", "internvl3.5-30b-a3b", "--device", "h100", "--shapes", &inputs.shapes];
-        let sizes = ["--gpus", "32", "--global-batch", "64", "--batches", "2"];
+        let sizes = ["--gpus", "32", "--global-batch-size", "64", "--batches", "2"];
         [&model[..], &sizes[..], more].concat()
     };
-    let found = object(&args(&["--ep", "8", "--json"]));
+    let found = object(&args(&["--set", "space.expert_parallel=8", "--json"]));
     assert_eq!(whole(&found, "/llm/ep"), 8);
     assert_eq!(whole(&found, "/modules/1/ep"), 8);
     assert_eq!((whole(&found, "/llm/dp") % 8, &found["is_run"]), (0, &false.into()));
@@ -198,14 +211,19 @@ fn a_mixture_of_experts_is_planned_with_expert_parallelism() {
         ["planned", "expected", "worst"].map(|key| number(&found, &format!("/expert_imbalance/{key}")));
     assert!((planned - expected).abs() < 1e-12 && 1.0 < expected && expected < 1.2);
     assert!((worst - 8.0).abs() < 1e-12, "16 of 128 experts of a rank are all 8 of a token");
-    let slower = object(&args(&["--ep", "8", "--expert-imbalance", "3", "--json"]));
+    let slower =
+        object(&args(&["--set", "space.expert_parallel=8", "--set", "space.expert_imbalance=3", "--json"]));
     assert!(number(&slower, "/step_seconds") > number(&found, "/step_seconds"));
     assert!((number(&slower, "/expert_imbalance/planned") - 3.0).abs() < 1e-12);
-    let printed = dflop(&args(&["--ep", "8"])).stdout;
+    let printed = dflop(&args(&["--set", "space.expert_parallel=8"])).stdout;
     assert!(printed.contains("expert parallelism: 8 ranks, load imbalance 1.0"), "{printed}");
     assert!(printed.contains("the executor does not run it yet"), "{printed}");
     let any = object(&args(&["--json"]));
     assert!(number(&any, "/step_seconds") <= number(&found, "/step_seconds"));
-    assert!(dflop(&args(&["--ep", "3"])).stderr.contains("= 3 must divide the 128 experts of a layer"));
-    assert!(dflop(&args(&["--expert-imbalance", "0.5"])).stderr.contains("a number of at least 1"));
+    assert!(
+        dflop(&args(&["--set", "space.expert_parallel=3"]))
+            .stderr
+            .contains("= 3 must divide the 128 experts of a layer")
+    );
+    assert!(dflop(&args(&["--set", "space.expert_imbalance=0.5"])).stderr.contains("a number of at least 1"));
 }

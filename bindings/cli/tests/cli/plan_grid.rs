@@ -13,10 +13,11 @@ const BATCHES: &str = "16";
 /// Model, tile tail exponent, GPUs, global batch samples, plan kinds and costs.
 type Cell = (&'static str, f64, &'static str, &'static str, &'static [&'static str]);
 
-const BASIC: &[&str] = &["--space", "basic"];
-const LINKS: &[&str] = &["--space", "basic", "--links", "LINKS"];
+const BASIC: &[&str] = &["--set", "space.kinds=basic"];
+const LINKS: &[&str] = &["--set", "space.kinds=basic", "--links", "LINKS"];
 const FULL: &[&str] = &[];
-const JOINT: &[&str] = &["--placement", "any", "--zero1", "--sequence-parallel"];
+const JOINT: &[&str] =
+    &["--set", "space.placement=any", "--set", "space.zero1=true", "--set", "space.sequence_parallel=true"];
 
 const CELLS: [Cell; 11] = [
     ("llava-ov-qwen2.5-7b", 0.5, "8", "64", BASIC),
@@ -66,7 +67,7 @@ fn judge(directory: &Path, (model, exponent, gpus, samples, space): Cell) -> boo
     )
     .expect("a file");
     let problem = ["--model", model, "--device", "a100", "--shapes", text(&table), "--json"];
-    let cluster = ["--gpus", gpus, "--global-batch", samples];
+    let cluster = ["--gpus", gpus, "--global-batch-size", samples];
     let space: Vec<&str> =
         space.iter().map(|word| if *word == "LINKS" { text(&links) } else { word }).collect();
     let planned = answer(&[&["plan", "--batches", BATCHES], &problem[..], &cluster, &space].concat());

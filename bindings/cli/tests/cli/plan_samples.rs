@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::{dflop, object, text};
 
-const CLUSTER: [&str; 6] = ["--gpus", "8", "--global-batch", "16", "--batches", "4"];
+const CLUSTER: [&str; 6] = ["--gpus", "8", "--global-batch-size", "16", "--batches", "4"];
 
 fn plan(model: &str, samples: &[&str]) -> Value {
     let mut plan = object(&[&["plan", "--model", model, "--json"], samples, &CLUSTER[..]].concat());
@@ -84,8 +84,12 @@ fn encoders_side_by_side_share_the_gpus() {
     }
     let shapes = write(directory.path(), "shapes.csv", format!("vision_tiles,audio_tiles,seq_len\n{rows}"));
     let args = ["--model", "omni-7b", "--device", "a100", "--shapes", text(&shapes), "--gpus", "16"];
-    let args = [&args[..], &["--global-batch", "64"]].concat();
-    for space in [&["--space", "basic"][..], &[], &["--placement", "any", "--zero1"]] {
+    let args = [&args[..], &["--global-batch-size", "64"]].concat();
+    for space in [
+        &["--set", "space.kinds=basic"][..],
+        &[],
+        &["--set", "space.placement=any", "--set", "space.zero1=true"],
+    ] {
         let plan = object(&[&["plan"], &args[..], space, &["--batches", "8", "--json"]].concat());
         let modules = plan["modules"].as_array().unwrap();
         let names: Vec<&str> = modules.iter().map(|module| module["name"].as_str().unwrap()).collect();
@@ -134,8 +138,9 @@ fn simulate_compares_methods_on_patches() {
     let rows: String = (0..60).map(row).collect();
     let shapes = write(directory.path(), "native.csv", format!("patches,seq_len\n{rows}"));
     let fixed = ["simulate", "--model", "qwen2.5-vl-7b", "--device", "a100", "--shapes", text(&shapes)];
-    let report =
-        object(&[&fixed[..], &["--gpus", "8", "--global-batch", "24", "--steps", "3", "--json"]].concat());
+    let report = object(
+        &[&fixed[..], &["--gpus", "8", "--global-batch-size", "24", "--steps", "3", "--json"]].concat(),
+    );
     let methods = report["strategies"].as_array().expect("strategies");
     let seconds = |method: &Value| method["step_seconds"].as_f64().expect("seconds");
     let ours = seconds(methods.last().expect("ours"));
@@ -182,7 +187,7 @@ fn what_gives_no_samples_says_why() {
     refuse(native, &[&data.pattern(), "--shapes", text(&patches)], 2, "cannot be used with");
     refuse(native, &["--shapes", text(&patches), "--split", "train"], 2, "cannot be used with");
     refuse(native, &["--shapes", text(&patches), "--tokenizer", "tokenizer.json"], 2, "cannot be used with");
-    refuse(native, &["--shapes", text(&patches), "--encoder-share", "tile"], 2, "without tiles");
+    refuse(native, &["--shapes", text(&patches), "--set", "space.encoder_share=tile"], 2, "without tiles");
     let needs = "sees images in their own resolution: columns `patches,seq_len[,patch_squares";
     refuse(native, &["--shapes", text(&tiles)], 1, needs);
     refuse("internvl3-8b", &["--shapes", text(&patches)], 1, "columns `tiles,seq_len`");

@@ -78,7 +78,7 @@ fn stats_and_simulate_take_times_from_a_profile() {
     assert_eq!((&stated["is_measured"], &stated["certainty"]), (&false.into(), &Value::Null));
     assert_eq!(measured["quantiles"]["tokens"], stated["quantiles"]["tokens"]);
     assert_ne!(measured["quantiles"]["llm_cost_seconds"], stated["quantiles"]["llm_cost_seconds"]);
-    let size = ["--global-batch", "8", "--dp-size", "2", "--steps", "1", "--json"];
+    let size = ["--global-batch-size", "8", "--dp-size", "2", "--steps", "1", "--json"];
     let simulated = dflop(&[&["simulate", &data.pattern()], &size[..], &source[..]].concat());
     assert_eq!(simulated.objects()[0]["is_measured"], true);
 }
@@ -126,7 +126,7 @@ fn what_a_profile_lacks_is_said() {
     let other_model = stats(&["--model", "omni-7b"]);
     assert_eq!(other_model.status, Some(1));
     assert!(other_model.stderr.contains("hidden=1152"), "{}", other_model.stderr);
-    let other_degree = stats(&["--model", "tiny", "--profile-tp", "1,8"]);
+    let other_degree = stats(&["--model", "tiny", "--set", "cost.profile_tp=1,8"]);
     assert!(
         other_degree.stderr.contains("module llm, part linear, phase forward, tp 8"),
         "{}",
@@ -134,7 +134,7 @@ fn what_a_profile_lacks_is_said() {
     );
     for (args, mentioned) in [
         (&["--device", "h100"][..], "--device"),
-        (&["--profile-tp", "0"], "profile-tp"),
+        (&["--set", "cost.profile_tp=0"], "profile_tp"),
         (&["--sample", "0"], "sample"),
     ] {
         let refused = stats(&[&["--model", "tiny"], args].concat());

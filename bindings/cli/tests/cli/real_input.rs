@@ -51,7 +51,7 @@ fn malformed_files_among_good_ones_are_named_and_cost_no_good_one() {
     }
     let packed = object(&["pack", text(&source), text(&out), "--json"]);
     for decode in ["raw", "rgb224", "media"] {
-        let args = ["stream", text(&out), "--decode", decode, "--error-budget", "1", "--json"];
+        let args = ["stream", text(&out), "--decode", decode, "--set", "read.error_budget=1", "--json"];
         let report = object(&args);
         let skipped = report["skipped"].as_array().expect("a list");
         assert_eq!(

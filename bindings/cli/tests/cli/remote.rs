@@ -27,10 +27,23 @@ fn list_index_stream_and_order_take_urls() {
     let remote = object(&["index", &url, "--out", text(&index), "--json"]);
     let local = object(&["index", &data.pattern(), "--json"]);
     assert_eq!(remote["fingerprint"], local["fingerprint"]);
-    let size = ["--global-batch", "6", "--dp-size", "2", "--work", "20", "--json"];
+    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=20", "--json"];
     let order = |pattern: &str, more: &[&str]| objects(&[&["order", pattern], &size[..], more].concat());
-    assert_eq!(order(&url, &["--index", text(&index)]), order(&data.pattern(), &[]));
-    for more in [&[][..], &["--cache", text(&cache), "--cache-bytes", "100000000", "--requests-max", "4"]] {
+    assert_eq!(
+        order(&url, &["--set", &format!("index.directory={}", text(&index))]),
+        order(&data.pattern(), &[])
+    );
+    for more in [
+        &[][..],
+        &[
+            "--set",
+            &format!("store.cache={}", text(&cache)),
+            "--set",
+            "store.cache_bytes=100000000",
+            "--set",
+            "store.requests_max=4",
+        ],
+    ] {
         let args = [&["stream", &url, "--decode", "rgb224", "--epochs", "2", "--json"], more].concat();
         let report = object(&args);
         assert_eq!(report["samples"], 72, "{more:?}");

@@ -40,7 +40,8 @@ fn standard_input_goes_on_from_its_start_or_from_the_rest() {
     let texts = MixedTexts::new(&[30], Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let state = directory.path().join("state.json");
-    let stream = ["stream", "-", "--batch", "4", "--json", "--error-budget", "1", "--shuffle-buffer", "5"];
+    let stream =
+        ["stream", "-", "--batch", "4", "--json", "--set", "read.error_budget=1", "--shuffle-buffer", "5"];
     let fed = |more: &[&str], input: &[u8]| {
         let run = dflop_fed(&[&stream[..], more].concat(), input);
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{more:?}");
@@ -89,17 +90,18 @@ fn metrics_are_a_table_and_an_object() {
 #[test]
 fn a_number_of_bad_samples_is_a_limit() {
     let texts = MixedTexts::new(&[40], Compression::Plain);
-    let stream = ["stream", &texts.pattern(), "--error-budget", "1", "--error-count"];
-    assert_eq!(dflop(&[&stream[..], &["40"]].concat()).status, Some(0));
-    let run = dflop(&[&stream[..], &["3"]].concat());
+    let stream = ["stream", &texts.pattern(), "--set", "read.error_budget=1"];
+    assert_eq!(dflop(&[&stream[..], &["--set", "read.error_count=40"]].concat()).status, Some(0));
+    let run = dflop(&[&stream[..], &["--set", "read.error_count=3"]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("over the error budget of 3"), "{}", run.stderr);
 }
 
 #[test]
 fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
-    let stalls = ["--stall-seconds", "0.2", "--stall-error-seconds", "0.7"];
-    let run = dflop(&[&["stream", "pipe:exec sleep 600", "--allow-pipe"], &stalls[..]].concat());
+    let stalls = ["--set", "read.stall_log_seconds=0.2", "--set", "read.stall_seconds=0.7"];
+    let run =
+        dflop(&[&["stream", "pipe:exec sleep 600", "--set", "store.allow_pipe=true"], &stalls[..]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("read stage is stuck in shard `pipe:exec sleep 600`"), "{}", run.stderr);
     assert!(run.stderr.lines().count() >= 3, "warned, then failed: {}", run.stderr);

@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 use crate::command::{dflop, object, objects, text};
 
-const SIZE: [&str; 7] = ["--global-batch", "6", "--dp-size", "2", "--work", "50", "--json"];
+const SIZE: [&str; 7] =
+    ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=50", "--json"];
 
 /// `order` lines with these arguments.
 fn order(args: &[&str]) -> Vec<Value> {
@@ -46,7 +47,7 @@ fn a_resumed_run_prints_what_the_whole_run_does_for_any_number_of_ranks() {
     let state = text(&state);
     let mut lines = order(&[&mix[..], &["--steps", "3", "--state-out", state]].concat());
     let args =
-        [&["order"], &mix[..], &["--global-batch", "6", "--dp-size", "3", "--json", "--resume", state]]
+        [&["order"], &mix[..], &["--global-batch-size", "6", "--dp-size", "3", "--json", "--resume", state]]
             .concat();
     lines.extend(objects(&[&args[..], &["--steps", "4", "--state-out", state]].concat()));
     assert_eq!(unions(&lines), unions(&whole));
@@ -65,7 +66,7 @@ fn changed_data_is_refused_by_the_shard_or_accepted() {
     std::fs::copy(data.shard(0), data.shard(2)).expect("the directory can be written");
     let resume = [pattern.as_str(), "--resume", text(&state), "--steps", "5"];
     refuse(&resume, 1, "shard `shard-002.tar` was added");
-    let lines = order(&[&resume[..], &["--accept-changed-data"]].concat());
+    let lines = order(&[&resume[..], &["--set", "order.accept_changed_data=true"]].concat());
     assert_eq!((lines[0]["step"].as_u64(), unions(&lines).concat().len()), (Some(1), 30));
 }
 
@@ -83,7 +84,7 @@ fn a_mixture_file_says_what_flags_do_and_more() {
     std::fs::write(&file, document.to_string()).expect("the directory can be written");
     let lines = order(&["--mix", text(&file)]);
     assert_eq!((lines.len(), unions(&lines).concat().len()), (5, 27));
-    let simulate = ["simulate", "--mix", text(&file), "--global-batch", "6", "--dp-size", "2", "--json"];
+    let simulate = ["simulate", "--mix", text(&file), "--global-batch-size", "6", "--dp-size", "2", "--json"];
     assert_eq!(object(&simulate)["steps"], 3);
     refuse(&["--mix", text(&file), "--from-step", "5", "--steps", "1"], 2, "the run has 5 steps");
     refuse(&["--mix", text(&file), "--from-step", "6"], 2, "the run has 5 steps");
@@ -100,7 +101,18 @@ fn a_split_narrows_every_command_that_goes_through_an_index() {
         .expect("the directory can be written");
     let pattern = data.pattern();
     assert_eq!(object(&["stats", &pattern, "--split", "b", "--json"])["samples"], 10);
-    let validated = unions(&order(&[&pattern, "--split", "b", "--validation"])).concat();
+    let validated = unions(&order(&[
+        &pattern,
+        "--split",
+        "b",
+        "--epochs",
+        "1",
+        "--set",
+        "order.shuffle=none",
+        "--set",
+        "order.tail=short",
+    ]))
+    .concat();
     let keys: Vec<String> = validated.into_iter().map(|(key, _)| key).collect();
     assert_eq!(keys, data.keys[10..]);
     refuse(&[&pattern, "--split", "c"], 2, "no split `c`; it has: a, b");
@@ -108,7 +120,15 @@ fn a_split_narrows_every_command_that_goes_through_an_index() {
     let file = elsewhere.path().join("mine.json");
     std::fs::write(&file, r#"{"splits": {"c": {"fraction": [0, 1]}}}"#)
         .expect("the directory can be written");
-    let named = order(&[&pattern, "--split", "c", "--splits", text(&file), "--epochs", "1"]);
+    let named = order(&[
+        &pattern,
+        "--split",
+        "c",
+        "--set",
+        &format!("index.splits={}", text(&file)),
+        "--epochs",
+        "1",
+    ]);
     assert_eq!(unions(&named).concat().len(), 20);
 }
 
@@ -121,11 +141,11 @@ fn shuffle_quality_tells_shuffles_apart() {
         report["data_sets"][0].clone()
     };
     let number = |quality: &Value, name: &str| quality[name].as_f64().expect("a number");
-    let (global, none) = (quality(&[]), quality(&["--shuffle", "none"]));
+    let (global, none) = (quality(&[]), quality(&["--set", "order.shuffle=none"]));
     assert!(number(&global, "displacement") > 0.7 && number(&none, "displacement") < 1e-9);
     assert!(number(&global, "index_neighbors") < 0.1 && number(&none, "index_neighbors") > 0.999);
-    let blocks = quality(&["--shuffle", "blocks", "--block-samples", "10", "--open-blocks", "2"]);
+    let blocks = quality(&["--set", "order.shuffle=blocks:10:2"]);
     assert!(number(&blocks, "batch_shards") <= 4.0, "{blocks}");
-    refuse(&[&pattern, "--shuffle", "blocks", "--block-samples", "0"], 2, "at least 1");
-    refuse(&[&pattern, "--shuffle", "none", "--open-blocks", "4"], 2, "need `--shuffle blocks`");
+    refuse(&[&pattern, "--set", "order.shuffle=blocks:0:64"], 2, "blocks:SAMPLES:RUNS");
+    refuse(&[&pattern, "--open-blocks", "4"], 2, "--set order.shuffle=blocks:SAMPLES:RUNS");
 }

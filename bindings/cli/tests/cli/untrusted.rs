@@ -33,7 +33,10 @@ fn a_shard_list_never_runs_a_command() {
     for reader in [&["list"][..], &["stream", "--decode", "raw"], &["index"], &["stats"]] {
         let (name, options) = reader.split_first().expect("a command");
         refuse(&[&[*name, &list], options].concat(), "may name only files and URLs");
-        refuse(&[&[*name, &list, "--allow-outside"], options].concat(), "may name only files and URLs");
+        refuse(
+            &[&[*name, &list, "--set", "store.allow_outside=true"], options].concat(),
+            "may name only files and URLs",
+        );
     }
     refuse(&["list", &shard_list(data.directory(), &["-"])], "may name only files and URLs");
     assert!(!made.exists());
@@ -52,7 +55,12 @@ fn a_shard_list_stays_in_its_directory_unless_allowed() {
     {
         refuse(&["list", &shard_list(elsewhere.path(), &[url])], "outside its directory");
     }
-    let allowed = dflop(&["list", &shard_list(elsewhere.path(), &[text(&outside)]), "--allow-outside"]);
+    let allowed = dflop(&[
+        "list",
+        &shard_list(elsewhere.path(), &[text(&outside)]),
+        "--set",
+        "store.allow_outside=true",
+    ]);
     assert_eq!((allowed.status, allowed.stdout.lines().count()), (Some(0), 4), "{allowed:?}");
     let inside = dflop(&["list", &shard_list(data.directory(), &["./sub/../shard-001.tar"])]);
     assert_eq!(inside.status, Some(1), "the text of a path is joined, not searched: {inside:?}");
@@ -65,12 +73,13 @@ fn commands_run_only_when_allowed_and_files_come_first() {
     let data = TempDataset::new(1, 4, Compression::Plain);
     let place = tempfile::tempdir().expect("a temporary directory");
     let piped = format!("pipe:cat {}", text(&data.shard(0)));
-    refuse(&["list", &piped], "--allow-pipe");
-    assert_eq!(dflop(&["list", &piped, "--allow-pipe"]).status, Some(0));
+    refuse(&["list", &piped], "`allow_pipe`");
+    assert_eq!(dflop(&["list", &piped, "--set", "store.allow_pipe=true"]).status, Some(0));
     // A file that looks like a command, as `dflop list *.tar` passes it.
     for name in ["pipe:touch MADE;.tar", "a.tar::pipe:touch MADE;.tar", "${MADE}{0..1}.tar"] {
         std::fs::copy(data.shard(0), place.path().join(name)).expect("the shard is copied");
-        let run = command(&["list", name, "--allow-pipe"]).current_dir(place.path()).output();
+        let run =
+            command(&["list", name, "--set", "store.allow_pipe=true"]).current_dir(place.path()).output();
         let run: Run = run.expect("the command starts").into();
         assert_eq!(run.status, Some(0), "{name}: {run:?}");
     }
@@ -98,13 +107,33 @@ fn no_output_holds_the_credentials_of_a_url() {
         &["list", &secret("directory/")],
         &["list", &both, "--json"],
         &["stream", &none],
-        &["stream", &both, "--decode", "raw", "--error-budget", "1", "--state-out", &state, "--json"],
-        &["stream", &both, "--decode", "raw", "--error-budget", "0"],
+        &[
+            "stream",
+            &both,
+            "--decode",
+            "raw",
+            "--set",
+            "read.error_budget=1",
+            "--state-out",
+            &state,
+            "--json",
+        ],
+        &["stream", &both, "--decode", "raw", "--set", "read.error_budget=0"],
         &["index", &both, "--out", &index, "--json"],
         &["index", &both, "--out", &index],
-        &["stats", &both, "--index", &index],
-        &["order", &both, "--index", &index, "--global-batch", "2", "--dp-size", "1", "--json"],
-        &["order", "--mix", &format!("x={both}"), "--global-batch", "2", "--dp-size", "1"],
+        &["stats", &both, "--set", &format!("index.directory={}", index)],
+        &[
+            "order",
+            &both,
+            "--set",
+            &format!("index.directory={}", index),
+            "--global-batch-size",
+            "2",
+            "--dp-size",
+            "1",
+            "--json",
+        ],
+        &["order", "--mix", &format!("x={both}"), "--global-batch-size", "2", "--dp-size", "1"],
         &["index", &secret("{a,b"), "--json"],
         &["list", &both.replace("127.0.0.1", "127.0.0.1:x")],
     ];
@@ -129,9 +158,12 @@ fn names_in_archives_cannot_steer_a_terminal() {
     let shard = place.path().join("a.tar");
     let tar = TarBytes::new().file("\u{1b}]0;title\u{7}\nforged\t1.txt", b"text").file("b.jpg", b"no image");
     std::fs::write(&shard, tar.finish()).expect("the shard is written");
-    for reader in
-        [&["list"][..], &["stream", "--decode", "raw"], &["stream", "--error-budget", "1"], &["stats"]]
-    {
+    for reader in [
+        &["list"][..],
+        &["stream", "--decode", "raw"],
+        &["stream", "--set", "read.error_budget=1"],
+        &["stats"],
+    ] {
         let (name, options) = reader.split_first().expect("a command");
         let run = dflop(&[&[*name, text(&shard)], options].concat());
         let is_steering = |text: &str| text.contains('\u{1b}') || text.contains("\nforged");

@@ -9,9 +9,9 @@ const READERS: [(&str, &[&str]); 6] = [
     ("index", &[]),
     ("stream", &[]),
     ("stats", &[]),
-    ("order", &["--global-batch", "1", "--dp-size", "1"]),
-    ("simulate", &["--global-batch", "1", "--dp-size", "1"]),
-    ("batches", &["--global-batch", "1", "--dp-size", "1", "--tokenizer", "nowhere"]),
+    ("order", &["--global-batch-size", "1", "--dp-size", "1"]),
+    ("simulate", &["--global-batch-size", "1", "--dp-size", "1"]),
+    ("batches", &["--global-batch-size", "1", "--dp-size", "1", "--tokenizer", "nowhere"]),
 ];
 
 #[cfg(not(feature = "video"))]
@@ -21,20 +21,18 @@ fn a_build_without_ffmpeg_refuses_to_choose_frames() {
     let path = directory.path().join("v.tar");
     std::fs::write(&path, TarBytes::new().file("a.txt", b"a kite").finish()).expect("a shard");
     for (command, args) in READERS.into_iter().filter(|(command, _)| *command != "batches") {
-        let run = dflop(&[&[command, text(&path)], args, &["--video-frames", "8"]].concat());
+        let run = dflop(&[&[command, text(&path)], args, &["--set", "index.videos=fps:2:8"]].concat());
         assert_eq!(run.status, Some(2), "{command}: {}", run.stderr);
-        assert!(run.stderr.contains("invalid `--video-frames`"), "{command}: {}", run.stderr);
+        assert!(run.stderr.contains("`videos`"), "{command}: {}", run.stderr);
         assert!(run.stderr.contains("feature `video`"), "{command}: {}", run.stderr);
     }
 }
 
 #[test]
-fn every_reader_explains_the_arguments_of_videos() {
+fn every_reader_explains_the_frames_of_videos() {
     for (command, _) in READERS {
         let run = dflop(&[command, "--help"]);
-        for argument in ["--video-sampling", "--video-frames", "--video-fps"] {
-            assert!(run.stdout.contains(argument), "{command} {argument}");
-        }
+        assert!(run.stdout.contains("index.videos: Frames of each video"), "{command}");
     }
 }
 
@@ -55,26 +53,22 @@ fn commands_count_the_frames_that_are_asked_for() {
     // Frames of 48 x 32 pixels are 392 x 280, 14 x 10 tokens a pair, between two markers.
     for (args, pairs) in [
         (&[][..], 2),
-        (&["--video-sampling", "uniform", "--video-frames", "6"], 3),
-        (&["--video-fps", "5"], 5),
-        (&["--video-fps", "5", "--video-frames", "2"], 1),
+        (&["--set", "index.videos=uniform:6"], 3),
+        (&["--set", "index.videos=fps:5:64"], 5),
+        (&["--set", "index.videos=fps:5:2"], 1),
     ] {
         let stats = ["stats", text(&path), "--model", "qwen2-vl-7b", "--json"];
         let found = object(&[&stats, args].concat());
         let tokens = found["quantiles"]["tokens"]["max"].as_f64();
         assert_eq!(tokens, Some(f64::from(140 * pairs + 2)), "{args:?}: {}", found["quantiles"]);
     }
-    let indexed = object(&["index", text(&path), "--video-frames", "3", "--json"]);
+    let indexed = object(&["index", text(&path), "--set", "index.videos=fps:2:3", "--json"]);
     assert_eq!(indexed["video_sampling"]["fps"]["frames_max"], 3);
-    for (args, reason) in [
-        (&["--video-frames", "0"][..], "at least 1 frame"),
-        (&["--video-fps", "0"], "above 0"),
-        (&["--video-sampling", "keyframes", "--video-fps", "1"], "needs `--video-sampling fps`"),
-    ] {
+    for videos in ["uniform:0", "fps:0:8", "keyframes:1:2"] {
         for command in ["index", "stream"] {
-            let run = dflop(&[&[command, text(&path)], args].concat());
-            assert_eq!(run.status, Some(2), "{command} {args:?}: {}", run.stderr);
-            assert!(run.stderr.contains(reason), "{command} {args:?}: {}", run.stderr);
+            let run = dflop(&[command, text(&path), "--set", &format!("index.videos={videos}")]);
+            assert_eq!(run.status, Some(2), "{command} {videos}: {}", run.stderr);
+            assert!(run.stderr.contains("expected fps:RATE:MAX"), "{command} {videos}: {}", run.stderr);
         }
     }
 }

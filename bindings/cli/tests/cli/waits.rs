@@ -67,12 +67,13 @@ fn what_is_no_file_is_refused_as_a_shard_wherever_it_is_named() {
         refuse(&["list", shard], named, found);
         refuse(&["stream", shard, "--decode", "raw"], named, found);
         refuse(&["index", shard, "--out", text(&out)], named, found);
-        refuse(&["stats", shard, "--index", text(&out)], named, found);
+        refuse(&["stats", shard, "--set", &format!("index.directory={}", text(&out))], named, found);
         for mode in ["mmap", "pread"] {
-            refuse(&["list", shard, "--read", mode], named, found);
+            refuse(&["list", shard, "--set", &format!("store.read={}", mode)], named, found);
         }
     }
-    let size = ["--global-batch", "2", "--dp-size", "1", "--index", text(&out)];
+    let size =
+        ["--global-batch-size", "2", "--dp-size", "1", "--set", &format!("index.directory={}", text(&out))];
     refuse(&[&["order", text(&at("directory"))], &size[..]].concat(), "pipe.tar", "a pipe");
 }
 
@@ -93,7 +94,7 @@ fn what_is_no_file_is_refused_in_every_directory_that_is_read() {
     refuse(&["memory", "--model", &at("model"), "--tokens", "8,8"], "config.json", "a pipe");
     refuse(&["stats", text(&shard), "--tokenizer", &at("tokenizer")], "tokenizer.json", "a pipe");
     refuse(&["stats", text(&shard), "--profile", &at("profile"), "--model", "x"], "", "");
-    let split = ["--split", "train", "--splits", &at("splits.yaml")];
+    let split = ["--split", "train", "--set", &format!("index.splits={}", at("splits.yaml"))];
     refuse(&[&["stats", text(&shard)], &split[..]].concat(), "splits.yaml", "a pipe");
     for (source, found) in
         [("mds", "not a regular file"), ("manifest.jsonl", "expected"), ("rows.parquet", "expected")]
@@ -114,7 +115,8 @@ fn what_is_no_file_is_refused_in_every_directory_that_is_read() {
             pipe(&file.path());
         }
     }
-    let size = ["--global-batch", "2", "--dp-size", "1", "--index", text(&index)];
+    let size =
+        ["--global-batch-size", "2", "--dp-size", "1", "--set", &format!("index.directory={}", text(&index))];
     let order = ended(&[&["order", text(&shard)], &size[..]].concat());
     assert_eq!(order.status, Some(0), "{order:?}");
 }

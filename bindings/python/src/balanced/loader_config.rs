@@ -29,7 +29,6 @@ pub(super) struct LoaderConfig {
     /// A `dflop.inputs.Inputs`: user code that creates model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
     pub(super) dp_rank: usize,
-    pub(super) accepts_changed_data: bool,
 }
 
 /// Some microbatches of a DP rank.
@@ -64,9 +63,6 @@ impl LoaderConfig {
         let is_restored = state.is_some();
         if let Some(state) = state {
             builder = builder.restore(state.loader);
-            if self.accepts_changed_data {
-                builder = builder.accept_changed_data();
-            }
             corrections = state.corrections;
         }
         let planner = builder.build()?;

@@ -20,8 +20,7 @@ use pyo3::types::{PyDict, PyTuple};
 pub(crate) use correction::PyStepPlan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
-pub(crate) use settings::strategy;
-use settings::{OrderSettings, PlanSettings, ProcessorSettings, RunSettings, Settings, cost};
+use settings::{RunSettings, Settings, cost, processor as processor_settings};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
 pub(crate) use steps::StepIterator;
@@ -35,6 +34,7 @@ use crate::error::{DflopError, to_python};
 use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
 use crate::settings::{Group, refuse_index, refuse_keywords};
+use crate::tokenizer::TokenizerSettings;
 
 /// Warning for an iteration that delivers nothing.
 const RUN_IS_OVER: &CStr =
@@ -106,15 +106,19 @@ impl PyBalancedLoader {
             is_prepared: true,
         };
         let plan = Group::new(py, "plan", plan.as_ref(), "Plan")?;
-        let (processor, own_processor) = processors(py, processor)?;
+        let (built_in, own_processor) = processors(py, processor)?;
+        let (chat_template, caption_prompt) =
+            (built_in.get("chat_template")?, built_in.get("caption_prompt")?);
         let settings = Settings {
             filter,
             inputs: own_processor,
             model: CostedModel::new(&model, cost(&plan)?)?,
             run: RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps },
-            plan: PlanSettings::new(&plan)?,
-            order: OrderSettings::new(&Group::new(py, "order", order.as_ref(), "Order")?)?,
-            processor: ProcessorSettings::new(&processor, tokenizer.as_ref(), framework)?,
+            plan: plan.settings()?,
+            correction_interval: plan.get("correction_interval")?,
+            order: Group::new(py, "order", order.as_ref(), "Order")?.settings()?,
+            tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
+            processor: processor_settings(&built_in, framework)?,
             read: ReadSettings::new(&Group::new(py, "read", read.as_ref(), "Read")?, &of_read)?,
         };
         Self::start(py, arguments, settings, source)
@@ -445,7 +449,7 @@ impl PyBalancedLoader {
         settings: Settings<'py>,
         data: Source<'py>,
     ) -> PyResult<Self> {
-        let interval_steps = settings.plan.correction_interval;
+        let interval_steps = settings.correction_interval;
         let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
         // Checks the options now rather than in the middle of a run.
         Learner::new(options)?;

@@ -32,7 +32,7 @@ class Balanced(unittest.TestCase):
         cls.out = Path(cls.directory.name) / "out"
         shapes = Path(cls.directory.name) / "shapes.csv"
         shapes.write_text("images,words\n640x480,40\n,900\n500x375;375x500,60\n,15\n480x900,200\n")
-        settings = ("--model", "tiny", "--device", "cpu", "--steps", 2, "--dp", 2, "--global-batch", 12)
+        settings = ("--model", "tiny", "--device", "cpu", "--steps", 2, "--dp", 2, "--global-batch-size", 12)
         done = run(
             BENCHES / "gpu" / "balanced.py",
             *settings,

@@ -139,7 +139,7 @@ class HuggingFaceModules(unittest.TestCase):
 
             def simulate(llm: str) -> str:
                 models = ["--model", f"{directory}/{llm}", "--model", f"{directory}/vision"]
-                cluster = ["--gpus", "2", "--global-batch", "4", "--shapes", f"{directory}/shapes.csv"]
+                cluster = ["--gpus", "2", "--global-batch-size", "4", "--shapes", f"{directory}/shapes.csv"]
                 return command("simulate", *models, *cluster, "--profile", f"{directory}/profile")
 
             self.assertIn("(measured)", simulate("llm"))

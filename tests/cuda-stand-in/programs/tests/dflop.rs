@@ -17,7 +17,7 @@ fn a_run_on_cuda_devices_has_the_losses_of_one_on_cpus() {
     let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
     let on_cpu = Job::with(&[]);
     let on_cuda = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
-    for stages in [&["--pipeline-stages", "1"][..], &[]] {
+    for stages in [&["--set", "plan.stages=1"][..], &[]] {
         let run = |job: &Job| {
             let run = on(&libraries, &mut job.command(stages));
             assert_eq!(run.status, Some(0), "{}", run.stderr);
@@ -173,7 +173,7 @@ fn a_check_looks_for_nccl() {
 fn a_missing_library_is_named_by_the_command() {
     let empty = tempfile::tempdir().expect("a temporary directory");
     let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda:0\"\n")]);
-    let run = on(empty.path(), &mut job.command(&["--pipeline-stages", "1"]));
+    let run = on(empty.path(), &mut job.command(&["--set", "plan.stages=1"]));
     // a machine with a driver computes
     if run.status != Some(0) {
         assert_eq!(run.status, Some(1), "{}", run.stderr);
@@ -206,7 +206,7 @@ fn cudnn_that_is_asked_for_and_missing_is_named() {
     let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
     let settings = "[parallel]\ncompute_device = \"cuda\"\nattention = \"fastest\"\n";
     let run =
-        on(&libraries, &mut Job::with(&[("[parallel]\n", settings)]).command(&["--pipeline-stages", "1"]));
+        on(&libraries, &mut Job::with(&[("[parallel]\n", settings)]).command(&["--set", "plan.stages=1"]));
     assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""), "{}", run.stderr);
     assert!(run.stderr.contains("libcudnn.so.9"), "{}", run.stderr);
 }

@@ -14,9 +14,7 @@ use dflop_balancer::planner::{
     plan,
 };
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{
-    CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions,
-};
+use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
 
 use crate::args::model::model_spec;
 use crate::args::profile::checked;

@@ -92,11 +92,7 @@ impl FromArgMatches for SampleArgs {
 
 impl SampleArgs {
     /// Reads the shape table, or the dataset shapes from the index, which is built if it is missing.
-    pub(super) fn read(
-        &self,
-        spec: &ModelSpec,
-        set: &SetArgs<PlanAccepted>,
-    ) -> Result<Samples, Failure> {
+    pub(super) fn read(&self, spec: &ModelSpec, set: &SetArgs<PlanAccepted>) -> Result<Samples, Failure> {
         let SampleFields { shards, shapes, split, tokenizer } = &self.0;
         if let Some(path) = shapes {
             set.refuse(&["index", "store", "processor"], "has no effect with `--shapes`; leave it out")?;

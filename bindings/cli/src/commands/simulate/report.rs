@@ -26,7 +26,8 @@ pub(super) fn dataset_report(
     planner: &StepPlanner,
     simulated: &SimulateReport,
 ) -> Result<RunReport, Failure> {
-    let SimulateReport { steps, schedule: _, model, device, is_measured, launch_limits, strategies } = simulated;
+    let SimulateReport { steps, schedule: _, model, device, is_measured, launch_limits, strategies } =
+        simulated;
     let results = strategies.iter().map(|strategy| strategy.to_result(*steps));
     let first = planner.first_step();
     let planned = PlannedSteps {

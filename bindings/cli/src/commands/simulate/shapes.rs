@@ -121,7 +121,8 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         .sequence_parallel(settings.space.sequence_parallel);
     let costs = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
-    let global_batch = u32::try_from(planned.global_batch_size).map_err(|_| too_large("global-batch-size"))?;
+    let global_batch =
+        u32::try_from(planned.global_batch_size).map_err(|_| too_large("global-batch-size"))?;
     let batches = usize::try_from(args.steps.unwrap_or(BATCHES)).map_err(|_| too_large("steps"))?;
     let workload = Workload::draw(&shapes::read(path, &spec)?, global_batch, batches, planned.seed)?;
     let problem = PlanProblem {

@@ -112,7 +112,11 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     if let Some(path) = args.report.path() {
         write_report(path, &report::page(args, &dataset, &model, &report, &most_expensive)?)?;
     }
-    if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from(&settings)) }
+    if args.json {
+        write_json(out, &report)
+    } else {
+        table::print(out, &report, &args.model.times_from(&settings))
+    }
 }
 
 fn report(

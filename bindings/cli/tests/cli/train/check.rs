@@ -333,7 +333,7 @@ fn a_directory_of_checkpoints_that_cannot_be_used_is_named() {
 fn a_directory_of_a_running_job_is_in_use() {
     let job = Job::with(&[("steps = 6", "steps = 1000000")]);
     let states = job.path("states");
-    let args = ["--checkpoints", text(&states), "--pipeline-stages", "1"];
+    let args = ["--checkpoints", text(&states), "--stages", "1"];
     let mut running = Watched::start(&job, &args);
     running.wait_for(1);
     let run = check_in(&job, &args[..2], &[]);

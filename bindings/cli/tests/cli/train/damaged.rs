@@ -49,6 +49,6 @@ fn a_damaged_image_is_left_out_once_and_named_by_who_reads_it() {
     {
         assert_eq!(run.stderr.matches(&words).count(), 1, "{words}: {}", run.stderr);
     }
-    let alone = job.run(&["--steps", "8", "--pipeline-stages", "1"]).objects();
+    let alone = job.run(&["--steps", "8", "--stages", "1"]).objects();
     assert!(difference(&losses(&alone), &losses(&lines)) < 1e-5);
 }

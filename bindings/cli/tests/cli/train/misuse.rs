@@ -61,8 +61,8 @@ fn layouts_that_do_not_fit_are_refused() {
     refused((llm, "llm = { tp = 3 }"), 2, &["tensor-parallel degree 3"]);
     refused((llm, "llm = { stages = 2 }\nschedule = \"zb\""), 2, &["schedule"]);
     let job = Job::new();
-    assert!(message(&job, &["--pipeline-stages", "9"], 2).contains("8 stages for 3 layers"));
-    assert!(message(&job, &["--pipeline-stages", "0"], 2).contains("--pipeline-stages 0"));
+    assert!(message(&job, &["--stages", "9"], 2).contains("8 stages for 3 layers"));
+    assert!(message(&job, &["--stages", "0"], 2).contains("--stages"));
     assert!(message(&job, &["--local-ranks", "3"], 2).contains("expected 2, the ranks of the job"));
 }
 
@@ -187,7 +187,7 @@ fn shards_that_cannot_be_read_are_named() {
 fn a_run_that_diverges_ends_with_its_step() {
     for stages in ["1", "2", "4"] {
         let job = Job::with(&[("learning_rate = 2e-3", "learning_rate = 1e30")]);
-        let run = job.run(&["--pipeline-stages", stages]);
+        let run = job.run(&["--stages", stages]);
         assert_eq!(run.status, Some(1), "{}", run.stderr);
         assert!(run.stderr.contains("step 1: ") && run.stderr.contains("the loss is"), "{}", run.stderr);
         assert!(run.objects().iter().all(|line| line["loss"].is_f64()), "{}", run.stdout);

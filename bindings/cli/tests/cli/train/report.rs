@@ -16,7 +16,7 @@ fn document(job: &Job, args: &[&str]) -> Value {
 #[test]
 fn a_run_has_its_steps_its_passes_and_their_samples() {
     let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 2, dp = 1 }")]);
-    for args in [&[][..], &["--pipeline-stages", "1"]] {
+    for args in [&[][..], &["--stages", "1"]] {
         let report = document(&job, args);
         assert_eq!(report["training"]["taken"], 6);
         let study = &report["studies"][0];

@@ -97,10 +97,10 @@ fn figures(lines: &[Value], name: &str) -> Vec<f64> {
 #[test]
 fn any_number_of_stages_has_the_same_losses() {
     let job = Job::new();
-    let whole = job.lines(&["--pipeline-stages", "2"]);
+    let whole = job.lines(&["--stages", "2"]);
     assert_eq!(loss_bits(&job.lines(&[])), loss_bits(&whole), "the configuration's stages are two");
     for stages in ["1", "4"] {
-        let lines = job.lines(&["--pipeline-stages", stages]);
+        let lines = job.lines(&["--stages", stages]);
         assert!(difference(&losses(&lines), &losses(&whole)) < 1e-6, "{stages} stages");
         let norms = [&lines, &whole].map(|lines| figures(lines, "gradient_norm"));
         assert!(difference(&norms[0], &norms[1]) < 1e-5, "{stages} stages: {norms:?}");
@@ -135,7 +135,7 @@ fn modules_on_the_same_ranks_have_the_same_losses() {
         assert!(passes("forward") > 0 && passes("backward") > 0, "{layout}");
     }
     let joint = Job::with(&[(llm, "placement = \"joint\"")]);
-    let stages = losses(&joint.lines(&["--pipeline-stages", "2"]));
+    let stages = losses(&joint.lines(&["--stages", "2"]));
     assert!(difference(&stages, &losses(&joint.lines(&[]))) < 1e-6);
 }
 
@@ -159,9 +159,21 @@ fn a_plan_runs_as_it_was_printed() {
     let model = job.generated().join("model");
     let shards = job.generated().join("shards");
     for placement in ["joint", "colocated", "disaggregated"] {
-        let search =
-            ["plan", text(&shards), "--model", text(&model), "--gpus", "2", "--global-batch", "8", "--json"];
-        let found = crate::command::command(&[&search[..], &["--placement", placement]].concat()).output();
+        let search = [
+            "plan",
+            text(&shards),
+            "--model",
+            text(&model),
+            "--gpus",
+            "2",
+            "--global-batch-size",
+            "8",
+            "--json",
+        ];
+        let found = crate::command::command(
+            &[&search[..], &["--set", &format!("space.placement={}", placement)]].concat(),
+        )
+        .output();
         let found = crate::command::Run::from(found.expect("the command starts"));
         assert_eq!((found.status, found.stderr.as_str()), (Some(0), ""), "{placement}");
         let plan = job.path("plan.json");
@@ -180,7 +192,7 @@ fn a_plan_runs_as_it_was_printed() {
 #[test]
 fn the_data_blind_cut_of_the_same_batches_has_the_same_losses() {
     let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }")]);
-    let (balanced, blind) = (job.lines(&[]), job.lines(&["--strategy", "data-blind"]));
+    let (balanced, blind) = (job.lines(&[]), job.lines(&["--set", "plan.strategy=data-blind"]));
     assert!(difference(&losses(&balanced), &losses(&blind)) < 1e-5);
     assert_eq!(figures(&balanced, "tokens"), figures(&blind, "tokens"));
     assert_ne!(figures(&balanced, "predicted_seconds"), figures(&blind, "predicted_seconds"));

@@ -13,7 +13,7 @@ use crate::command::text;
 const ENDLESS: [&str; 2] = ["--steps", "1000000"];
 /// Jobs with a single process, a pipeline, replicas, and tensor-parallel ranks.
 const LAYOUTS: [(&str, &[&str]); 4] = [
-    ("llm = { stages = 1, dp = 1 }", &["--pipeline-stages", "1"]),
+    ("llm = { stages = 1, dp = 1 }", &["--stages", "1"]),
     ("llm = { stages = 3, dp = 1 }", &[]),
     ("llm = { stages = 2, dp = 2 }\nvision = { dp = 2 }", &[]),
     ("llm = { stages = 1, tp = 2 }", &[]),

@@ -14,7 +14,7 @@ fn a_trace_has_measured_and_predicted_events_of_every_rank() {
         ("steps = 6", "steps = 2"),
     ]);
     let file = job.path("trace.json");
-    for args in [&[][..], &["--pipeline-stages", "1"]] {
+    for args in [&[][..], &["--stages", "1"]] {
         job.lines(&[&["--trace", text(&file)], args].concat());
         let ranks = 3 - args.len() as u64 / 2;
         let trace: Value = serde_json::from_slice(&std::fs::read(&file).expect("a trace")).expect("JSON");

@@ -18,7 +18,7 @@ fn a_second_job_is_refused_by_name_until_the_first_is_gone() {
     first.wait_for(2);
     let owner = std::fs::read_to_string(states.join(".owner")).expect("the owner is described");
     let owner: serde_json::Value = serde_json::from_str(&owner).expect("it is JSON");
-    for extra in [&[][..], &["--resume"], &["--seed", "7"], &["--pipeline-stages", "1"]] {
+    for extra in [&[][..], &["--resume"], &["--seed", "7"], &["--stages", "1"]] {
         let second = job.run(&[&args[..], &["--steps", "2"], extra].concat());
         assert_eq!((second.status, second.stdout.as_str()), (Some(1), ""), "{extra:?}: {}", second.stderr);
         let named = format!("is in use by process {} on `", owner["pid"]);
@@ -56,7 +56,7 @@ fn exactly_one_of_two_jobs_that_start_together_runs() {
     for _ in 0..2 {
         let states = job.path("states");
         let start = |seed| {
-            let args = ["--checkpoints", text(&states), "--steps", "1000000", "--pipeline-stages", "1"];
+            let args = ["--checkpoints", text(&states), "--steps", "1000000", "--stages", "1"];
             let mut command = job.command(&[&args[..], &["--seed", seed]].concat());
             command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the command starts")
         };

@@ -1,30 +1,27 @@
 //! Combines balanced loader settings with the data.
 
-mod buckets;
-mod order;
-mod plan;
-mod processor;
-
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-use dflop_costmodel::Module;
+use dflop_costmodel::{ModelSpec, Module};
 use dflop_loader::index::TokenCounts;
+use dflop_loader::model::image_processor_from_names;
 use dflop_loader::processors::Preparer;
-use dflop_loader::{Mixture, StepPlanner};
-use pyo3::exceptions::PyUserWarning;
+use dflop_loader::settings::{OrderSettings, PlanSettings, ProcessorSettings};
+use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder};
+use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 
-pub(super) use self::order::{OrderSettings, RunSettings};
-pub(crate) use self::plan::strategy;
-pub(super) use self::plan::{PlanSettings, cost};
-pub(super) use self::processor::ProcessorSettings;
 use super::loader_config::LoaderConfig;
-use crate::cost::CostedModel;
+use crate::arrays::framework::Framework;
+use crate::cost::{CostedModel, PyCost};
 use crate::dataset::Source;
 use crate::error::DflopError;
 use crate::filter::filtered;
+use crate::image::pixel_type;
 use crate::read::ReadSettings;
+use crate::settings::Group;
+use crate::tokenizer::TokenizerSettings;
 
 /// Warning for microbatches without tensors, which `tokenizer=False` confirms.
 const NO_TOKENIZER: &CStr =
@@ -40,9 +37,59 @@ pub(super) struct Settings<'py> {
     pub(super) model: CostedModel,
     pub(super) run: RunSettings,
     pub(super) plan: PlanSettings,
+    /// Steps after which reported stage times change later plans.
+    pub(super) correction_interval: u64,
     pub(super) order: OrderSettings,
+    pub(super) tokenizer: TokenizerSettings,
     pub(super) processor: ProcessorSettings,
     pub(super) read: ReadSettings,
+}
+
+/// Global batch size, ranks, and the resulting run: loader keywords.
+pub(super) struct RunSettings {
+    pub(super) global_batch_size: u64,
+    pub(super) microbatches: usize,
+    pub(super) dp_rank: usize,
+    pub(super) dp_size: usize,
+    pub(super) seed: u64,
+    pub(super) epochs: Option<u64>,
+    /// Number of steps after which an iteration ends.
+    pub(super) steps: Option<u64>,
+}
+
+impl RunSettings {
+    /// Applies the settings to a planner builder.
+    fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let builder = builder
+            .global_batch(self.global_batch_size)
+            .dp_size(self.dp_size)
+            .microbatches(self.microbatches)
+            .seed(self.seed);
+        match self.epochs {
+            Some(epochs) => builder.epochs(epochs),
+            None => builder,
+        }
+    }
+}
+
+/// Reads the cost function in a `dflop.Plan`.
+pub(super) fn cost(group: &Group<'_>) -> PyResult<Option<Arc<PyCost>>> {
+    let Some(function) = group.get::<Option<Bound<'_, PyAny>>>("cost")? else { return Ok(None) };
+    if !function.is_callable() {
+        let found = function.get_type().name()?;
+        let message = format!("expected `cost` of `dflop.Plan` to be a function, found {found}");
+        return Err(PyTypeError::new_err(message));
+    }
+    Ok(Some(PyCost::new(function.unbind())))
+}
+
+/// Reads a `dflop.Processor`.
+///
+/// - `framework`: tensor library, which may lack the type of the pixels
+pub(super) fn processor(group: &Group<'_>, framework: Framework) -> PyResult<ProcessorSettings> {
+    let settings: ProcessorSettings = group.settings()?;
+    pixel_type(&group.get::<String>("dtype")?, framework)?;
+    Ok(settings)
 }
 
 impl<'py> Settings<'py> {
@@ -51,13 +98,13 @@ impl<'py> Settings<'py> {
         let preparer = self.preparer(py)?;
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
-            if self.processor.counts_exactly {
+            if self.processor.token_counts.into() {
                 TokenCounts::Of(counter)
             } else {
                 TokenCounts::IfPresent(counter)
             }
         });
-        let Self { filter, inputs, model, run, plan, order, processor, read } = self;
+        let Self { filter, inputs, model, run, plan, order, processor, read, .. } = self;
         let mut mixture = data.mixture(py, &counts)?;
         if preparer.is_some() {
             warn_of_targets(py, &mixture, &model)?;
@@ -66,13 +113,19 @@ impl<'py> Settings<'py> {
             mixture = filtered(mixture, filter, &model.costs)?;
         }
         let mut planner = run.apply(StepPlanner::builder(mixture, model.costs));
-        planner = plan.apply(order.apply(planner), model.cost.as_ref());
+        planner = plan.apply(order.apply(planner));
+        if plan.stages.is_none() {
+            planner = planner.one_device(plan.synchronize.into());
+        }
+        if let Some(function) = &model.cost {
+            planner = planner.cost_function(function.clone());
+        }
         if let Some(tokens) = processor.pad_to_tokens {
-            planner = planner.pad_to_tokens(tokens, processor.layout);
+            planner = planner.pad_to_tokens(tokens, processor.layout());
         }
         if let Some(preparer) = &preparer {
             let tokens = preparer.blank_tokens().map_err(DflopError::from)?;
-            planner = planner.blank_media(processor.blank_media, tokens);
+            planner = planner.blank_media(processor.blank_media.into(), tokens);
         }
         Ok(LoaderConfig {
             planner,
@@ -81,29 +134,50 @@ impl<'py> Settings<'py> {
             read,
             steps: run.steps,
             dp_rank: run.dp_rank,
-            accepts_changed_data: order.accepts_changed_data,
         })
     }
 
     /// Returns the built-in processor; `None` if there is no tokenizer, or user code creates the inputs.
     fn preparer(&self, py: Python<'py>) -> PyResult<Option<Preparer>> {
-        let Self { inputs, model, processor, read, .. } = self;
+        let Self { inputs, model, tokenizer, processor, read, .. } = self;
         let is_own = inputs.is_some() || model.is_custom();
-        if processor.tokenizer.is_given() && is_own {
+        if tokenizer.is_given() && is_own {
             let reason = "has no use where your own code makes the inputs: drop it, or give it to the dataset for \
                           token counts";
             return Err(DflopError::config("tokenizer", reason).into());
         }
-        let preparer =
-            if is_own { None } else { py.detach(|| processor.preparer(&model.names, model.costs.spec()))? };
+        let preparer = if is_own {
+            None
+        } else {
+            py.detach(|| model_preparer(tokenizer, processor, &model.names, model.costs.spec()))?
+        };
         if preparer.is_none() {
-            processor.check_without_tensors()?;
-            if inputs.is_none() && !processor.tokenizer.is_refused() && read.is_decoded() {
+            processor.check_without_tensors().map_err(DflopError::from)?;
+            if inputs.is_none() && !tokenizer.is_refused() && read.is_decoded() {
                 PyErr::warn(py, &py.get_type::<PyUserWarning>(), NO_TOKENIZER, 1)?;
             }
         }
         Ok(preparer)
     }
+}
+
+/// Returns the preparer of a model; `None` without a tokenizer.
+///
+/// - `names`: model names, whose files may contain the tokenizer and the image processor
+fn model_preparer(
+    tokenizer: &TokenizerSettings,
+    processor: &ProcessorSettings,
+    names: &[String],
+    spec: &ModelSpec,
+) -> Result<Option<Preparer>, DflopError> {
+    let Some(builder) = tokenizer.clone().or_from_model(names)?.preparer(spec)? else {
+        return Ok(None);
+    };
+    let mut builder = processor.apply(builder);
+    if let Some(images) = image_processor_from_names(names, spec)? {
+        builder = builder.image_processor(Arc::new(images));
+    }
+    Ok(Some(builder.build()?))
 }
 
 /// Warns about datasets with samples without targets, with unused keys and fields, or with media that the
