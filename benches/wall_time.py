@@ -132,7 +132,7 @@ def configuration(model, profile, tables):
     image_fraction, batch = (0.0, 128) if model == "text" else (0.15, 64)
     all_tables = {
         "model": {"config": MODELS[model], "preprocessor": PREPROCESSOR},
-        "data": {"global_batch": batch, "generate": {"samples": 2048, "seed": 1, "image_fraction": image_fraction}},
+        "data": {"global_batch_size": batch, "generate": {"samples": 2048, "seed": 1, "image_fraction": image_fraction}},
         "parallel": {"microbatches": 8, "threads": 1, "profile": str(profile)},
         "optimizer": {"learning_rate": 1e-3},
         "correction": {"enabled": False},

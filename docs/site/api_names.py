@@ -66,7 +66,7 @@ GROUPS = (
             "ModelDescription",
             "Custom",
             "stats",
-            "plan",
+            "plan_parallelism",
             "simulate",
             "balance",
             "models",

@@ -37,7 +37,7 @@ rms_norm_eps = 1e-6
 tie_word_embeddings = false
 vocab_size = 80
 [data]
-global_batch = 8
+global_batch_size = 8
 [data.generate]
 samples = 32
 image_fraction = 0.0

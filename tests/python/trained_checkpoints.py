@@ -86,7 +86,7 @@ def train(folder, shards, run, steps, *options):
     config = folder.parent / f"{folder.name}.toml"
     config.write_text(
         f"steps = {steps}\nseed = 0\n[model]\ndirectory = {json.dumps(str(folder))}\npretrained = true\n"
-        f"[data]\nshards = [{json.dumps(str(shards))}]\nglobal_batch = {BATCH}\n[parallel]\nmicrobatches = {MICROBATCHES}\n"
+        f"[data]\nshards = [{json.dumps(str(shards))}]\nglobal_batch_size = {BATCH}\n[parallel]\nmicrobatches = {MICROBATCHES}\n"
         f"[optimizer]\nlearning_rate = 1e-2\n[checkpoint]\ndirectory = {json.dumps(str(run))}\n")
     done = subprocess.run([DFLOP, "train", config, "--json", *options], check=True, stdout=subprocess.PIPE, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]

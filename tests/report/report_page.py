@@ -84,7 +84,7 @@ class Reports:
                                "--observed", str(profiles / "cpu-miniature-held-out.csv")])
         config = directory / "train.toml"
         example = (root / "executor/examples/train-cpu.toml").read_text()
-        small = {"global_batch = 32": "global_batch = 8", "microbatches = 8": "microbatches = 2", "samples = 640": "samples = 32"}
+        small = {"global_batch_size = 32": "global_batch_size = 8", "microbatches = 8": "microbatches = 2", "samples = 640": "samples = 32"}
         for before, after in small.items():
             assert before in example, before
             example = example.replace(before, after)

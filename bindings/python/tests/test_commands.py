@@ -16,7 +16,7 @@ class Commands(WithExample):
 
     def test_simulate_compares_strategies(self) -> None:
         report = dflop.simulate(
-            self.shards, model=self.model, global_batch=16, dp_size=2, microbatches=2, stages=[1, 2], steps=3
+            self.shards, model=self.model, global_batch_size=16, dp_size=2, microbatches=2, stages=[1, 2], steps=3
         )
         names = [strategy["name"] for strategy in report["strategies"]]
         self.assertEqual(names, ["data-blind", "lpt", "dflop"])
@@ -29,8 +29,8 @@ class Commands(WithExample):
             rows = csv.writer(file)
             rows.writerow(["tiles", "seq_len"])
             rows.writerows([dice.randint(1, 10), dice.randint(100, 4000)] for _ in range(300))
-        plan = dflop.plan(
-            shapes=shapes, gpus=8, global_batch=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4
+        plan = dflop.plan_parallelism(
+            shapes=shapes, gpus=8, global_batch_size=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4
         )
         gpus = sum(plan[part]["tp"] * plan[part]["pp"] * plan[part]["dp"] for part in ("encoder", "llm"))
         self.assertLessEqual(gpus, 8)
@@ -41,8 +41,24 @@ class Commands(WithExample):
             dflop.stats(self.shards, no_such_flag=1)
         with self.assertRaisesRegex(dflop.ConfigError, "unknown model"):
             dflop.stats(self.shards, model="none")
+        with self.assertRaisesRegex(dflop.ConfigError, "`carry`"):
+            dflop.simulate(self.shards, global_batch_size=4, dp_size=1, order={"tail": "keep"})
         with self.assertRaises(dflop.Error):
             dflop.stats(self.directory / "missing.tar")
+
+    def test_old_names_are_refused_with_the_new_one(self) -> None:
+        with self.assertRaisesRegex(dflop.ConfigError, r"--set space\.placement="):
+            dflop.plan_parallelism(shapes="x.csv", gpus=8, global_batch_size=8, model="tiny", placement="any")
+        with self.assertRaisesRegex(AttributeError, "plan_parallelism"):
+            _ = dflop.plan
+        with self.assertRaisesRegex(TypeError, r'shuffle="none", tail="short"'):
+            dflop.Order(validation=True)
+
+    def test_groups_of_settings_are_those_of_the_loader(self) -> None:
+        common = {"model": self.model, "global_batch_size": 16, "dp_size": 2, "steps": 2}
+        plain = dflop.simulate(self.shards, **common)
+        other = dflop.simulate(self.shards, order={"shuffle": "none"}, plan={"tokens_max": 100_000}, **common)
+        self.assertNotEqual(plain["strategies"], other["strategies"])
 
 
 class Partitions(unittest.TestCase):

@@ -103,7 +103,7 @@ class Groups(Settings):
             ({"plan": dflop.Plan(synchronize="never")}, "synchronize"),
             ({"order": dflop.Order(tail="cut")}, "tail"),
             ({"order": dflop.Order(shuffle="all")}, "shuffle"),
-            ({"order": dflop.Order(block_samples=3)}, "shuffle"),
+            ({"order": dflop.Order(shuffle="blocks:0:64")}, "shuffle"),
             ({"processor": dflop.Processor(layout="dense")}, "layout"),
             ({"processor": dflop.Processor(token_counts="few")}, "token_counts"),
             ({"processor": dflop.Processor(long_sample="cut")}, "long_sample"),

@@ -29,7 +29,7 @@ class Train(unittest.TestCase):
         return {
             "steps": 3,
             "model": {"directory": str(self.directory / "model")},
-            "data": {"shards": [str(self.directory / "shards")], "global_batch": 8},
+            "data": {"shards": [str(self.directory / "shards")], "global_batch_size": 8},
             "parallel": {"microbatches": 2},
         } | tables
 

@@ -9,7 +9,7 @@ use dflop::prelude::*;
 pub(crate) fn train(model: &str, shards: &[String]) -> Result<Vec<f64>, dflop::executor::Error> {
     let mut config = RunConfig::new(ModelTable { directory: Some(model.into()), ..ModelTable::default() });
     config.data.shards = shards.to_vec();
-    config.data.global_batch = 16;
+    config.data.global_batch_size = 16;
     config.parallel.microbatches = 4;
     config.steps = 4;
     let mut losses = Vec::new();

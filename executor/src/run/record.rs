@@ -27,7 +27,7 @@ impl Setup {
             self.job.schedule().to_string(),
             format!("{} microbatches", config.parallel.microbatches),
             strategy_name(config.parallel.strategy).to_owned(),
-            format!("{} samples a step", config.data.global_batch),
+            format!("{} samples a step", config.data.global_batch_size),
         ];
         let end = self.end_step();
         // A model that the configuration contains is in a directory whose name does not identify the model.

@@ -122,7 +122,7 @@ impl Setup {
         // The LLM is the last module; a step is planned for the LLM's DP ranks.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
         let builder = StepPlanner::builder(index, self.cost_model()?)
-            .global_batch(config.data.global_batch)
+            .global_batch(config.data.global_batch_size)
             .dp_size(llm)
             .microbatches(config.parallel.microbatches)
             .strategy(config.parallel.strategy)

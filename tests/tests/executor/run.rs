@@ -18,7 +18,7 @@ fn small_run() -> (TempDir, RunConfig) {
     let model = directory.path().join("model");
     let mut config = RunConfig::new(ModelTable { directory: Some(model), ..ModelTable::default() });
     config.data.shards = vec![directory.path().join("shards").display().to_string()];
-    config.data.global_batch = 8;
+    config.data.global_batch_size = 8;
     config.parallel.microbatches = 2;
     config.checkpoint.directory = Some(directory.path().join("run"));
     config.steps = 4;

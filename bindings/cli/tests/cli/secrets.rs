@@ -187,7 +187,7 @@ impl Place {
         write("manifest.jsonl", &format!("{}\n", json!({"image": url, "text": "a"})));
         write(
             "train.toml",
-            &format!("[model]\nname = \"none\"\n[data]\nshards = [{url:?}]\nglobal_batch = 2\n"),
+            &format!("[model]\nname = \"none\"\n[data]\nshards = [{url:?}]\nglobal_batch_size = 2\n"),
         );
         Self { inputs, outputs }
     }

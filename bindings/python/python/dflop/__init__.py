@@ -4,7 +4,7 @@ Three ways to use it:
 
 - `Loader` streams shards into any trainer, decoded on its own threads;
 - `BalancedLoader` delivers every data-parallel rank its share of each global batch as balanced microbatches;
-- `train` runs encoder and LLM stages on this machine, and `plan`, `simulate`, `stats` and `CostModel` predict
+- `train` runs encoder and LLM stages on this machine, and `plan_parallelism`, `simulate`, `stats` and `CostModel` predict
   the cost of training before it runs.
 
 Their settings are in groups: `Plan`, `Order`, `Processor` and `Read`.
@@ -69,7 +69,7 @@ from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
     from dflop import example, hugging_face, monitor, torch
-    from dflop.commands import models, plan, profile, simulate, stats
+    from dflop.commands import models, plan_parallelism, profile, simulate, stats
     from dflop.data_in import (
         from_huggingface,
         from_image_folder,
@@ -144,7 +144,7 @@ __all__ = [
     "models",
     "monitor",
     "pack",
-    "plan",
+    "plan_parallelism",
     "profile",
     "simulate",
     "stats",
@@ -167,7 +167,7 @@ _LAZY: _Mapping[str, str] = {
     "index": "dflop.offline",
     "models": "dflop.commands",
     "pack": "dflop.offline",
-    "plan": "dflop.commands",
+    "plan_parallelism": "dflop.commands",
     "profile": "dflop.commands",
     "simulate": "dflop.commands",
     "stats": "dflop.commands",
@@ -182,6 +182,8 @@ def __getattr__(name: str) -> object:
         value = getattr(importlib.import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
+    if name == "plan":
+        raise AttributeError("`dflop.plan` is now `dflop.plan_parallelism`")
     raise AttributeError(f"module `dflop` has no attribute `{name}`")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflop import _native
@@ -17,11 +17,11 @@ Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Model = Names | ModelDescription | Sequence[str | os.PathLike[str] | ModelDescription]
 
 
-def plan(
+def plan_parallelism(
     *,
     shapes: str | os.PathLike[str],
     gpus: int,
-    global_batch: int,
+    global_batch_size: int,
     profile: str | os.PathLike[str] | None = None,
     model: Model | None = None,
     device: str | None = None,
@@ -35,11 +35,11 @@ def plan(
         shapes: CSV file of samples, ``tiles,seq_len``, or ``patches,seq_len`` for models that see images in
             their own resolution.
         gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each.
-        global_batch: samples of a step, over all ranks.
+        global_batch_size: samples of a step, over all ranks.
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
             FLOP rate.
-        flags: any other flag of ``dflop plan``, with underscores, such as ``placement="any"``,
-            ``uneven_layers=True``.
+        flags: any other flag of ``dflop plan``, with underscores, and groups of settings, such as
+            ``space={"placement": "any", "uneven_layers": True}``.
 
     Returns:
         ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``,
@@ -54,15 +54,17 @@ def plan(
         ...     print("tiles,seq_len", file=file)
         ...     for tiles, tokens in [(4, 3003), (11, 2203), (2, 1552), (8, 5879), (0, 512)]:
         ...         print(tiles, tokens, sep=",", file=file)
-        >>> job = {"gpus": 4, "global_batch": 4, "model": "llava-ov-qwen2.5-7b", "device": "h100"}
-        >>> answer = dflop.plan(shapes="shapes.csv", space="basic", batches=4, **job)
+        >>> job = {"gpus": 4, "global_batch_size": 4, "model": "llava-ov-qwen2.5-7b", "device": "h100"}
+        >>> answer = dflop.plan_parallelism(
+        ...     shapes="shapes.csv", space={"kinds": "basic"}, batches=4, **job
+        ... )
         >>> answer["encoder"], answer["llm"], answer["microbatches"]
         ({'tp': 1, 'pp': 1, 'dp': 1}, {'tp': 1, 'pp': 3, 'dp': 1}, 4)
     """
     flags |= {
         "shapes": shapes,
         "gpus": gpus,
-        "global_batch": global_batch,
+        "global_batch_size": global_batch_size,
         "profile": profile,
         "model": model,
     }
@@ -73,7 +75,7 @@ def plan(
 def simulate(
     dataset: Dataset | Names | None = None,
     *,
-    global_batch: int,
+    global_batch_size: int,
     model: Model = "omni-7b",
     dp_size: int | None = None,
     microbatches: int | None = None,
@@ -87,13 +89,14 @@ def simulate(
     Args:
         dataset: a `Dataset`, or shards. Without one, but with the flags ``shapes`` and ``gpus``, whole
             methods are compared.
-        global_batch: samples of a step, over all ranks.
+        global_batch_size: samples of a step, over all ranks.
         model: preset, directory of a checkpoint, or a `ModelDescription`.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.
         schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``.
-        flags: any other flag of ``dflop simulate``, with underscores.
+        flags: any other flag of ``dflop simulate``, with underscores, and groups of settings, such as
+            ``order={"shuffle": "none"}``.
 
     Returns:
         ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``
@@ -105,13 +108,13 @@ def simulate(
 
     Examples:
         >>> answer = dflop.simulate(
-        ...     "shards/", model="model/", global_batch=64, dp_size=2, microbatches=8, stages=[1, 2], steps=2
+        ...     "shards/", model="model/", global_batch_size=64, dp_size=2, microbatches=8, stages=[1, 2], steps=2
         ... )
         >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
         [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.06)]
     """
-    flags |= {"global_batch": global_batch, "model": model, "dp_size": dp_size, "microbatches": microbatches}
-    flags |= {"stages": stages, "steps": steps, "schedule": schedule}
+    flags |= {"global_batch_size": global_batch_size, "model": model, "dp_size": dp_size, "microbatches": microbatches}
+    flags |= {"steps": steps, "plan": {"stages": stages, "schedule": schedule, **flags.get("plan", {})}}
     return _run("simulate", _shards(dataset, flags), flags)
 
 
@@ -124,7 +127,8 @@ def stats(
         dataset: a `Dataset`, or shards.
         model: preset, directory of a checkpoint, or a `ModelDescription`.
         sample: number of samples to profile, drawn at random. Default: all.
-        flags: any other flag of ``dflop stats``, with underscores.
+        flags: any other flag of ``dflop stats``, with underscores, and groups of settings, such as
+            ``cost={"freeze": "vision"}``.
 
     Returns:
         ``quantiles`` of all quantities, histograms, outliers.
@@ -211,11 +215,18 @@ def _words(flag: str, value: Any) -> list[str]:
         return [f"{flag}={value.to_json()}"]
     if isinstance(value, str | os.PathLike):
         return [f"{flag}={os.fspath(value)}"]
+    if isinstance(value, Mapping):
+        given = ((key, setting) for key, setting in value.items() if setting is not None)
+        return [word for key, setting in given for word in ("--set", f"{flag[2:]}.{key}={_setting(setting)}")]
     if isinstance(value, Sequence):
         if all(isinstance(item, int) for item in value):
             return [f"{flag}={','.join(map(str, value))}"]
         return [word for item in value for word in _words(flag, item)]
     return [f"{flag}={value}"]
+
+
+def _setting(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, str | os.PathLike) else json.dumps(value)
 
 
 def _shards(dataset: Dataset | Names | None, flags: dict[str, Any]) -> list[str]:
@@ -224,7 +235,7 @@ def _shards(dataset: Dataset | Names | None, flags: dict[str, Any]) -> list[str]
         return []
     if isinstance(dataset, _native.Dataset):
         if dataset.index_path is not None:
-            flags.setdefault("index", os.path.dirname(dataset.index_path))
+            flags["index"] = {"directory": os.path.dirname(dataset.index_path)} | flags.get("index", {})
         return dataset.shards
     if isinstance(dataset, str | os.PathLike):
         return [os.fspath(dataset)]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     from dflop._native import Augment
     from dflop.batches import Sample
 
-_Buckets: TypeAlias = int | Sequence[int] | Literal["ladder"]
-
 
 class _Settings:
-    """Prints the fields that do not have their defaults."""
+    """Prints the fields that do not have their defaults, and refuses those of earlier versions."""
+
+    def __new__(cls, **given: Any) -> Self:
+        for name in given:
+            if replacement := MOVED.get((cls.__name__, name)):
+                raise TypeError(f"{cls.__name__}() has no `{name}`: write {replacement}")
+        return super().__new__(cls)
 
     def __repr__(self) -> str:
         own: tuple[Field[Any], ...] = fields(self)  # type: ignore[arg-type]
@@ -97,13 +101,17 @@ class Order(_Settings):
         A validation loader reads every sample exactly once, in order:
 
         >>> loader = dflop.BalancedLoader(
-        ...     "shards/000.tar", model="model/", global_batch_size=25, order=dflop.Order(validation=True)
+        ...     "shards/000.tar",
+        ...     model="model/",
+        ...     global_batch_size=25,
+        ...     epochs=1,
+        ...     order=dflop.Order(shuffle="none", tail="short"),
         ... )
         >>> [sum(len(microbatch.samples) for microbatch in step.microbatches) for step in loader]
         [25, 25, 14]
 
-        >>> dflop.Order(shuffle="blocks", block_samples=512, tail="drop")
-        Order(shuffle='blocks', block_samples=512, tail='drop')
+        >>> dflop.Order(shuffle="blocks:512:64", tail="drop")
+        Order(shuffle='blocks:512:64', tail='drop')
     """
 
     shuffle: Literal["global", "blocks", "none"] = "global"
@@ -290,6 +298,12 @@ RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
 MODEL_SETTINGS = ("device", "profile", "profile_tp", "profile_check", "freeze", "recompute")
 
 
+# Fields of earlier versions, by class, and what replaces them.
+MOVED = {
+    ("Order", "validation"): '`Order(shuffle="none", tail="short")` and `epochs=1`',
+    ("Order", "block_samples"): '`shuffle="blocks:SAMPLES:RUNS"`',
+    ("Order", "open_blocks"): '`shuffle="blocks:SAMPLES:RUNS"`',
+}
 # Settings of earlier versions that nothing replaces.
 GONE = {"foreign": "`foreign` is gone and not needed: index files of other tools are not opened"}
 

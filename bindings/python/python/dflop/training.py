@@ -31,7 +31,7 @@ class TrainStep:
         report: every figure of the step, as ``steps.jsonl`` has it.
 
     Examples:
-        >>> config = {"model": {"directory": "model/"}, "data": {"shards": ["shards/"], "global_batch": 8}}
+        >>> config = {"model": {"directory": "model/"}, "data": {"shards": ["shards/"], "global_batch_size": 8}}
         >>> config |= {"steps": 1, "parallel": {"microbatches": 2}}
         >>> steps: list[dflop.TrainStep] = []
         >>> _ = dflop.train(config, on_step=steps.append)
@@ -108,7 +108,7 @@ def train(
         >>> config = {
         ...     "steps": 2,
         ...     "model": {"directory": "model/"},
-        ...     "data": {"shards": ["shards/"], "global_batch": 8},
+        ...     "data": {"shards": ["shards/"], "global_batch_size": 8},
         ...     "parallel": {"microbatches": 2},
         ... }
         >>> result = dflop.train(config, on_step=lambda step: print(step.step, step.samples))

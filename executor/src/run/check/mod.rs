@@ -74,7 +74,7 @@ fn check_settings(config: &RunConfig, options: &RunOptions, report: &mut Finding
     errors.extend(optimizer_settings(config).check().err());
     let is_sound = errors.is_empty();
     if is_sound {
-        let (steps, samples) = (options.until.unwrap_or(config.steps), config.data.global_batch);
+        let (steps, samples) = (options.until.unwrap_or(config.steps), config.data.global_batch_size);
         report.ok(CONFIGURATION, format!("{steps} steps of {samples} samples, seed {}", config.seed));
     }
     for error in errors {

@@ -75,7 +75,7 @@ mod tests {
             ("[model]\npretrained = true\n", "model.pretrained"),
             ("[model]\nconfig = {hidden_size = 8}\n", "model.config"),
             ("[model]\n[optimizer]\nlearning_rate = 2e-3\n", "optimizer.learning_rate"),
-            ("[model]\n[data]\nglobal_batch = 8\n", "data.global_batch"),
+            ("[model]\n[data]\nglobal_batch_size = 8\n", "data.global_batch_size"),
             ("[model]\n[parallel]\nstrategy = \"data-blind\"\n", "parallel.strategy"),
             ("[model]\n[parallel]\ncompute_device = \"cuda:1\"\n", "parallel.compute_device"),
             ("[model]\n[checkpoint]\nevery = 4\n", "checkpoint.every"),

@@ -36,7 +36,7 @@ pub struct DataTable {
     /// `tokenizer.json` or its directory [default: the model's directory].
     pub tokenizer: Option<PathBuf>,
     /// Number of samples in a global batch.
-    pub global_batch: u64,
+    pub global_batch_size: u64,
     /// Decoder threads per rank.
     pub workers: usize,
     /// Maximum sample length, in tokens.
@@ -49,7 +49,7 @@ impl Default for DataTable {
             shards: Vec::new(),
             generate: None,
             tokenizer: None,
-            global_batch: 32,
+            global_batch_size: 32,
             workers: 1,
             tokens_max: None,
         }

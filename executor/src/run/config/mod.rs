@@ -139,8 +139,12 @@ impl RunConfig {
 }
 
 /// Old and new names for renamed fields.
-const RENAMED: [(&str, &str); 3] =
-    [("folder", "directory"), ("picture_fraction", "image_fraction"), ("work", "search_effort")];
+const RENAMED: [(&str, &str); 4] = [
+    ("folder", "directory"),
+    ("global_batch", "global_batch_size"),
+    ("picture_fraction", "image_fraction"),
+    ("work", "search_effort"),
+];
 
 /// Returns the error for a configuration that cannot be parsed; includes the new name for a renamed field.
 fn invalid(message: &str) -> Error {
@@ -188,6 +192,7 @@ mod tests {
         for (text, hint) in [
             ("[model]\nfolder = 'm'\n", "; `folder` is now `directory`"),
             ("[model]\n[checkpoint]\nfolder = 'm'\n", "; `folder` is now `directory`"),
+            ("[model]\n[data]\nglobal_batch = 5\n", "; `global_batch` is now `global_batch_size`"),
             ("[model]\n[parallel]\nwork = 5\n", "; `work` is now `search_effort`"),
             (
                 "[model]\n[data.generate]\npicture_fraction = 0\n",

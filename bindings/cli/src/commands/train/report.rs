@@ -178,7 +178,7 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
         format!("{}, {} microbatches", setup.job().schedule(), config.parallel.microbatches),
     );
     report.fact("Strategy", name);
-    report.fact("Global batch", format!("{} samples", config.data.global_batch));
+    report.fact("Global batch", format!("{} samples", config.data.global_batch_size));
     report.fact("Predictions", device);
     report.fact("Seed", config.seed.to_string());
     report.accuracy = Accuracy::from_passes(&measured, is_absolute);

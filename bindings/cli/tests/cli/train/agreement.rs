@@ -43,9 +43,12 @@ fn the_first_setting_that_differs_is_named_on_all_ranks() {
             "ranks disagree on `optimizer.learning_rate`: rank 0 has 0.002, rank 1 has 0.003",
         ),
         (
-            &[("global_batch = 8", "global_batch = 16"), ("search_effort = 500", "search_effort = 600")],
+            &[
+                ("global_batch_size = 8", "global_batch_size = 16"),
+                ("search_effort = 500", "search_effort = 600"),
+            ],
             no_args,
-            "ranks disagree on `data.global_batch`: rank 0 has 8, rank 1 has 16; they differ as well in \
+            "ranks disagree on `data.global_batch_size`: rank 0 has 8, rank 1 has 16; they differ as well in \
              `parallel.search_effort`",
         ),
         (&[("rope_theta = 10000.0", "rope_theta = 20000.0")], no_args, "ranks disagree on `config.json`"),

@@ -56,7 +56,7 @@ fn on_shards() -> (Job, PathBuf) {
         }
     }
     let toml = format!(
-        "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"shards\"]\nglobal_batch = 8\n[parallel]\n\
+        "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"shards\"]\nglobal_batch_size = 8\n[parallel]\n\
          microbatches = 2\n[checkpoint]\ndirectory = \"run\"\n",
         generated.join("model").display()
     );

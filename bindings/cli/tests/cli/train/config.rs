@@ -65,7 +65,7 @@ crop_to_patches = true
 size = { height = 16, width = 16 }
 
 [data]
-global_batch = 8
+global_batch_size = 8
 
 [data.generate]
 samples = 64

@@ -13,7 +13,7 @@ const ENABLED: (&str, &str) = ("enabled = false", "enabled = true\ninterval_step
 const REPLICAS: (&str, &str) = ("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }");
 /// Many microbatches, and a profile.
 const PROFILED: [(&str, &str); 2] = [
-    ("global_batch = 8", "global_batch = 24"),
+    ("global_batch_size = 8", "global_batch_size = 24"),
     (
         "microbatches = 2\nsearch_effort = 500",
         "microbatches = 6\nsearch_effort = 500\nprofile = \"profile.csv\"",

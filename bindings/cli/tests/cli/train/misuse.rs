@@ -21,7 +21,7 @@ fn refused(replaced: (&str, &str), status: i32, words: &[&str]) {
 #[test]
 fn a_field_that_is_not_known_is_shown_with_its_line() {
     refused(
-        ("global_batch = 8", "global_batch = 8\nglobal_bach = 9"),
+        ("global_batch_size = 8", "global_batch_size = 8\nglobal_bach_size = 9"),
         2,
         &["train.toml", "global_bach", "line "],
     );
@@ -116,7 +116,7 @@ fn modules_that_cannot_share_ranks_are_refused() {
 #[test]
 fn settings_that_make_no_sense_are_refused() {
     refused(("steps = 6", "steps = 0"), 2, &["steps"]);
-    refused(("global_batch = 8", "global_batch = 0"), 2, &["global_batch"]);
+    refused(("global_batch_size = 8", "global_batch_size = 0"), 2, &["global_batch"]);
     refused(("microbatches = 2", "microbatches = 0"), 2, &["microbatches"]);
     refused(("learning_rate = 2e-3", "learning_rate = -1.0"), 2, &["learning_rate"]);
     refused(("learning_rate = 2e-3", "learning_rate = nan"), 2, &["learning_rate"]);
@@ -126,7 +126,7 @@ fn settings_that_make_no_sense_are_refused() {
     refused(("search_effort = 500", "search_effort = 500\nthreads = 100000"), 2, &[&threads(100_000)]);
     refused(("search_effort = 500", "search_effort = 500\nthreads = 0"), 2, &[&threads(0)]);
     let workers = "invalid `data.workers`: expected 1 to 1024, found 100000";
-    refused(("global_batch = 8", "global_batch = 8\nworkers = 100000"), 2, &[workers]);
+    refused(("global_batch_size = 8", "global_batch_size = 8\nworkers = 100000"), 2, &[workers]);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn shards_that_cannot_be_read_are_named() {
     let model = job.generated().join("model");
     let toml = |shards: &str| {
         let toml = format!(
-            "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch = 8\n[parallel]\nmicrobatches = 2\n",
+            "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch_size = 8\n[parallel]\nmicrobatches = 2\n",
             model.display()
         );
         std::fs::write(job.path("train.toml"), toml).unwrap();
