@@ -1,6 +1,6 @@
 //! Compares strategy gains on pipelines, in single-thread CPU time.
 //!
-//! `cargo run --release --example objective -- [--set plan.search_effort=N | --cpu-ms T] [--noise PERCENT] [--draws N]
+//! `cargo run --release --example objective -- [--work N | --cpu-ms T] [--noise PERCENT] [--draws N]
 //! [--cap FACTOR] [FILE@DP:STAGES,...[:ENCODER_DP]]...`
 //!
 //! A line per instance: makespan / floor for every strategy, where the floor is a rank's mean load in the

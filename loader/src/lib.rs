@@ -8,7 +8,8 @@
 //! The modules of the crate follow a sample's path: [`store`], [`shard`], [`index`], then dataset, order,
 //! plan and fetch, whose types are re-exported at the root, [`decode`] and the loaders; each module imports
 //! only earlier modules. [`files`], [`flow`] and [`error`] are below all of them; [`write`](mod@write),
-//! [`import`] and [`model`] are beside this path, and [`settings`] gives everything the names that users write. [`media`], [`sample`] and [`inputs`] are the crate
+//! [`import`] and [`model`] are beside this path, and [`settings`] has the names that users write. [`media`],
+//! [`sample`] and [`inputs`] are the crate
 //! `dflop-samples`, usable without shards. With the feature `processors`, `processors` is the crate
 //! `dflop-processors`, which turns samples into model inputs.
 //!

@@ -7,7 +7,7 @@ use std::io::Write;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use dflop_loader::store::{redact, redact_name};
 
-use crate::args::set::replacement;
+use crate::replaced::replacement;
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 ///

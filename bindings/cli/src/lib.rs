@@ -17,6 +17,7 @@ pub mod fuzz;
 mod output;
 mod progress;
 mod reexec;
+mod replaced;
 mod report;
 mod view;
 

@@ -10,7 +10,7 @@ use super::spelling::{Names, choices};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
 use crate::loader::{BalancedLoaderBuilder, LoaderSettings};
-use crate::shard::{FieldSelection, ShardAccess};
+use crate::shard::{FIELD_BYTES_MAX, FieldSelection, ShardAccess};
 use crate::store::{ReadMode, ShardCache, Stores};
 
 /// Default size of a cache.
@@ -183,9 +183,9 @@ pub struct ReadSettings {
     pub strict: bool,
     /// Number of decoder threads. Default: one per core.
     pub workers: Option<usize>,
-    /// Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait for the decoders;
-    /// in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger microbatch is loaded
-    /// alone.
+    /// Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait for the
+    /// decoders; in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger microbatch
+    /// is loaded alone.
     pub buffered_bytes: Option<u64>,
     /// Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end; 0 tolerates
     /// none, from the first sample on.
@@ -196,6 +196,11 @@ pub struct ReadSettings {
     pub stall_seconds: Option<f64>,
     /// Logs a warning after this many seconds without progress.
     pub stall_log_seconds: f64,
+    /// Maximum field length; a sample with a longer field is bad. Loader in shard order only.
+    pub field_bytes: u64,
+    /// Decodes a JPEG that becomes an array at a half, a quarter or an eighth of its size if that is still
+    /// large enough; pixels differ slightly. Needs a build with the feature `turbojpeg`.
+    pub scaled_decode: bool,
     /// Number of steps that are planned, read and decoded before they are asked for, as far as
     /// `buffered_bytes` allows; balanced loader only. Default: 2.
     pub steps_ahead: Option<usize>,
@@ -215,6 +220,8 @@ impl Default for ReadSettings {
             error_count: None,
             stall_seconds: None,
             stall_log_seconds: 60.0,
+            field_bytes: FIELD_BYTES_MAX,
+            scaled_decode: false,
             steps_ahead: None,
             microbatch_bytes: None,
         }

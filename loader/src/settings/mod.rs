@@ -1,8 +1,9 @@
 //! Settings under the names that users write: in Python, on the command line, in configuration files.
 //!
 //! Each setting is declared once, in the group that it belongs to, with a type, a default and a sentence. The
-//! Python dataclasses, the option `--set GROUP.KEY=VALUE` and the reference page of the settings are made from
-//! these declarations: [`Settings`] is read by serde, [`set`] replaces a setting by name, and with the feature
+//! Python dataclasses, the option `--set GROUP.KEY=VALUE` and the reference page of the settings are made
+//! from these declarations: [`Settings`] is read by serde, [`set`] replaces a setting by name, and with the
+//! feature
 //! `schema` a JSON schema describes it.
 //!
 //! # Examples
@@ -143,11 +144,10 @@ fn set_text<G: Serialize + DeserializeOwned>(group: &mut G, key: &str, text: &st
     }
     let json = serde_json::from_str(text).ok();
     let word = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
-    let list =
-        text.contains(',').then(|| Value::Array(text.split(',').map(|part| word(part.trim())).collect()));
+    let list = Value::Array(text.split(',').map(|part| word(part.trim())).collect());
     let plain = Value::String(text.to_owned());
     let mut first_error = None;
-    for reading in json.into_iter().chain(list).chain([plain]) {
+    for reading in json.into_iter().chain([list, plain]) {
         match set(group, key, reading) {
             Ok(()) => return Ok(()),
             Err(error) => first_error = first_error.or(Some(error)),

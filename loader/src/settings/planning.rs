@@ -19,8 +19,8 @@ use crate::plan::{StepPlannerBuilder, Synchronization};
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct CostSettings {
-    /// Tensor-parallel degrees to read from a measured profile: of encoders and LLM, or one for both. Default:
-    /// 1 each.
+    /// Tensor-parallel degrees to read from a measured profile: of encoders and LLM, or one for both.
+    /// Default: 1 each.
     pub profile_tp: Option<Vec<u32>>,
     /// Refuses a profile that does not predict the microbatches held out when it was measured.
     pub profile_check: bool,
@@ -131,7 +131,8 @@ pub struct PlanSettings {
     /// Pipeline stages of every module, in the order of the modules of the model. Default: no pipeline; all
     /// modules of a rank run one after the other on its device, as with DDP and FSDP.
     pub stages: Option<Vec<usize>>,
-    /// Schedule that runs the stages: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead, or
+    /// Schedule that runs the stages: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead,
+    /// or
     /// `interleaved:V` with V stages per pipeline rank.
     #[serde(with = "text")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
@@ -207,14 +208,14 @@ impl PlanSettings {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct OrderSettings {
-    /// Shuffle in an epoch: `global`; `blocks`, which permutes runs of at most 1,024 neighbors and shuffles 64
-    /// runs with each other, or `blocks:SAMPLES:RUNS`, for media that are slow to seek; or `none`.
+    /// Shuffle in an epoch: `global`; `blocks`, which permutes runs of at most 1,024 neighbors and shuffles
+    /// 64 runs with each other, or `blocks:SAMPLES:RUNS`, for media that are slow to seek; or `none`.
     #[serde(with = "shuffle")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub shuffle: Shuffle,
     /// Treatment of the samples at the end of an epoch that do not fill a global batch: `carry` starts the
-    /// batch that the next epoch fills, `drop` leaves them out, `short` makes a short batch. With `shuffle` none
-    /// and one epoch, `short` reads every sample exactly once, in order, as validation does.
+    /// batch that the next epoch fills, `drop` leaves them out, `short` makes a short batch. With `shuffle`
+    /// none and one epoch, `short` reads every sample exactly once, in order, as validation does.
     pub tail: TailName,
     /// Allows a global batch that is larger than the data, so that a step has samples several times.
     pub repeat_samples: bool,

@@ -15,7 +15,8 @@ use crate::plan::BlankMedia;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct ProcessorSettings {
-    /// Jinja source of the chat template. Default: the tokenizer's, else the published one of the model family.
+    /// Jinja source of the chat template. Default: the tokenizer's, else the published one of the model
+    /// family.
     pub chat_template: Option<String>,
     /// Prompt that captions answer. Default: captions are trained on without a chat template.
     pub caption_prompt: Option<String>,
@@ -23,8 +24,8 @@ pub struct ProcessorSettings {
     /// give each sample a row. Attention must not cross packed samples: microbatches have `use_cache=False`,
     /// because that of `transformers` crosses them with a cache.
     pub layout: LayoutName,
-    /// Pads the tensors of all microbatches to this many tokens, for pipelines that need equal shapes; padding
-    /// is masked from the loss and has a cost.
+    /// Pads the tensors of all microbatches to this many tokens, for pipelines that need equal shapes;
+    /// padding is masked from the loss and has a cost.
     pub pad_to_tokens: Option<u64>,
     /// Pads each row up to one of few lengths, so that `torch.compile` makes few graphs: a number, to its
     /// multiples; a list, to the next in it; `ladder`, to one of eight lengths between powers of two.
@@ -33,8 +34,8 @@ pub struct ProcessorSettings {
     pub media_buckets: Option<BucketSizes>,
     /// Pads each packed sequence to a multiple: twice the degree of context parallelism.
     pub sample_multiple_of: usize,
-    /// Treatment of samples over `plan.tokens_max` or `sample_tokens_max`: `error` (skipped as bad), `truncate`
-    /// (the text is truncated), `drop`.
+    /// Treatment of samples over `plan.tokens_max` or `sample_tokens_max`: `error` (skipped as bad),
+    /// `truncate` (the text is truncated), `drop`.
     pub long_sample: LongSampleName,
     /// Maximum tokens of a sample. Default: no limit.
     pub sample_tokens_max: Option<u64>,
@@ -42,15 +43,16 @@ pub struct ProcessorSettings {
     /// documents mostly have a layout that is not read, are delivered with a loss scale of 0.
     pub require_targets: bool,
     /// `exact` counts texts with the tokenizer, once, and keeps the counts in the index, so that plans and loss
-    /// scales are exact; `estimated` uses estimates from headers, unless the index has counts: loss scales are
-    /// then off by one factor per step, counted over planned tokens.
+    /// scales are exact; `estimated` uses estimates from headers, unless the index has counts: loss scales
+    /// are then off by one factor per step, counted over planned tokens.
     pub token_counts: TokenCountsName,
-    /// Type of the pixels: `float32`; `bfloat16`, half the memory; `uint8`, a quarter, to be normalized on the
-    /// device.
+    /// Type of the pixels: `float32`; `bfloat16`, half the memory; `uint8`, a quarter, to be normalized on
+    /// the device.
     pub dtype: PixelTypeName,
     /// Gives microbatches without an image (or a clip) a blank one, so that every rank runs the encoder,
     /// without which DDP lacks gradients and FSDP waits for ever: `auto` with several ranks, if the data has
-    /// such media, `always`, or `never`. It is not in planned costs, and takes some tokens of `pad_to_tokens`.
+    /// such media, `always`, or `never`. It is not in planned costs, and takes some tokens of
+    /// `pad_to_tokens`.
     pub blank_media: BlankMediaName,
     /// Counts the tokens of media and delivers no pixels, for ranks that run the LLM only.
     pub skip_media_tensors: bool,

@@ -12,9 +12,10 @@ use super::spelling::choices;
 #[serde(default, deny_unknown_fields)]
 #[expect(clippy::struct_excessive_bools, reason = "one for each kind of plan")]
 pub struct SpaceSettings {
-    /// Kinds of plans and costs: `basic`, even layers, stated rates alike for all widths, transfers free unless
-    /// links are given; `full`, uneven layers, recomputation and encoders that run ahead as well, with links and
-    /// matrix-width rates from the device preset. Default: `full` with a device preset, `basic` with a profile.
+    /// Kinds of plans and costs: `basic`, even layers, stated rates alike for all widths, transfers free
+    /// unless links are given; `full`, uneven layers, recomputation and encoders that run ahead as well, with
+    /// links and matrix-width rates from the device preset. Default: `full` with a device preset, `basic`
+    /// with a profile.
     pub kinds: Option<SpaceKinds>,
     /// Encoder placement: `disaggregated`, on separate GPUs; `colocated`, on the GPUs of the LLM, before and
     /// after it; `joint`, in the stages of the LLM, so that every rank holds layers from both; or `any`,
@@ -28,15 +29,15 @@ pub struct SpaceSettings {
     pub recompute: bool,
     /// Shares optimizer state over the data-parallel ranks of a module (ZeRO stage 1).
     pub zero1: bool,
-    /// Splits norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured memory
-    /// stays as it is.
+    /// Splits norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
+    /// memory stays as it is.
     pub sequence_parallel: bool,
-    /// Unit in which encoder ranks share the media in concurrent microbatches, `tile` or `sample`; a colocated
-    /// encoder processes the media of the whole batch at once. Default: `tile`, or `sample` for images in
-    /// native resolution.
+    /// Unit in which encoder ranks share the media in concurrent microbatches, `tile` or `sample`; a
+    /// colocated encoder processes the media of the whole batch at once. Default: `tile`, or `sample` for
+    /// images in native resolution.
     pub encoder_share: Option<EncoderShare>,
-    /// Expert parallelism degree: the number of LLM DP ranks that divide the experts. The executor does not run
-    /// degrees above 1 yet. Default: the fastest.
+    /// Expert parallelism degree: the number of LLM DP ranks that divide the experts. The executor does not
+    /// run degrees above 1 yet. Default: the fastest.
     pub expert_parallel: Option<u32>,
     /// Maximum rank load over the mean, where ranks share experts: a number, or `uniform` routing.
     pub expert_imbalance: String,

@@ -67,6 +67,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "write",
             "import",
             "model",
+            "settings",
         ],
     ),
     ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),
@@ -145,7 +146,10 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     ),
     (
         "bindings/cli/src",
-        &["progress", "failure", "args", "output", "reexec", "report", "view", "commands", "fuzz"],
+        &[
+            "progress", "replaced", "failure", "args", "output", "reexec", "report", "view", "commands",
+            "fuzz",
+        ],
     ),
     (
         "loader/synthetic/src",

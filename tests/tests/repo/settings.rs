@@ -1,5 +1,5 @@
-//! Keeps what is made from the settings that the loader declares: their reference page, and the dataclasses of
-//! the Python package. With `UPDATE_DOCS=1` the files are written.
+//! Keeps what is made from the settings that the loader declares: their reference page, and the dataclasses
+//! of the Python package. With `UPDATE_DOCS=1` the files are written.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -18,7 +18,7 @@ const CLASSES: [(&str, &str); 4] =
 /// Fields that take Python objects, or that only Python has.
 const OF_PYTHON: [&str; 5] = ["cost", "correction_interval", "decode", "augment", "transform_threads"];
 /// Settings that only commands have.
-const OF_COMMANDS: [&str; 1] = ["stall_log_seconds"];
+const OF_COMMANDS: [&str; 3] = ["stall_log_seconds", "field_bytes", "scaled_decode"];
 
 #[test]
 fn the_reference_lists_all_settings() {

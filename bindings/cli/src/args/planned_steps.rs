@@ -21,8 +21,8 @@ pub(crate) struct PlannedStepsArgs {
 }
 
 impl PlannedStepsArgs {
-    /// Opens the data and builds the planner; step 0 starts at the first sample of the first epoch, unless the
-    /// run is resumed.
+    /// Opens the data and builds the planner; step 0 starts at the first sample of the first epoch, unless
+    /// the run is resumed.
     pub(crate) fn planner(&self, settings: &Settings, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
         let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?), settings)?;
         self.plan.planner(settings, self.data.open(settings, token_counts)?, resume)

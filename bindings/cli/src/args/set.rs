@@ -100,70 +100,39 @@ fn long_help<A: Accepted>() -> String {
     text
 }
 
-/// Returns the setting that replaces an option of an earlier version.
-pub(crate) fn replacement(option: &str) -> Option<&'static str> {
-    let found = REPLACED.iter().find(|(old, _)| option.strip_prefix("--") == Some(*old));
-    found.map(|(_, new)| *new)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
 
-/// Options of earlier versions, and what replaces them.
-const REPLACED: [(&str, &str); 58] = [
-    ("accept-changed-data", "--set order.accept_changed_data=true"),
-    ("allow-outside", "--set store.allow_outside=true"),
-    ("allow-pipe", "--set store.allow_pipe=true"),
-    ("allow-recompute", "--set space.recompute=true"),
-    ("block-samples", "--set order.shuffle=blocks:SAMPLES:RUNS"),
-    ("buffered-bytes-max", "--set read.buffered_bytes=N"),
-    ("bytes-max", "--set plan.bytes_max=N"),
-    ("cache", "--set store.cache=DIR"),
-    ("cache-bytes", "--set store.cache_bytes=N"),
-    ("chat-template", "--set processor.chat_template=@FILE"),
-    ("color-jitter", "--set augment.color_jitter=B,C,S,H"),
-    ("counted-media", "--set processor.skip_media_tensors=true"),
-    ("encoder-ahead", "--set space.encoder_ahead=true"),
-    ("encoder-share", "--set space.encoder_share=tile|sample"),
-    ("ep", "--set space.expert_parallel=N"),
-    ("epoch", "--set order.first_epoch=E"),
-    ("error-budget", "--set read.error_budget=FRACTION"),
-    ("error-count", "--set read.error_count=N"),
-    ("expert-imbalance", "--set space.expert_imbalance=FACTOR"),
-    ("fields", "--set read.fields=NAMES"),
-    ("flip", "--set augment.flip=0.5"),
-    ("freeze", "--set cost.freeze=PARTS"),
-    ("global-batch", "--global-batch-size"),
-    ("index", "--set index.directory=DIR"),
-    ("layout", "--set processor.layout=packed|padded|padded_left"),
-    ("long-sample", "--set processor.long_sample=error|truncate|drop"),
-    ("memory-margin", "--set space.memory_margin=FACTOR"),
-    ("no-profile-check", "--set cost.profile_check=false"),
-    ("open-blocks", "--set order.shuffle=blocks:SAMPLES:RUNS"),
-    ("pad-to-tokens", "--set processor.pad_to_tokens=N"),
-    ("pipeline-stages", "--stages"),
-    ("placement", "--set space.placement=NAME"),
-    ("profile-tp", "--set cost.profile_tp=N,N"),
-    ("question", "--set processor.caption_prompt=TEXT"),
-    ("random-crop", "--set augment.crop_scale=0.08,1"),
-    ("read", "--set store.read=auto|mmap|pread"),
-    ("recompute", "--set cost.recompute=none|scores|layers"),
-    ("repeat-samples", "--set order.repeat_samples=true"),
-    ("report-previews", "a report shows the 24 most expensive samples"),
-    ("requests-max", "--set store.requests_max=N"),
-    ("retry-seconds", "--set store.retry_seconds=N"),
-    ("schedule", "--set plan.schedule=NAME"),
-    ("sequence-parallel", "--set space.sequence_parallel=true"),
-    ("shuffle", "--set order.shuffle=global|blocks|none"),
-    ("space", "--set space.kinds=basic|full"),
-    ("splits", "--set index.splits=FILE"),
-    ("stages", "--set plan.stages=N,N"),
-    ("stall-error-seconds", "--set read.stall_seconds=N"),
-    ("stall-seconds", "--set read.stall_log_seconds=N"),
-    ("strategy", "--set plan.strategy=NAME"),
-    ("strict", "--set read.strict=true"),
-    ("tail", "--set order.tail=carry|drop|short"),
-    ("tokens-max", "--set plan.tokens_max=N"),
-    ("uneven-layers", "--set space.uneven_layers=true"),
-    ("validation", "--set order.shuffle=none --set order.tail=short --epochs 1"),
-    ("video-sampling", "--set index.videos=fps:RATE:MAX|uniform:N|keyframes:MAX"),
-    ("work", "--set plan.search_effort=N"),
-    ("workers", "--set read.workers=N"),
-];
+    accepted!(SomeAccepted: "order", "plan.schedule");
+
+    #[derive(Debug, Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        set: SetArgs<SomeAccepted>,
+    }
+
+    fn parsed(pairs: &[&str]) -> Result<Arguments, String> {
+        let words = pairs.iter().flat_map(|pair| ["--set", pair]);
+        Arguments::try_parse_from(["dflop"].into_iter().chain(words)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_command_takes_the_settings_that_it_has() {
+        let arguments = parsed(&["order.tail=drop", "plan.schedule=gpipe"]).unwrap();
+        assert_eq!(arguments.set.settings().unwrap().plan.schedule.to_string(), "gpipe");
+        assert!(arguments.set.refuse(&["plan"], "is refused").is_err());
+        assert!(arguments.set.refuse(&["plan.stages", "store"], "is refused").is_ok());
+        let other = parsed(&["plan.stages=1"]).unwrap_err();
+        assert!(other.contains("no effect") && other.contains("`order`, `plan.schedule`"), "{other}");
+        assert!(parsed(&["order.tail=keep"]).unwrap_err().contains("`carry`"));
+    }
+
+    #[test]
+    fn help_lists_the_settings_of_a_command_with_their_defaults() {
+        let help = long_help::<SomeAccepted>();
+        assert!(help.contains("order.tail: ") && help.contains("[default: carry]"), "{help}");
+        assert!(help.contains("plan.schedule: ") && !help.contains("plan.stages: "), "{help}");
+    }
+}

@@ -178,6 +178,7 @@ fn flags_of_shapes_are_refused_with_a_dataset() {
         let run =
             dflop(&[&["simulate", "data", "--global-batch-size", "8", "--dp-size", "2"], flag].concat());
         assert_eq!(run.status, Some(2), "{flag:?}: {}", run.stderr);
-        assert!(run.stderr.contains(&format!("`{}` belongs to `--shapes`", flag[0])), "{}", run.stderr);
+        let named = if flag[0] == "--set" { flag.join(" ") } else { flag[0].to_owned() };
+        assert!(run.stderr.contains(&format!("`{named}` belongs to `--shapes`")), "{}", run.stderr);
     }
 }

@@ -33,10 +33,10 @@ fn changes_of_images_that_make_no_sense_are_misuse() {
     stream(&["--set", "augment.color_jitter=1,2,3"], "length 3");
     stream(&["--set", "augment.color_jitter=0,0,0,0.7"], "hue");
     stream(&["--decode", "raw", "--set", "augment.flip=0.5"], "augment");
-    stream(&["--scaled-decode"], "scaled_decode");
+    stream(&["--set", "read.scaled_decode=true"], "scaled_decode");
     stream(&["--set", "read.fields=jpg,"], "fields");
     if !cfg!(feature = "turbojpeg") {
-        stream(&["--decode", "rgb224", "--scaled-decode"], "turbojpeg");
+        stream(&["--decode", "rgb224", "--set", "read.scaled_decode=true"], "turbojpeg");
     }
 }
 

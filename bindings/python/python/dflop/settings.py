@@ -37,15 +37,15 @@ class Plan(_Settings):
 
     Attributes:
         strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``.
-        search_effort: work units of the search per step; the same units give the same plan on every machine.
-        stages: pipeline stages of every module, in the order of ``BalancedLoader.modules``. Default: no
+        search_effort: Work units of the search per step; the same units give the same plan on every machine.
+        stages: Pipeline stages of every module, in the order of the modules of the model. Default: no
             pipeline; all modules of a rank run one after the other on its device, as with DDP and FSDP.
-        schedule: schedule that runs the stages: ``gpipe``, ``1f1b``, ``1f1b-ahead:R`` with encoders R rounds
-            ahead, or ``interleaved:V`` with V stages per pipeline rank.
-        synchronize: without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
+        schedule: Schedule that runs the stages: ``gpipe``, ``1f1b``, ``zb-h1``, ``1f1b-ahead:R`` with
+            encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline rank.
+        synchronize: Without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
             with accumulated gradients, or in every ``microbatch``, as in FSDP.
-        tokens_max: maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
-        bytes_max: maximum payload bytes of a microbatch. Default: no limit.
+        tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
+        bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
             samples of a global batch, a list of dictionaries (``key``, ``data_set``, ``sample``,
             ``text_tokens``, ``target_tokens``, ``images``, ``audio``, ``videos``, ``tokens``, ``seconds``),
@@ -85,16 +85,17 @@ class Order(_Settings):
     """Order of the samples of a run, and the ends of its epochs.
 
     Attributes:
-        shuffle: ``global``, ``blocks`` (runs of neighbors) or ``none``.
-        block_samples: maximum samples of a run of neighbors that ``blocks`` keeps together. Default: 1,024.
-        open_blocks: runs that ``blocks`` shuffles with each other. Default: 64.
-        tail: treatment of the samples at the end of an epoch that do not fill a global batch: ``carry``,
-            ``drop`` or ``short``.
-        repeat_samples: allows a global batch that is larger than the data, so that a step has samples several
+        shuffle: Shuffle in an epoch: ``global``; ``blocks``, which permutes runs of at most 1,024 neighbors
+            and shuffles 64 runs with each other, or ``blocks:SAMPLES:RUNS``, for media that are slow to seek;
+            or ``none``.
+        tail: Treatment of the samples at the end of an epoch that do not fill a global batch: ``carry``
+            starts the batch that the next epoch fills, ``drop`` leaves them out, ``short`` makes a short
+            batch. With ``shuffle`` none and one epoch, ``short`` reads every sample exactly once, in order,
+            as validation does.
+        repeat_samples: Allows a global batch that is larger than the data, so that a step has samples several
             times.
-        first_epoch: epoch whose first sample starts step 0.
-        validation: reads every sample exactly once, in index order.
-        accept_changed_data: resumes a state even if a dataset has changed; that dataset continues with its
+        first_epoch: Epoch whose first sample starts step 0.
+        accept_changed_data: Resumes a state even if a dataset has changed; that dataset continues with its
             next epoch.
 
     Examples:
@@ -114,13 +115,10 @@ class Order(_Settings):
         Order(shuffle='blocks:512:64', tail='drop')
     """
 
-    shuffle: Literal["global", "blocks", "none"] = "global"
-    block_samples: int | None = None
-    open_blocks: int | None = None
+    shuffle: str = "global"
     tail: Literal["carry", "drop", "short"] = "carry"
     repeat_samples: bool = False
     first_epoch: int = 0
-    validation: bool = False
     accept_changed_data: bool = False
 
 
@@ -131,32 +129,33 @@ class Processor(_Settings):
     Attributes:
         chat_template: Jinja source of the chat template. Default: the tokenizer's, else the published one of
             the model family.
-        caption_prompt: prompt that captions answer. Default: captions are trained on without a chat template.
+        caption_prompt: Prompt that captions answer. Default: captions are trained on without a chat template.
         layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``; ``padded``
             and ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches
             have ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
-        pad_to_tokens: pads the tensors of all microbatches to this many tokens, for pipelines that need equal
+        pad_to_tokens: Pads the tensors of all microbatches to this many tokens, for pipelines that need equal
             shapes; padding is masked from the loss and has a cost.
-        length_buckets: pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
+        length_buckets: Pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
             number, to its multiples; a list, to the next in it; ``ladder``, to one of eight lengths between
             powers of two.
-        media_buckets: the same for the patches, or tiles, of a microbatch, by a blank image.
-        sample_multiple_of: pads each packed sequence to a multiple: twice the degree of context parallelism.
-        long_sample: treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
+        media_buckets: The same for the patches, or tiles, of a microbatch, by a blank image.
+        sample_multiple_of: Pads each packed sequence to a multiple: twice the degree of context parallelism.
+        long_sample: Treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
             (skipped as bad), ``truncate`` (the text is truncated), ``drop``.
-        sample_tokens_max: maximum tokens of a sample. Default: no limit.
-        require_targets: whether a step in which no token is a training target is a `PlanError`. Without it such
-            steps, whose documents mostly have a layout that is not read, are delivered with ``loss_scale`` 0.
+        sample_tokens_max: Maximum tokens of a sample. Default: no limit.
+        require_targets: Whether a step in which no token is a training target is an error. Without it such
+            steps, whose documents mostly have a layout that is not read, are delivered with a loss scale of
+            0.
         token_counts: ``exact`` counts texts with the tokenizer, once, and keeps the counts in the index, so
-            that plans and ``loss_scale`` are exact; ``estimated`` uses estimates from headers, unless the
-            index has counts: ``loss_scale`` is then off by one factor per step, counted over planned tokens.
-        dtype: type of the pixels: ``float32``; ``bfloat16``, half the memory; ``uint8``, a quarter, which
-            `Microbatch.normalized` turns into pixels on the device.
-        blank_media: gives microbatches without an image (or a clip) a blank one, so that every rank runs the
+            that plans and loss scales are exact; ``estimated`` uses estimates from headers, unless the index
+            has counts: loss scales are then off by one factor per step, counted over planned tokens.
+        dtype: Type of the pixels: ``float32``; ``bfloat16``, half the memory; ``uint8``, a quarter, to be
+            normalized on the device.
+        blank_media: Gives microbatches without an image (or a clip) a blank one, so that every rank runs the
             encoder, without which DDP lacks gradients and FSDP waits for ever: ``auto`` with several ranks,
             if the data has such media, ``always``, or ``never``. It is not in planned costs, and takes some
             tokens of ``pad_to_tokens``.
-        skip_media_tensors: counts the tokens of media and delivers no pixels, for ranks that run the LLM
+        skip_media_tensors: Counts the tokens of media and delivers no pixels, for ranks that run the LLM
             only.
 
     Examples:
@@ -172,8 +171,8 @@ class Processor(_Settings):
     caption_prompt: str | None = None
     layout: Literal["packed", "padded", "padded_left"] = "packed"
     pad_to_tokens: int | None = None
-    length_buckets: _Buckets | None = None
-    media_buckets: _Buckets | None = None
+    length_buckets: int | Sequence[int] | Literal["ladder"] | None = None
+    media_buckets: int | Sequence[int] | Literal["ladder"] | None = None
     sample_multiple_of: int = 1
     long_sample: Literal["error", "truncate", "drop"] = "error"
     sample_tokens_max: int | None = None
@@ -239,27 +238,26 @@ class Read(_Settings):
     """Reading and decoding of samples, in `Loader` and `BalancedLoader`.
 
     Attributes:
-        fields: names of the fields to read: extensions, several of them as ``jpg;png``, patterns (``img_*.png``),
-            or ``images``, ``audio``, ``video``, ``text``. An extension that no sample has is an error.
-            Default: all fields, or the images with ``image``.
+        fields: Names of the fields to read: extensions, several of them as ``jpg;png``, patterns
+            (``img_*.png``), or ``images``, ``audio``, ``video``, ``text``. An extension that no sample has is
+            an error. Default: all fields, or the images where images become one array.
         decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
         augment: random augmentation of images that keep their size, with ``decode="media"``.
-        strict: whether any damage of a medium makes its sample bad. By default a medium that ends too early
+        strict: Whether any damage of a medium makes its sample bad. By default a medium that ends too early
             does, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``.
-        workers: number of decoder threads. Default: one per core.
+        workers: Number of decoder threads. Default: one per core.
         transform_threads: number of threads that call ``transforms``.
-        buffered_bytes: maximum bytes in memory. Default: `Loader` lets 64 MiB of payload wait for the
-            decoders; in `BalancedLoader` 256 MiB of samples wait, decoded and prepared, and a larger
+        buffered_bytes: Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait
+            for the decoders; in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger
             microbatch is loaded alone.
-        error_budget: tolerated fraction of bad samples, checked after the first 1,000 and at the end; 0
-            tolerates none, from the first sample on.
-        error_count: tolerated number of bad samples. Default: no limit but the fraction.
-        stall_seconds: ends the stream with `StalledError` after this many seconds without progress. Default:
-            never.
-        steps_ahead: number of steps that are planned, read and decoded before they are asked for, as far as
-            ``buffered_bytes`` allows; `BalancedLoader` only. Default: 2.
-        microbatch_bytes: refuses a microbatch that takes more, by the shapes in the index; `BalancedLoader`
-            only. Default: the memory that is available.
+        error_budget: Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end;
+            0 tolerates none, from the first sample on.
+        error_count: Tolerated number of bad samples. Default: no limit but the fraction.
+        stall_seconds: Ends the stream with an error after this many seconds without progress. Default: never.
+        steps_ahead: Number of steps that are planned, read and decoded before they are asked for, as far as
+            ``buffered_bytes`` allows; balanced loader only. Default: 2.
+        microbatch_bytes: Refuses a microbatch that takes more bytes, by the shapes in the index; balanced
+            loader only. Default: the memory that is available.
 
     Examples:
         >>> read = dflop.Read(fields=["images", "cls"], workers=2, error_budget=0.0)

@@ -63,7 +63,9 @@ pub(crate) struct BatchesArgs {
     values: bool,
 }
 
-accepted!(BatchesAccepted: "processor", "read", "order", "plan", "cost", "index", "store");
+accepted!(BatchesAccepted: "processor", "read.fields", "read.strict", "read.workers", "read.buffered_bytes",
+    "read.error_budget", "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "read.steps_ahead",
+    "read.microbatch_bytes", "order", "plan", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct BatchLine<'a> {

@@ -5,16 +5,11 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command};
 
 use super::SimulateArgs;
-use super::shapes::ShapesArgs;
+use super::shapes::{OF_DATASET, OF_SHAPES, ShapesArgs};
 
 /// Arguments that both simulations accept.
 const SHARED: [&str; 9] =
     ["model", "device", "profile", "global_batch_size", "seed", "steps", "json", "report", "pairs"];
-/// Why a flag or a setting is refused: of a dataset, and of `--shapes`.
-pub(super) const OF_DATASET: &str =
-    "belongs to the simulation of a dataset and has no effect with `--shapes`; leave it out";
-pub(super) const OF_SHAPES: &str =
-    "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 
 /// Checks that every flag on the command line has an effect.
 ///

@@ -38,8 +38,8 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// A pipeline schedule sums predicted times; no device is measured. With `--shapes` and `--gpus` instead of a
 /// dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism,
 /// data-blind with our plan, LPT, the paper's, and ours. Plans are made for `plan.schedule`, for `zb-h1` as
-/// for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested
-/// simulation are rejected.
+/// for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the
+/// requested simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]
@@ -148,7 +148,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if let Some(path) = args.shapes.path() {
         return shapes::run(args, path, out);
     }
-    args.set.refuse(&["space"], flags::OF_SHAPES)?;
+    args.set.refuse(&["space"], shapes::OF_SHAPES)?;
     let mut settings = args.set.settings()?;
     // The comparison plans for the schedule; a planner has none for `zb-h1`.
     let schedule = std::mem::replace(&mut settings.plan.schedule, PlanSettings::default().schedule);

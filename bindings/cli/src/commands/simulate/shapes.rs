@@ -12,13 +12,17 @@ use serde::Serialize;
 
 use super::super::plan::{DegreesJson, cluster, costs, default_encoder_split, shapes};
 use super::SimulateArgs;
-use super::flags::OF_DATASET;
 use super::report::shapes_report;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 
 const BATCHES: u64 = 50;
+/// Why a flag or a setting is refused: of a dataset, and of `--shapes`.
+pub(super) const OF_DATASET: &str =
+    "belongs to the simulation of a dataset and has no effect with `--shapes`; leave it out";
+pub(super) const OF_SHAPES: &str =
+    "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 /// Settings that have an effect on a dataset only.
 const OF_DATASET_ONLY: [&str; 13] = [
     "plan.stages",

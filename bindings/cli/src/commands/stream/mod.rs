@@ -14,7 +14,6 @@ use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{MetricsSnapshot, SkipCount};
 use dflop_loader::settings::Settings;
-use dflop_loader::shard::FIELD_BYTES_MAX;
 use dflop_loader::{Loader, LoaderSettings};
 use futures::StreamExt;
 use rustix::time::{ClockId, clock_gettime};
@@ -40,10 +39,6 @@ pub(crate) struct StreamArgs {
     /// Sample decoding.
     #[arg(long, value_enum, default_value_t = DecodeArg::Media)]
     decode: DecodeArg,
-    /// With `rgb224`, decode a JPEG at a half, a quarter or an eighth of its size if that is still large
-    /// enough; pixels differ slightly. Needs a build with the feature `turbojpeg`.
-    #[arg(long)]
-    scaled_decode: bool,
     #[command(flatten)]
     set: SetArgs<StreamAccepted>,
     /// Samples per batch.
@@ -59,9 +54,6 @@ pub(crate) struct StreamArgs {
     /// each once.
     #[arg(long, value_name = "FILE")]
     skipped_out: Option<PathBuf>,
-    /// Maximum field length; a sample with a longer field is bad.
-    #[arg(long, value_name = "BYTES", default_value_t = FIELD_BYTES_MAX)]
-    field_bytes_max: u64,
     #[command(flatten)]
     input: InputArgs,
     /// Print the metrics for every stage; with `--json` under `metrics`.
@@ -73,7 +65,8 @@ pub(crate) struct StreamArgs {
 }
 
 accepted!(StreamAccepted: "read.fields", "read.strict", "read.workers", "read.buffered_bytes", "read.error_budget",
-    "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "augment", "index.videos", "store");
+    "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
+    "augment", "index.videos", "store");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DecodeArg {
@@ -149,10 +142,10 @@ fn loader(
     }
     let mut builder = Loader::builder(args.dataset.shards(settings)?)
         .settings(read.stall_listener(Arc::new(PrintStalls)))
-        .scaled_decode(args.scaled_decode)
+        .scaled_decode(settings.read.scaled_decode)
         .batch_size(args.batch)
         .epochs(args.epochs)
-        .field_bytes_max(args.field_bytes_max);
+        .field_bytes_max(settings.read.field_bytes);
     if let Some(sampling) = settings.index.video_sampling()? {
         builder = builder.video_sampling(sampling);
     }
