@@ -3,14 +3,11 @@
 
 use std::num::NonZeroU32;
 
-use super::clip;
-use super::feature_layers::{check_class_token, feature_layers};
-use super::language_models;
 use super::llava_onevision::projector;
-use super::pixtral;
 use super::square_towers::tower_or;
-use super::squares::{SquareTower, check_processor_side};
+use super::squares::{SquareTower, check_class_token, check_processor_side, feature_layers};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::{clip, language_models, pixtral};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};

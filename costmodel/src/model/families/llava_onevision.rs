@@ -1,10 +1,9 @@
 //! LLaVA-OneVision: SigLIP or CLIP on tiles, in the grid that wastes least.
 
-use super::feature_layers::{check_class_token, feature_layers};
 use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
 use super::siglip;
 use super::square_towers::tower;
-use super::squares::{FRAMES_MAX, SquareTower, check_processor_side};
+use super::squares::{FRAMES_MAX, SquareTower, check_class_token, check_processor_side, feature_layers};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};

@@ -7,7 +7,6 @@
 mod clip;
 mod composed;
 pub(crate) mod described;
-mod feature_layers;
 mod gemma3;
 mod glm4v;
 mod idefics3;

@@ -6,7 +6,6 @@
 mod architecture;
 mod dense;
 mod experts;
-mod latent;
 mod sizes;
 mod sparse;
 mod windows;
