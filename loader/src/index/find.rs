@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::cache::{IndexOptions, check_options, directories, file_name, has_counts, open_fitting, stats};
+use super::cache::{has_counts, open_fitting, stats};
 use super::file::decode_index;
 use super::owner::read_trusted;
+use super::places::{IndexOptions, check_options, directories, file_name};
 use crate::error::Result;
 use crate::shard::Shard;
 

@@ -9,6 +9,7 @@ mod account;
 #[cfg(feature = "arrow2")]
 pub mod arrow2;
 mod build;
+mod builder;
 mod cache;
 mod checksum;
 mod collect;
@@ -19,6 +20,7 @@ mod find;
 mod location;
 mod merge;
 mod owner;
+mod places;
 mod plain;
 mod remote;
 mod rows;
@@ -35,9 +37,9 @@ use dflop_samples::media::VideoSampling;
 
 pub use self::account::UnusedPart;
 pub(crate) use self::build::identity_of_file;
-pub use self::cache::IndexOptions;
 pub(crate) use self::cache::is_version;
 pub use self::find::{FoundIndex, shard_bytes};
+pub use self::places::IndexOptions;
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
 pub use self::text_counts::TokenCounts;

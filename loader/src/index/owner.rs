@@ -11,7 +11,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 
-use super::cache::IndexOptions;
+use super::places::IndexOptions;
 use crate::shard::Shard;
 use crate::store::file;
 use crate::store::local::read_private;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dflop_samples::media::{Payload, extension_codec};
 use dflop_samples::sample::measure_sample;
 
-use super::build::Builder;
+use super::builder::Builder;
 use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
 use crate::shard::{FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, split_key};

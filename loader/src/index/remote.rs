@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-use super::build::Builder;
+use super::builder::Builder;
 use super::plain::push_plain;
 use crate::error::Result;
 use crate::shard::tar::ranged::Archive;
