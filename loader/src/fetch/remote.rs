@@ -13,7 +13,8 @@ use super::unpack::unpack;
 use crate::index::IndexedShard;
 use crate::shard::Compression;
 use crate::store::{
-    CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn,
+    CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, download,
+    fetch_ranges, spawn,
 };
 
 /// Maximum number of compressed bytes in flight during decompression.
@@ -71,14 +72,15 @@ impl IndexedRemote {
             return Ok(Fetched { fields: read_ranges(&shard, ranges).await?, whole: Some(whole) });
         }
         let identity = self.identity();
-        let cached = (self.object.stores().cache(), CacheKey::packed(&self.object, &identity));
+        let cached = (self.object.stores().cache(), CacheKey::packed(self.object.url(), &identity));
         if let (Some(cache), Some(key)) = cached {
             let (kept, wanted) = (cache.clone(), key.clone());
             if let Some(whole) = spawn(async move { kept.get(&wanted).await }).await?? {
                 let fields = read_ranges(&whole, ranges).await?;
                 return Ok(Fetched { fields, whole: Some(Whole::Kept(whole)) });
             }
-            cache.copy_in_background(key, self.object.clone(), identity.clone());
+            let (object, identity) = (self.object.clone(), identity.clone());
+            cache.copy_in_background(key, |part| download(object, identity, part));
         }
         let offsets: Vec<Range<u64>> = ranges.iter().map(|&(offset, bytes)| offset..offset + bytes).collect();
         let fields = fetch_ranges(&self.object, &identity, &offsets).await?;
@@ -88,7 +90,7 @@ impl IndexedRemote {
     /// Returns the whole shard, decompressed.
     async fn unpacked(&self) -> io::Result<Whole> {
         let identity = self.identity();
-        let key = CacheKey::unpacked(&self.object, &identity, self.known.unpacked_bytes);
+        let key = CacheKey::unpacked(self.object.url(), &identity, self.known.unpacked_bytes);
         let (object, known) = (self.object.clone(), self.known.clone());
         let cached = match (object.stores().cache().cloned(), key) {
             (Some(cache), Some(key)) => {

@@ -38,7 +38,7 @@ use tokio::io::{AsyncRead, BufReader};
 pub(crate) use self::answer::{Identity, comparable_tag};
 pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
 pub(crate) use self::cache::{CacheKey, PartWriter, Room, blocking};
-pub(crate) use self::fetch::fetch_ranges;
+pub(crate) use self::fetch::{download, fetch_ranges};
 pub(crate) use self::list::{exists, list_directory};
 pub use self::local::ReadMode;
 pub(crate) use self::local::{FileBody, LocalShard};
