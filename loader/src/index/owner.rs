@@ -5,7 +5,7 @@
 //! shards, who could exchange the samples anyway. A directory that the user set is not checked.
 
 use std::fs::Metadata;
-use std::io::{Error, ErrorKind, Result};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use crate::store::local::read_private;
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] with the owner; the operating system error.
-pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions) -> Result<Bytes> {
+pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions) -> io::Result<Bytes> {
     let file = file::open(path)?;
     if options.directory.is_none() {
         check_owner(&file.metadata()?, shards)?;
@@ -33,13 +33,13 @@ pub(super) fn refusal(path: &Path, shards: &[Shard]) -> Option<String> {
     // Also checks the owner of a link, if there is one: the owner decides where the link points, at any time.
     let found = [std::fs::symlink_metadata(path), std::fs::metadata(path)];
     let check =
-        |metadata: Result<Metadata>| metadata.and_then(|metadata| check_owner(&metadata, shards)).err();
+        |metadata: io::Result<Metadata>| metadata.and_then(|metadata| check_owner(&metadata, shards)).err();
     let refused = found.into_iter().find_map(check)?;
     let is_owner = refused.kind() == ErrorKind::PermissionDenied && refused.get_ref().is_some();
     is_owner.then(|| format!("`{}` is not used: {refused}", path.display()))
 }
 
-fn check_owner(metadata: &Metadata, shards: &[Shard]) -> Result<()> {
+fn check_owner(metadata: &Metadata, shards: &[Shard]) -> io::Result<()> {
     let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
     let other = |shard: &&Shard| shard_owner(shard) != Some(owner);
     if owner == user || owner == 0 {
@@ -50,7 +50,7 @@ fn check_owner(metadata: &Metadata, shards: &[Shard]) -> Result<()> {
         "it belongs to user {owner}, who is neither this user, {user}, nor root, nor the owner of shard `{}`",
         shard.url
     );
-    Err(Error::new(ErrorKind::PermissionDenied, reason))
+    Err(io::Error::new(ErrorKind::PermissionDenied, reason))
 }
 
 fn shard_owner(shard: &Shard) -> Option<u32> {
