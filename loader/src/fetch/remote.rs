@@ -4,14 +4,15 @@
 //! requested; with a cache, the whole shard is copied in the background for later steps. A compressed shard
 //! is downloaded and decompressed as a whole.
 
-use std::io::{self, ErrorKind};
+use std::io;
+use std::io::ErrorKind;
 use std::ops::Range;
 
 use bytes::Bytes;
+use tokio::io::{AsyncBufRead, AsyncReadExt};
 
-use super::unpack::unpack;
 use crate::index::IndexedShard;
-use crate::shard::Compression;
+use crate::shard::{Compression, decompress};
 use crate::store::{
     CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, download,
     fetch_ranges, spawn,
@@ -142,4 +143,12 @@ async fn read_ranges(shard: &LocalShard, ranges: Vec<(u64, u64)>) -> io::Result<
 fn ends_early(offset: u64) -> io::Error {
     let reason = format!("it ends before offset {offset}; it changed after it was indexed");
     io::Error::new(ErrorKind::UnexpectedEof, reason)
+}
+
+/// Decompresses a shard up to the end of its last sample; the rest is padding, or not part of the dataset.
+pub(super) fn unpack(archive: impl AsyncBufRead + Send + Unpin, shard: &IndexedShard) -> io::Result<Bytes> {
+    let mut unpacked = Vec::with_capacity(shard.unpacked_bytes as usize);
+    let reader = decompress(shard.compression, archive);
+    futures::executor::block_on(reader.take(shard.unpacked_bytes).read_to_end(&mut unpacked))?;
+    Ok(unpacked.into())
 }
