@@ -8,18 +8,10 @@ use dflop_costmodel::ImageSize;
 
 use super::builder::RandomCrop;
 use super::random::{Quantity, RandomSource};
+use crate::media::image::Crop;
 
 /// Number of attempts before the centered crop is used.
 const ATTEMPTS: u64 = 10;
-
-/// Nonempty rectangle inside an image, in whole pixels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Crop {
-    pub(crate) left: u32,
-    pub(crate) top: u32,
-    pub(crate) width: u32,
-    pub(crate) height: u32,
-}
 
 impl RandomCrop {
     /// Draws a rectangle for an image with this size.

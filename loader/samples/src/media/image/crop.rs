@@ -3,7 +3,14 @@
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
 
-use crate::media::augment::Crop;
+/// Nonempty rectangle inside an image, in whole pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Crop {
+    pub(crate) left: u32,
+    pub(crate) top: u32,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+}
 
 /// Part of an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]

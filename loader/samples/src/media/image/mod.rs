@@ -26,6 +26,7 @@ use super::error::DecodeError;
 use super::limits::{ImageLimits, check_limit};
 use super::probe::{ImageFormat, ImageHeader, TiffKind, image_header, read_tiff_header};
 
+pub(crate) use self::crop::Crop;
 pub use self::pixel_type::Pixel;
 pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub(super) use self::reduction::Reduction;

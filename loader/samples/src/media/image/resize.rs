@@ -6,8 +6,7 @@ use fast_image_resize::pixels::U8x3;
 use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::RgbImage;
-use super::crop::CropBox;
-use crate::media::augment::Crop;
+use super::crop::{Crop, CropBox};
 use crate::media::error::DecodeError;
 
 impl RgbImage {
