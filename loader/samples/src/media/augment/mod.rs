@@ -21,7 +21,6 @@
 
 mod builder;
 mod colors;
-mod crop;
 mod random;
 
 use dflop_costmodel::ImageSize;
