@@ -76,7 +76,7 @@ mod tests {
 
     const SHORT: AudioChunks = AudioChunks { spectrogram_frames: 400, ..AudioChunks::QWEN2_5_OMNI };
 
-    fn clip(frames: usize, sample_rate_hz: u32) -> Audio {
+    fn sine(frames: usize, sample_rate_hz: u32) -> Audio {
         let samples = (0..frames).map(|at| (at as f32 * 0.07).sin()).collect();
         Audio { sample_rate_hz, channels: 1, samples, is_truncated: false }
     }
@@ -84,20 +84,20 @@ mod tests {
     #[test]
     fn a_clip_keeps_its_length_and_continues_in_further_spectrograms() {
         let processor = ClipProcessor { mels: 2, rule: SHORT };
-        let short = processor.clip(&clip(16_001, 16_000)).unwrap();
+        let short = processor.clip(&sine(16_001, 16_000)).unwrap();
         assert_eq!((short.shape, short.tokens), (vec![1, 2, 101], 25));
-        let long = processor.clip(&clip(160_000, 16_000)).unwrap();
+        let long = processor.clip(&sine(160_000, 16_000)).unwrap();
         assert_eq!((long.shape, long.tokens), (vec![3, 2, 400], 250));
         assert_eq!(long.attention_mask.iter().map(|&frame| u32::from(frame)).sum::<u32>(), 1_000);
         assert!(long.values[2 * 2 * 400 + 200..2 * 2 * 400 + 400].iter().all(|&value| value == 0.0));
-        let first = processor.clip(&clip(64_000, 16_000)).unwrap();
+        let first = processor.clip(&sine(64_000, 16_000)).unwrap();
         assert_eq!(first.values, long.values[..2 * 400]);
         let whole = ClipProcessor { mels: 2, rule: AudioChunks::QWEN3_OMNI };
-        let whole = whole.clip(&clip(160_100, 16_000)).unwrap();
+        let whole = whole.clip(&sine(160_100, 16_000)).unwrap();
         assert_eq!((whole.shape, whole.tokens), (vec![1, 2, 1_000], 130));
-        let empty = processor.clip(&clip(0, 16_000)).unwrap();
+        let empty = processor.clip(&sine(0, 16_000)).unwrap();
         assert_eq!((empty.values, empty.tokens), (Vec::new(), 0));
-        assert!(processor.clip(&clip(7_300_000, 1_000)).is_err());
+        assert!(processor.clip(&sine(7_300_000, 1_000)).is_err());
     }
 
     proptest! {
@@ -106,7 +106,7 @@ mod tests {
         #[test]
         fn tokens_are_those_of_the_cost_model(frames in 700usize..300_000, rate in 4_000u32..50_000) {
             for rule in [SHORT, AudioChunks::QWEN3_OMNI] {
-                let features = ClipProcessor { mels: 1, rule }.clip(&clip(frames, rate)).unwrap();
+                let features = ClipProcessor { mels: 1, rule }.clip(&sine(frames, rate)).unwrap();
                 let work = rule.clip(AudioLength { frames: frames as u64, sample_rate_hz: rate }).unwrap();
                 prop_assert_eq!(u64::from(features.tokens) + 2, work.tokens);
             }
