@@ -14,10 +14,9 @@
 //! video continues after the larger side, regardless of the number of layers; here the text continues after
 //! the largest position, as Qwen2-VL defines it.
 
-use dflop_samples::inputs::VideoValues;
+use dflop_samples::inputs::{PreparedSample, VideoValues};
 use dflop_samples::media::Modality;
 
-use super::PreparedSample;
 use crate::family::LayerTime;
 
 /// Upper bound for the seconds per layer, far below the point where sums overflow.
