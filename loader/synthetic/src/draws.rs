@@ -135,9 +135,9 @@ pub(crate) const TEXT_WORDS: Quantiles = Quantiles([
 
 #[cfg(test)]
 mod tests {
-use super::*;
+    use super::*;
 
-#[test]
+    #[test]
     fn numbers_stay_in_their_range_and_differ_between_samples() {
         let mut rng = Rng::new(3, 4);
         for _ in 0..1000 {
@@ -149,14 +149,14 @@ use super::*;
         assert_ne!(Rng::new(3, 4).bits(), Rng::new(4, 4).bits());
     }
 
-fn tables() -> [&'static Quantiles; 6] {
+    fn tables() -> [&'static Quantiles; 6] {
         let [photo, receipt] = [&PHOTO_SIZES, &RECEIPT_SIZES];
         let images = [&photo.megapixels, &photo.aspect_ratios, &receipt.megapixels, &receipt.aspect_ratios];
         let [a, b, c, d] = images;
         [a, b, c, d, &SPEECH_SECONDS, &TEXT_WORDS]
     }
 
-#[test]
+    #[test]
     fn values_stay_inside_their_table_and_keep_its_median() {
         let mut rng = Rng::new(1, 0);
         for table in tables() {
@@ -168,7 +168,7 @@ fn tables() -> [&'static Quantiles; 6] {
         }
     }
 
-#[test]
+    #[test]
     fn images_are_capped() {
         let mut rng = Rng::new(2, 0);
         for _ in 0..2000 {

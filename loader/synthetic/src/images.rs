@@ -181,7 +181,9 @@ fn draw_paper(width: usize, height: usize, paper: i32, rng: &mut Rng) -> Vec<u8>
     let mut pixels = Vec::with_capacity(width * height);
     for y in 0..height {
         let shade = paper - (20 * y / height) as i32;
-        pixels.extend((0..width).map(|_| (shade + rng.between(-RECEIPT_GRAIN, RECEIPT_GRAIN + 1)).clamp(0, 255) as u8));
+        pixels.extend(
+            (0..width).map(|_| (shade + rng.between(-RECEIPT_GRAIN, RECEIPT_GRAIN + 1)).clamp(0, 255) as u8),
+        );
     }
     pixels
 }
@@ -258,30 +260,30 @@ pub(crate) fn encode_jpeg(
 
 #[cfg(test)]
 mod tests {
-use dflop_samples::media::{ImageLimits, decode_rgb};
+    use dflop_samples::media::{ImageLimits, decode_rgb};
 
-use super::*;
+    use super::*;
 
-#[test]
+    #[test]
     fn a_photo_takes_as_many_bytes_as_a_photo_does() {
         let file = photo_jpeg(640, 480, &mut Rng::new(1, 2)).unwrap();
         let bytes_per_pixel = file.len() as f64 / (640.0 * 480.0);
         assert!((0.08..0.25).contains(&bytes_per_pixel), "{bytes_per_pixel}");
     }
 
-#[test]
+    #[test]
     fn a_receipt_takes_as_many_bytes_as_a_scan_does() {
         let file = receipt_jpeg(800, 1600, &mut Rng::new(1, 2)).unwrap();
         let bytes_per_pixel = file.len() as f64 / (800.0 * 1600.0);
         assert!((0.05..0.25).contains(&bytes_per_pixel), "{bytes_per_pixel}");
     }
 
-#[test]
+    #[test]
     fn the_smallest_paper_is_wide_enough() {
         assert!(receipt_jpeg(260, 300, &mut Rng::new(1, 2)).is_ok());
     }
 
-#[test]
+    #[test]
     fn an_image_has_the_size_that_was_asked_for() {
         let file = tiles_jpeg(96, 40, &mut Rng::new(0, 0)).unwrap();
         let image = decode_rgb(&file, &ImageLimits::default()).unwrap();

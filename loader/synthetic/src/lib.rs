@@ -18,5 +18,5 @@ mod speech;
 mod text;
 
 pub use self::draws::Rng;
-pub use self::sample::{Field, make_sample};
 pub use self::images::tiles_jpeg;
+pub use self::sample::{Field, make_sample};

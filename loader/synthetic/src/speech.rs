@@ -180,12 +180,12 @@ pub(crate) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-use dflop_samples::media::{AudioLimits, decode_audio};
+    use dflop_samples::media::{AudioLimits, decode_audio};
 
-use super::{*, speak};
-use crate::draws::Rng;
+    use super::{speak, *};
+    use crate::draws::Rng;
 
-#[test]
+    #[test]
     fn a_clip_has_its_length_and_is_neither_silent_nor_clipped() {
         let samples = speak(6.0, &mut Rng::new(9, 9));
         assert_eq!(samples.len(), 96_000);
@@ -193,7 +193,7 @@ use crate::draws::Rng;
         assert!((1_000..20_000).contains(&peak), "{peak}");
     }
 
-#[test]
+    #[test]
     fn both_formats_keep_every_sample() {
         let samples = speak(1.3, &mut Rng::new(5, 5));
         for file in [encode_flac(&samples).unwrap(), encode_wav(&samples).unwrap()] {
