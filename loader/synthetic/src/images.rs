@@ -243,7 +243,7 @@ pub fn tiles_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<
 ///
 /// # Errors
 /// If a side is over 65,535 pixels.
-pub(crate) fn encode_jpeg(
+fn encode_jpeg(
     pixels: &[u8],
     width: usize,
     height: usize,

@@ -16,7 +16,7 @@ use flacenc::source::MemSource;
 use crate::draws::Rng;
 
 /// Sample rate.
-pub(crate) const SAMPLE_RATE_HZ: u32 = 16_000;
+const SAMPLE_RATE_HZ: u32 = 16_000;
 
 const RATE: f64 = SAMPLE_RATE_HZ as f64;
 

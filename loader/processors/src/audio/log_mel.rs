@@ -110,7 +110,7 @@ impl LogMel {
 }
 
 /// Number of frequency bins in a real transform.
-pub(super) const BINS: usize = FFT_SAMPLES / 2 + 1;
+const BINS: usize = FFT_SAMPLES / 2 + 1;
 const FREQUENCY_MAX_HZ: f64 = 8_000.0;
 /// Slaney's scale is linear below this frequency: 15 mels up to 1000 Hz.
 const LINEAR_HZ: f64 = 1_000.0;
@@ -118,13 +118,13 @@ const LINEAR_MELS: f64 = 15.0;
 
 /// Triangular filter over the bins from `first_bin` on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MelFilter {
-    pub(super) first_bin: usize,
-    pub(super) weights: Vec<f64>,
+struct MelFilter {
+    first_bin: usize,
+    weights: Vec<f64>,
 }
 
 /// Returns the mel spectrogram filters, from low to high.
-pub(super) fn mel_filters(mels: usize) -> Vec<MelFilter> {
+fn mel_filters(mels: usize) -> Vec<MelFilter> {
     let top = hertz_to_mel(FREQUENCY_MAX_HZ);
     let step = top / (mels + 1) as f64;
     let corners: Vec<f64> = (0..mels + 2).map(|corner| mel_to_hertz(corner as f64 * step)).collect();
@@ -158,7 +158,7 @@ fn mel_to_hertz(mel: f64) -> f64 {
 }
 
 /// Returns a periodic Hann window.
-pub(super) fn hann_window() -> Vec<f64> {
+fn hann_window() -> Vec<f64> {
     let angle = |sample: usize| std::f64::consts::TAU * sample as f64 / FFT_SAMPLES as f64;
     (0..FFT_SAMPLES).map(|sample| 0.5 - 0.5 * angle(sample).cos()).collect()
 }

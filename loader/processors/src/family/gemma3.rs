@@ -137,11 +137,11 @@ impl ProcessorFamily for Gemma3Text {
 /// `Gemma3ImageProcessorPil` in transformers 5.24.0. `Gemma3ImageProcessor`, on torchvision, cuts the same
 /// crops and resizes them with different arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct CroppedSquares {
+struct CroppedSquares {
     /// Settings for each square.
-    pub(super) square: Square,
+    square: Square,
     /// Rule for the number of crops.
-    pub(super) rule: PanAndScan,
+    rule: PanAndScan,
 }
 
 impl GenericProcessor for CroppedSquares {

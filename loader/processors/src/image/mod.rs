@@ -232,7 +232,7 @@ pub struct RgbView<'a> {
 
 impl<'a> RgbView<'a> {
     /// Returns the frames in a video; the last frame may lack pixels.
-    pub(crate) fn video_frames(video: &'a Video) -> Vec<Self> {
+    fn video_frames(video: &'a Video) -> Vec<Self> {
         let (width, height) = (video.width, video.height);
         let bytes = 3 * width as usize * height as usize;
         video.pixels.chunks(bytes.max(1)).map(|pixels| Self { width, height, pixels }).collect()

@@ -119,15 +119,15 @@ fn next_medium(text: &str, image: &str, word: &str) -> Option<(usize, Modality)>
 
 /// Text in which words were replaced.
 #[derive(Debug, Default)]
-pub(super) struct EditedText {
-    pub(super) text: String,
+struct EditedText {
+    text: String,
     /// End of each replaced word in the old text, and the shift in bytes for everything after the word.
     shifts: Vec<(usize, isize)>,
 }
 
 impl EditedText {
     /// Appends `by` in place of a word in the old text.
-    pub(super) fn replace(&mut self, word: &str, by: &str) {
+    fn replace(&mut self, word: &str, by: &str) {
         let shift = self.shifts.last().map_or(0, |(_, shift)| *shift);
         let end_before = (self.text.len() + word.len()).saturating_add_signed(-shift);
         self.text += by;
@@ -135,7 +135,7 @@ impl EditedText {
     }
 
     /// Returns the new range for a range in the old text.
-    pub(super) fn shift(&self, range: &Range<usize>) -> Range<usize> {
+    fn shift(&self, range: &Range<usize>) -> Range<usize> {
         let place = |at: usize| {
             let known = self.shifts.partition_point(|(end, _)| *end <= at);
             known.checked_sub(1).map_or(at, |last| at.saturating_add_signed(self.shifts[last].1))

@@ -202,7 +202,7 @@ const SECONDS_MAX: f32 = 16_777_216.0;
 ///
 /// `merge` is the number of patches along a side that become one token. A medium without a grid counts as
 /// text.
-pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTime) -> [Vec<i64>; 3] {
+fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTime) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
     let mut images = sample.images.iter().map(|image| (image.grid_thw, None));

@@ -200,9 +200,9 @@ impl AudioTensors for ClipProcessor {
 
 /// A processor with a pixel type.
 #[derive(Debug, Clone)]
-pub(crate) struct TypedProcessor {
-    pub(crate) processor: ImageProcessor,
-    pub(crate) pixels: PixelType,
+struct TypedProcessor {
+    processor: ImageProcessor,
+    pixels: PixelType,
 }
 
 impl TypedProcessor {

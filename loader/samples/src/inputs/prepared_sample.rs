@@ -46,7 +46,7 @@ impl PreparedSample {
 
 impl PreparedSample {
     /// Returns whether this sample has input for an encoder.
-    pub(crate) fn runs_encoder(&self, module: Module) -> bool {
+    fn runs_encoder(&self, module: Module) -> bool {
         self.runs.iter().any(|run| match run.modality {
             Modality::Image | Modality::Video => module == Module::Vision,
             Modality::Audio => module == Module::Audio,

@@ -198,11 +198,7 @@ pub fn decode_text(bytes: &[u8], bytes_max: u64) -> Result<String, DecodeError> 
 }
 
 /// Checks a text and returns the text without byte order mark.
-pub(super) fn decode_str<'a>(
-    format: &'static str,
-    bytes: &'a [u8],
-    bytes_max: u64,
-) -> Result<&'a str, DecodeError> {
+fn decode_str<'a>(format: &'static str, bytes: &'a [u8], bytes_max: u64) -> Result<&'a str, DecodeError> {
     check_limit(format, bytes.len() as u64, "bytes", "text_bytes_max", bytes_max)?;
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let is_utf16 = bytes.starts_with(b"\xFF\xFE") || bytes.starts_with(b"\xFE\xFF");

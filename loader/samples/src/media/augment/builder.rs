@@ -34,10 +34,10 @@ pub struct ColorJitter {
 /// Ranges for the random resized crop.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RandomCrop {
-    pub(super) scale_min: f64,
-    pub(super) scale_max: f64,
-    pub(super) ratio_min: f64,
-    pub(super) ratio_max: f64,
+    scale_min: f64,
+    scale_max: f64,
+    ratio_min: f64,
+    ratio_max: f64,
 }
 
 /// Builds an [`Augment`].

@@ -86,7 +86,7 @@ pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage)
 }
 
 /// Reads the header and checks the size; returns the orientation to apply, if any.
-pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
+fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
     let header = image_header(bytes)?;
     check_pixels(header.format, header.stored.width, header.stored.height, limits)?;
     let is_turned = limits.is_orientation_applied;
@@ -95,7 +95,7 @@ pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageH
 }
 
 /// Decodes the image as stored, possibly reduced by up to `reduction`.
-pub(super) fn decode_stored_into(
+fn decode_stored_into(
     bytes: &[u8],
     header: &ImageHeader,
     reduction: Reduction,
@@ -145,7 +145,7 @@ const HALVINGS_MAX: u32 = 3;
 
 /// Reduction by a power of two on both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Reduction(u32);
+struct Reduction(u32);
 
 impl Reduction {
     /// No reduction.
@@ -153,7 +153,7 @@ impl Reduction {
 
     /// Returns the largest reduction that keeps `length` pixels at least `wanted` long.
     #[cfg(any(feature = "turbojpeg", test))]
-    pub(super) fn at_least(length: f64, wanted: u32) -> Self {
+    fn at_least(length: f64, wanted: u32) -> Self {
         let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);
         Self((1..=HALVINGS_MAX).rev().find(leaves).unwrap_or(0))
     }

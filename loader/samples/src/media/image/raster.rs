@@ -105,7 +105,7 @@ const FRAME_HEADER_BYTES: usize = 16;
 ///
 /// # Errors
 /// [`DecodeError::Malformed`] with the offset of a frame that exceeds the canvas.
-pub(super) fn check_first_frame(bytes: &[u8], width: u32, height: u32) -> Result<(), DecodeError> {
+fn check_first_frame(bytes: &[u8], width: u32, height: u32) -> Result<(), DecodeError> {
     match first_frame(bytes) {
         Some((offset, frame)) if frame.0 > width || frame.1 > height => {
             let reason = "a frame is larger than the canvas";

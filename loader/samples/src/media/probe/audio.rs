@@ -261,7 +261,7 @@ const FORMAT: &str = "flac";
 /// if the writer did not know the length.
 ///
 /// - `bytes`: the file from the `fLaC` marker on
-pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
+fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
     const RATE_AT: usize = 18;
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     if bytes.get(4).ok_or_else(ended)? & 0x7F != 0 {
@@ -286,7 +286,7 @@ const CHECKSUM_AT: usize = 22;
 const NO_POSITION: u64 = u64::MAX;
 
 /// Returns the granule position of the last intact page in the stream `serial`.
-pub(super) fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
+fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
     let mut last = None;
     let mut start = 0;
     while start < bytes.len() {

@@ -19,7 +19,7 @@ const VALUES_MAX: u64 = 1 << 17;
 
 /// A directory in a TIFF file.
 #[derive(Clone, Copy)]
-pub(super) struct Directory<'a> {
+struct Directory<'a> {
     bytes: &'a [u8],
     is_little: bool,
     is_big: bool,
@@ -39,7 +39,7 @@ struct Values {
 impl<'a> Directory<'a> {
     /// Returns the first directory; `None` if the header is broken or the directory is past the end of the
     /// bytes.
-    pub(super) fn first(bytes: &'a [u8]) -> Option<Self> {
+    fn first(bytes: &'a [u8]) -> Option<Self> {
         let (is_little, is_big) = match bytes.get(..4)? {
             b"II*\0" => (true, false),
             b"MM\0*" => (false, false),
@@ -62,7 +62,7 @@ impl<'a> Directory<'a> {
     }
 
     /// Returns the first value for a tag.
-    pub(super) fn number(&self, tag: u16) -> Option<u64> {
+    fn number(&self, tag: u16) -> Option<u64> {
         let values = self.values(tag)?;
         self.integer(values.at, value_bytes(values.kind)?)
     }

@@ -57,7 +57,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Adds a key to the message.
-    pub(super) fn with_key(mut self, key: &str, value: Value) -> Self {
+    fn with_key(mut self, key: &str, value: Value) -> Self {
         self.made.insert(key.to_owned(), value);
         self
     }
@@ -87,7 +87,7 @@ impl<'a> Turn<'a> {
 
 /// Role that is trained.
 pub(super) const ASSISTANT: &str = "assistant";
-pub(super) const USER: &str = "user";
+const USER: &str = "user";
 pub(super) const SYSTEM: &str = "system";
 const TOOL: &str = "tool";
 /// Key for a call in the first version of OpenAI's API.
@@ -189,7 +189,7 @@ fn read_list<'a>(
 }
 
 /// Appends a question and an answer, `["what is it", "a kite"]`.
-pub(super) fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Result<(), String> {
+fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Result<(), String> {
     let [Value::String(asked), Value::String(answered)] = pair else {
         return Err("it must be a pair of strings".to_owned());
     };
