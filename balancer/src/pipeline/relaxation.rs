@@ -13,14 +13,12 @@
 //! numbers, added, multiplied and divided in a fixed order: all machines choose the same paths. The bound
 //! itself is computed from path counts, in integers.
 //!
+//! The start assigns items to slots, the longest processing time first, with targets for each slot: each item
+//! goes to the slot with the smallest resulting maximum excess.
+//!
 //! # Source
 //! Regret matching with positive regrets and linear weights: Tammelin et al., "Solving heads-up limit Texas
 //! hold'em", IJCAI 2015.
-//!
-//! Assigns items to slots so that every rank comes close to the cut in the [`Relaxation`].
-//!
-//! Longest processing time first, with targets for each slot: each item goes to the slot with the smallest
-//! resulting maximum excess.
 
 use std::cmp::Reverse;
 

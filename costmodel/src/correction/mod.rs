@@ -4,9 +4,8 @@
 //! tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]. The table is
 //! learned on two levels: what is off as a whole, a floor, a constant and a scale for each module
 //! (`microbatch_fit.rs`), and a factor per module and shape bin for the rest (`estimator.rs`). Ranks that are
-//! slow whatever is in their microbatches are named, and do not affect sample factors (`slow_ranks.rs`). A
-//! table is in force from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`]
-//! applies it.
+//! slow whatever is in their microbatches are named, and do not affect sample factors. A table is in force
+//! from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`] applies it.
 //!
 //! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 

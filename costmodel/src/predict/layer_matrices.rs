@@ -1,4 +1,5 @@
-//! Counts FLOPs per layer and outside the layers, and lists a layer's matrices.
+//! Counts FLOPs per layer and outside the layers, and lists a layer's matrices, with the width that a rank in
+//! a TP group multiplies.
 //!
 //! # Source
 //! Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3: query, key and value projections and the

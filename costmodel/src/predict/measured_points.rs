@@ -1,8 +1,6 @@
 //! Groups measured points into points of a surface, knots of a curve, and runs of whole modules, at a model's
 //! layer count.
 //!
-//! Extrapolates from measured layer counts to a model's layer count.
-//!
 //! Time is assumed to be `constant + layers x time per layer`. Two layer counts separate the two; a single
 //! count can only be scaled in proportion, which scales the constant with it.
 

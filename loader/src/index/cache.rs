@@ -1,10 +1,6 @@
 //! Finds a dataset index, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file name is derived from shard names and sizes, so different shard lists have different files. Names
-//! are base names for local shards, whose directory may move, and URLs for remote shards, whose lengths and
-//! versions may agree. The index is in `.dflop/` next to the first shard; in the user's cache directory if
-//! that directory is not writable or the shard is remote; or in the directory that the user sets.
-//! `location.rs` writes it.
+//! `places.rs` names the file and its directories; `location.rs` writes it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

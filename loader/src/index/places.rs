@@ -5,8 +5,6 @@
 //! versions may agree. The index is in `.dflop/` next to the first shard; in the user's cache directory if
 //! that directory is not writable or the shard is remote; or in the directory that the user sets.
 //!
-//! Decides by owner whether an index file next to the shards is read.
-//!
 //! An index determines which shard bytes belong to which sample. Whoever can write it can therefore exchange
 //! the samples for every reader, so the index must belong to the reader, to root, or to the owner of all
 //! shards, who could exchange the samples anyway. A directory that the user set is not checked.

@@ -3,7 +3,7 @@
 //! A model is a preset, a checkpoint directory, a name in the Hugging Face cache, a description as a file or
 //! as JSON text, or a combination: a language model with encoders such as CLIP, `SigLIP` or Whisper.
 //!
-//! Finds checkpoints in the Hugging Face client cache; nothing is fetched.
+//! Names in the Hugging Face client cache are looked up there; nothing is fetched.
 //!
 //! # Source
 //! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the

@@ -1,5 +1,5 @@
-//! Media in a microbatch: shared between the ranks of a tensor-parallel group, and blank for encoders that run
-//! without media.
+//! Media in a microbatch: shared between the ranks of a tensor-parallel group, and blank for encoders that
+//! would have none.
 //!
 //! In joint placement each GPU in a group holds the entire encoder and encodes a share of the microbatch
 //! media, whose rows the group then exchanges. Media are not split: the tiles of an image stay together.

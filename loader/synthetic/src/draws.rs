@@ -1,9 +1,8 @@
 //! Generates pseudo-random numbers that are the same on every machine, and draws sample sizes with them.
 //!
-//! Draws sample sizes from quantiles measured on published datasets.
-//!
-//! A table holds 21 quantiles, from the smallest value in steps of 5 % to the largest; a value is drawn by
-//! linear interpolation between neighbors. Sizes come from file headers and metadata only.
+//! Sample sizes are drawn from quantiles measured on published datasets. A table holds 21 quantiles, from the
+//! smallest value in steps of 5 % to the largest; a value is drawn by linear interpolation between neighbors.
+//! Sizes come from file headers and metadata only.
 //!
 //! # Source
 //! - Photos: 159 images of COCO 2017 (Lin et al., arXiv:1405.0312; annotations CC BY 4.0).

@@ -147,10 +147,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
         "bindings/cli/src",
         &["progress", "failure", "args", "output", "reexec", "report", "view", "commands", "fuzz"],
     ),
-    (
-        "loader/synthetic/src",
-        &["rng", "jpeg", "quantiles", "photo", "receipt", "tiles", "speech", "audio_file", "text", "sample"],
-    ),
+    ("loader/synthetic/src", &["draws", "images", "speech", "text", "sample"]),
     (
         "bindings/python/src",
         &[

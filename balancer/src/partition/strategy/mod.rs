@@ -1,16 +1,12 @@
 //! Partition strategies, one per file, and the strategy registry.
 //!
 //! Every strategy solves every problem: no group is empty if there are enough items, and no cap is exceeded.
-//! A single-pass strategy may meet a cap that it cannot keep; then [`within_caps`] finds groups within the
-//! caps first.
+//! A single-pass strategy may meet a cap that it cannot keep; then [`assign_within_caps`] finds groups within
+//! the caps first. The caps without times form a partition problem: the modules are the capped columns. The
+//! local search for a small makespan solves it, and ends once all caps are met.
 //!
 //! A new strategy is a file with a [`Partitioner`], and a line in [`Strategy::ALL`] for the name used on the
 //! command line and in Python.
-//!
-//! Finds groups within tight caps if a single pass finds none.
-//!
-//! The caps without times form a partition problem: the modules are the capped columns. The local search for
-//! a small makespan solves it, and ends once all caps are met.
 
 mod differencing;
 mod exact;

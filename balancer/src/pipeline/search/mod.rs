@@ -6,17 +6,14 @@
 //! Half the changes are tried at the slowest rank, because no other rank can lower the makespan; the
 //! remaining changes prepare later ones.
 //!
-//! A change is accepted if the slowest touched rank ends no later than a [`threshold`] above the slowest
-//! touched rank before. The threshold is random and shrinks to zero, so that the search leaves plateaus early
-//! and descends late; the best visited state is the result.
+//! A change is accepted if the slowest touched rank ends no later than a [threshold](Threshold) above the
+//! slowest touched rank before. The threshold is random and shrinks to zero, so that the search leaves
+//! plateaus early and descends late; the best visited state is the result. The threshold is computed from
+//! integers only, so that every machine draws the same: the logarithm in the acceptance rule of simulated
+//! annealing is the number of leading zero bits, interpolated linearly between powers of two.
 //!
 //! Memory limits come first: no change may raise the bytes above them, and a change that lowers these bytes
 //! is accepted at any makespan ([`stage_memory`], [`relief`]).
-//!
-//! Acceptance threshold for the annealing: random, and shrinking to zero.
-//!
-//! Integers only, so that every machine draws the same: the logarithm in the acceptance rule of simulated
-//! annealing is the number of leading zero bits, interpolated linearly between powers of two.
 
 mod change;
 mod relief;

@@ -10,12 +10,11 @@
 //! as many windows as needed unless [`LongClips::CutOff`] is set; window tokens follow each other like tokens
 //! from separate clips.
 //!
-//! Converts audio clips to log-mel spectrograms with the clip length: Qwen2.5-Omni, Qwen3-Omni.
-//!
-//! A padded spectrogram has a frame per started 10 ms. The values equal the feature extractor's values for
-//! the clip followed by silence, up to the length it pads to; silent frames are omitted. A longer clip
-//! continues in another spectrogram, where the feature extractor would cut it off. An unpadded spectrogram
-//! has a frame per full 10 ms, with the feature extractor's values for a clip without padding.
+//! **Spectrograms with the clip length** ([`ClipProcessor`]), for Qwen2.5-Omni and Qwen3-Omni: a padded
+//! spectrogram has a frame per started 10 ms. The values equal the feature extractor's values for the clip
+//! followed by silence, up to the length it pads to; silent frames are omitted. A longer clip continues in
+//! another spectrogram, where the feature extractor would cut it off. An unpadded spectrogram has a frame per
+//! full 10 ms, with the feature extractor's values for a clip without padding.
 
 mod log_mel;
 mod resample;

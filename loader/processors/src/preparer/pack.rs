@@ -6,12 +6,10 @@
 //! length. No target crosses a boundary: the first token in a sample, which has no predecessor, is never a
 //! target.
 //!
-//! Computes token positions for rotary embeddings.
-//!
-//! Text and audio positions count up; native-resolution models assign a layer, a row and a column to the
-//! tokens of an image or a video, and continue after the largest coordinate. Video layers are counted, or
-//! spaced by duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that are separate in the text are like images:
-//! Qwen3-VL.
+//! Token positions are for rotary embeddings. Text and audio positions count up; native-resolution models
+//! assign a layer, a row and a column to the tokens of an image or a video, and continue after the largest
+//! coordinate. Video layers are counted, or spaced by duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that are
+//! separate in the text are like images: Qwen3-VL.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et

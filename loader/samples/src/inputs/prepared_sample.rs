@@ -1,7 +1,5 @@
-//! Defines a sample as model inputs.
-//!
-//! Completes microbatches so that a model can run them: padding where there is no sample, blank media where
-//! an encoder would otherwise have no input.
+//! Defines a sample as model inputs, and what completes microbatches so that a model can run them: padding
+//! where there is no sample, blank media where an encoder would otherwise have no input.
 
 use dflop_costmodel::Module;
 

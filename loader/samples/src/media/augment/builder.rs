@@ -1,7 +1,5 @@
 //! Settings for an [`Augment`], and the random resized crop.
 //!
-//! Draws the random resized crop.
-//!
 //! # Source
 //! Szegedy et al., "Going Deeper with Convolutions", 2014, arXiv:1409.4842, section 6; the ten attempts and
 //! the centered fallback follow torchvision's `RandomResizedCrop`.

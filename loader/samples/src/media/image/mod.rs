@@ -3,10 +3,8 @@
 //! The format is recognized by content. Size limits are checked against the header before pixels are
 //! allocated; the orientation comes from the same header as the shape in [`super::probe`], so both agree.
 //!
-//! Chooses how much a JPEG is reduced during decoding.
-//!
-//! An inverse DCT with fewer frequencies produces a smaller image with less work. Halves, quarters and
-//! eighths have fast code; other ratios cost more than they save.
+//! A JPEG may be reduced during decoding: an inverse DCT with fewer frequencies produces a smaller image with
+//! less work. Halves, quarters and eighths have fast code; other ratios cost more than they save.
 
 #[cfg(feature = "avif")]
 mod avif;

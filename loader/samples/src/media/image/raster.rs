@@ -4,10 +4,8 @@
 //! alpha is dropped without blending, as in Pillow's `convert("RGB")`. Checksums of critical PNG chunks are
 //! verified; a PNG may end without the last chunk.
 //!
-//! Checks that the first frame in a WebP file is not larger than the canvas.
-//!
-//! The extended header states the canvas size, each frame the frame size; the decoder allocates for the
-//! frame.
+//! The first frame in a WebP file must not be larger than the canvas: the extended header states the canvas
+//! size, each frame the frame size, and the decoder allocates for the frame.
 
 use std::io::Cursor;
 

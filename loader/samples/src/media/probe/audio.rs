@@ -5,12 +5,12 @@
 //! only the demultiplexers know the length, the frames in all packets are counted, so that the length equals
 //! the decoded length.
 //!
-//! Finds the position of the last intact page in an Ogg stream that is truncated or damaged near the end.
-//!
-//! A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
+//! The length of an Ogg stream that is truncated or damaged near the end is the position of the last intact
+//! page. A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
 //! frames up to the page end; the checksum covers the whole page with the checksum field set to 0.
 //!
-//! Source: RFC 3533, section 6.
+//! # Source
+//! Ogg pages: RFC 3533, section 6.
 
 use std::io::{Cursor, ErrorKind};
 

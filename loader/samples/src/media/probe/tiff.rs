@@ -1,12 +1,10 @@
-//! Reads TIFF directories: image size and kind, and orientation.
+//! Reads TIFF directories: image size and kind, and orientation, also in EXIF blocks and XMP texts.
 //!
 //! A directory is a list of entries: tag, type, number of values, and the values or a value offset. `BigTIFF`
 //! has entries with 20 bytes instead of 12. EXIF blocks are small TIFF files.
 //!
-//! Finds an image's orientation in the EXIF block, or in the XMP text.
-//!
-//! An EXIF block is a small TIFF file; only tag `0x0112` in the first directory is read. A broken block
-//! counts as "not rotated", as in other decoders. XMP is read if EXIF has no such tag, as in Pillow.
+//! Of an EXIF block only tag `0x0112` in the first directory is read. A broken block counts as "not rotated",
+//! as in other decoders. XMP is read if EXIF has no such tag, as in Pillow.
 
 use image::metadata::Orientation;
 
