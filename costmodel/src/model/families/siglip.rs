@@ -1,7 +1,7 @@
 //! SigLIP as a separate encoder, with one square per image.
 
 use super::squares::{SquareTower, alone, square_tower, vision_fields};
-use super::tower::{SquareInput, TowerSize, product, tower as bare_tower};
+use super::tower::{SquareInput, TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderDetails, EncoderSpec, FamilyId, Mlp, ModelFamily};
