@@ -1,11 +1,12 @@
 //! Joins modules from several checkpoints to a single model, and has presets that join encoders from several
 //! families, composed for this project.
 
+use super::clip_siglip::siglip_encoder;
 use super::language_models::{QWEN2_5_7B, TINY_LLM};
 use super::llava_onevision::siglip_so400m;
 use super::qwen2_audio::{whisper, whisper_large};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
-use super::{intern_vit, llava_onevision, qwen2_audio, siglip};
+use super::{intern_vit, llava_onevision, qwen2_audio};
 use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{AudioSpec, EncoderSpec, FamilyId, ModelFamily, ModelSpec, Preset, VisionSpec};
@@ -51,7 +52,7 @@ const TINY_VIT: VisionSpec = VisionSpec {
     family: intern_vit::FAMILY,
     encoder: EncoderSpec {
         projector: intern_vit::projector(256, 4, TINY_LLM.hidden),
-        ..siglip::encoder(TINY, SquareInput { patch_inputs: PATCH_INPUTS, patches: 256 }, false)
+        ..siglip_encoder(TINY, SquareInput { patch_inputs: PATCH_INPUTS, patches: 256 }, false)
     },
     rule: VisionRule::DynamicTiles(DynamicTiles {
         tile_pixels: 224,

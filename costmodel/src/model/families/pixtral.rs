@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use super::language_models::{self, language_model};
 use super::llava_onevision::projector;
 use super::squares::{dimensions, feature_layers, patch_inputs};
-use super::tower::{PATCH_INPUTS, TowerSize, product, bare_tower};
+use super::tower::{PATCH_INPUTS, TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
