@@ -30,7 +30,7 @@ pub struct Assignment {
     pub makespan_ns: u64,
     /// Lower bound on the makespan for any partition.
     pub bound: LowerBound,
-    /// Work units spent by the search; see [`Budget`](crate::Budget).
+    /// Work units spent by the search; see [`Budget`].
     pub work_spent: u64,
     /// Whether every machine finds this result: false only if a deadline cut the search short.
     pub is_reproducible: bool,

@@ -63,7 +63,7 @@ impl PipelineAssignment {
 /// and the initial assignment is counted as well.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if the configuration does not fit the instance; otherwise the
+/// [`Error::Config`] if the configuration does not fit the instance; otherwise the
 /// errors of [`balance`](crate::balance).
 ///
 /// # Examples

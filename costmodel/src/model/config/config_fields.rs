@@ -261,7 +261,7 @@ impl<'a> CheckpointFields<'a> {
     /// Collects the fields from a checkpoint's files.
     ///
     /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if a file or a nested processor is not an
+    /// [`Error::Configuration`] if a file or a nested processor is not an
     /// object.
     pub fn new(documents: &'a Documents) -> Result<Self> {
         let document = |file, document: &'a Option<Value>| match document {
@@ -296,7 +296,7 @@ impl<'a> CheckpointFields<'a> {
     /// the family's.
     ///
     /// # Errors
-    /// [`Error::Configuration`](crate::Error::Configuration) if the setting is invalid.
+    /// [`Error::Configuration`] if the setting is invalid.
     pub fn frames_max(&self, default: u32) -> Result<u32> {
         match &self.video_preprocessor {
             Some(video) if video.flag("do_sample_frames", false)? => video.count("num_frames", default),
