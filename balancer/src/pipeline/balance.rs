@@ -2,16 +2,15 @@
 
 use super::bound::pipeline_lower_bound;
 use super::config::{PipelineConfig, PipelineObjective};
-use super::memory_start;
-use super::order;
 use super::relaxation::Relaxation;
-use super::relaxation_start;
-use super::search::{self, MoveSet, ScheduleState};
+use super::search::{MoveSet, ScheduleState};
+use super::{memory_start, order, relaxation, search};
 use crate::budget::Budget;
 use crate::caps::Caps;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::instance::Instance;
-use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
+use crate::partition;
+use crate::partition::{LowerBound, Partition, Problem, Strategy};
 
 /// Minimum and maximum number of passes that the lower bound may visit.
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
@@ -64,7 +63,7 @@ impl PipelineAssignment {
 /// and the initial assignment is counted as well.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if the configuration does not fit the instance; otherwise the
+/// [`Error::Config`] if the configuration does not fit the instance; otherwise the
 /// errors of [`balance`](crate::balance).
 ///
 /// # Examples
@@ -200,7 +199,7 @@ fn relax(
     if config.objective != PipelineObjective::Makespan {
         return;
     }
-    let Some(slots) = relaxation_start::assign(problem, relaxation, budget) else { return };
+    let Some(slots) = relaxation::assign(problem, relaxation, budget) else { return };
     let before = state.value();
     let present = state.replace(slots);
     if state.memory_excess() > 0 {
@@ -238,6 +237,29 @@ fn assign_balanced(problem: &Problem<'_>, mut partition: Partition, ranks: usize
         }
     }
     slots
+}
+
+impl PipelineConfig {
+    /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the
+    /// whole job, without messages.
+    ///
+    /// - `ranks`: as in [`PipelineConfig::ranks_times`]
+    ///
+    /// # Errors
+    /// The errors of [`PipelineConfig::ranks_times`]; [`Error::Config`] if an item is missing or twice.
+    pub fn makespan_ns(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<u64> {
+        self.check_ranks(instance, ranks)?;
+        let mut items: Vec<u32> = ranks.iter().flatten().flatten().copied().collect();
+        items.sort_unstable();
+        if !items.into_iter().eq(0..instance.items() as u32) {
+            let reason = format!("expected each of {} items once", instance.items());
+            return Err(Error::Config { setting: "ranks", reason });
+        }
+        let caps = Caps::default();
+        let problem = Problem::new(instance, &caps)?;
+        let slots = Partition::from_groups(&problem, ranks.concat());
+        Ok(ScheduleState::new(&problem, slots, self).makespan_ns())
+    }
 }
 
 #[cfg(test)]

@@ -13,13 +13,11 @@
 mod balance;
 mod bound;
 mod config;
-mod makespan;
 mod memory_limits;
 mod memory_start;
 mod order;
 mod pass_graph;
 mod relaxation;
-mod relaxation_start;
 mod search;
 mod timeline;
 

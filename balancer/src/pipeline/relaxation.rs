@@ -1,4 +1,5 @@
-//! Fluid pipeline relaxation: a lower bound for all cuts into microbatches, and a cut close to it.
+//! Fluid pipeline relaxation: a lower bound for all cuts into microbatches, a cut close to it, and a start
+//! for the search that comes close to the cut.
 //!
 //! Every path through a step's passes is a lower bound on the makespan, and so is every mean over paths.
 //! Suppose a mean over paths takes, from each microbatch `j`, at least the share `u_c` of the microbatch's
@@ -12,14 +13,21 @@
 //! numbers, added, multiplied and divided in a fixed order: all machines choose the same paths. The bound
 //! itself is computed from path counts, in integers.
 //!
+//! The start assigns items to slots, the longest processing time first, with targets for each slot: each item
+//! goes to the slot with the smallest resulting maximum excess.
+//!
 //! # Source
 //! Regret matching with positive regrets and linear weights: Tammelin et al., "Solving heads-up limit Texas
 //! hold'em", IJCAI 2015.
 
+use std::cmp::Reverse;
+
 use super::config::PipelineConfig;
 use super::pass_graph::PassShape;
 use super::timeline::Timeline;
+use crate::budget::Budget;
 use crate::instance::Instance;
+use crate::partition::{Partition, Problem};
 use crate::simulate::split_time;
 
 /// Minimum number of rounds, regardless of passes.
@@ -51,7 +59,7 @@ pub(crate) struct Relaxation {
     pub(crate) bound_ns: u64,
     /// Target load for every microbatch on a rank, `[microbatches * modules]` nanoseconds: the mean over all
     /// rounds' cuts.
-    pub(crate) profile_ns: Vec<u64>,
+    profile_ns: Vec<u64>,
 }
 
 impl Relaxation {
@@ -158,9 +166,60 @@ impl Cut {
     }
 }
 
+/// Fills the slots on all ranks, rank by rank; `None` if that would take most of the budget, if a cap forbids
+/// it or if there are too few items.
+pub(crate) fn assign(
+    problem: &Problem<'_>,
+    relaxation: &Relaxation,
+    budget: &mut Budget,
+) -> Option<Partition> {
+    let steps = problem.items as u64 * problem.groups as u64;
+    if steps > budget.steps_left() / 8 * 7 || problem.items < problem.groups {
+        return None;
+    }
+    budget.spend(steps);
+    let mut order: Vec<u32> = (0..problem.items as u32).collect();
+    order.sort_by_key(|&item| Reverse(problem.value(problem.row(item))));
+    let mut slots = Partition::empty(problem);
+    for item in order {
+        let with_room = (0..problem.groups).filter(|&slot| slots.has_room(problem, slot, item));
+        let slot = with_room.min_by_key(|&slot| excess(problem, relaxation, &slots, slot, item))?;
+        slots.add(problem, slot, item);
+    }
+    fill_empty(problem, &mut slots);
+    Some(slots)
+}
+
+/// Returns a slot's excess over the targets with an item added, in the worst module.
+fn excess(problem: &Problem<'_>, relaxation: &Relaxation, slots: &Partition, slot: usize, item: u32) -> i64 {
+    let modules = problem.modules;
+    let start = slot * modules % relaxation.profile_ns.len();
+    let loads = slots.load(problem, slot)[..modules].iter().zip(problem.row(item));
+    let excesses = loads.zip(&relaxation.profile_ns[start..start + modules]);
+    excesses.map(|((load, time), target)| (load + time) as i64 - *target as i64).max().unwrap_or(0)
+}
+
+/// Moves the shortest item from the slot with the most items to every empty slot.
+fn fill_empty(problem: &Problem<'_>, slots: &mut Partition) {
+    for empty in 0..problem.groups {
+        if !slots.groups[empty].is_empty() {
+            continue;
+        }
+        let Some(fullest) = (0..problem.groups).min_by_key(|&slot| Reverse(slots.groups[slot].len())) else {
+            return;
+        };
+        let items = &slots.groups[fullest];
+        let value = |&position: &usize| problem.value(problem.row(items[position]));
+        let Some(position) = (0..items.len()).min_by_key(value) else { return };
+        let item = slots.take(problem, fullest, position);
+        slots.add(problem, empty, item);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Caps, Instance};
 
     fn bound(stages: &[usize], microbatches: usize, row: [u64; 2]) -> u64 {
         let times_ns = (0..microbatches).flat_map(|_| row).collect();
@@ -186,5 +245,33 @@ mod tests {
         // A linear program, solved separately, gives 1.2162 of the mean load.
         let found = bound(&[2, 6], 16, [30_000, 30_000]);
         assert!((576_000..=583_800).contains(&found), "{found}");
+    }
+
+    fn assigned(instance: &Instance, caps: Caps, profile_ns: &[u64]) -> Option<Vec<Vec<u32>>> {
+        let problem = Problem::new(instance, &caps).unwrap();
+        let relaxation = Relaxation { bound_ns: 0, profile_ns: profile_ns.to_vec() };
+        Some(assign(&problem, &relaxation, &mut Budget::work(100))?.into_groups())
+    }
+
+    #[test]
+    fn slots_of_every_rank_follow_the_profile() {
+        let instance = Instance::new(4, 1, vec![10, 10, 30, 30]).unwrap();
+        assert_eq!(assigned(&instance, Caps::default(), &[10, 30]).unwrap(), [[0], [2], [1], [3]]);
+    }
+
+    #[test]
+    fn no_slot_stays_empty() {
+        let instance = Instance::new(2, 1, vec![4, 5, 6]).unwrap();
+        assert_eq!(assigned(&instance, Caps::default(), &[0, 100]).unwrap(), [vec![0], vec![1, 2]]);
+    }
+
+    #[test]
+    fn a_cap_is_kept_or_nothing_is_assigned() {
+        let instance = Instance::new(2, 1, vec![4, 5, 6, 7]).unwrap().tokens(vec![2, 2, 3, 3]).unwrap();
+        let caps = |max| Caps { tokens_max: Some(max), bytes_max: None };
+        assert_eq!(assigned(&instance, caps(6), &[0, 100]).unwrap(), [[0, 1], [2, 3]]);
+        assert_eq!(assigned(&instance, caps(5), &[0, 100]).unwrap(), [[0, 2], [1, 3]]);
+        let three = Instance::new(2, 1, vec![4, 5, 6]).unwrap().tokens(vec![2, 2, 2]).unwrap();
+        assert_eq!(assigned(&three, caps(3), &[0, 100]), None);
     }
 }

@@ -1,16 +1,14 @@
 //! Pipeline schedules as pure data: each rank's actions, in order.
 //!
 //! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the same
-//! lists that an executor runs. A kind orders a rank's passes, one kind per file; messages are inserted
-//! between the passes in the same way for all kinds (`messages.rs`), such that lists are safe whether a send
-//! returns immediately or waits for the receive.
+//! lists that an executor runs. A kind orders a rank's passes (`lagged.rs`, `interleaved.rs`); messages are
+//! inserted between the passes in the same way for all kinds (`messages.rs`), such that lists are safe
+//! whether a send returns immediately or waits for the receive.
 //!
 //! A [`PipelineLayout`] maps stages to ranks: a single pipeline, optionally with several chunks of layers per
 //! rank, or a whole job with modules that differ in stages and DP size.
 
 mod action;
-mod encoder_ahead;
-mod gpipe;
 mod graph;
 mod interleaved;
 mod kind;
@@ -18,10 +16,8 @@ mod lagged;
 mod layout;
 mod messages;
 mod module_stages;
-mod one_forward_one_backward;
 mod step_order;
 mod step_shape;
-mod zero_bubble;
 
 pub use action::{Action, Message, Part, Pass, PassKind};
 pub(crate) use graph::PassGraph;
@@ -32,7 +28,7 @@ pub(crate) use step_order::StepOrder;
 pub(crate) use step_shape::{ENCODERS_MAX, EncoderChain, EncoderChains, StepShape};
 
 use crate::error::{Error, Result};
-use lagged::{Lags, RankWork, StagePlace, lagged_passes};
+use lagged::{RankWork, StagePlace, lagged_passes};
 
 /// Lists the actions for a pipeline rank in a step with `microbatches` microbatches.
 ///
@@ -110,17 +106,5 @@ impl PipelineLayout {
             }
         }
         shares
-    }
-}
-
-impl ScheduleKind {
-    /// Returns the lags for a stage's passes, if each rank holds a single stage.
-    pub(crate) fn lags(self, place: &StagePlace) -> Lags {
-        match self {
-            Self::GPipe => gpipe::lags(place),
-            Self::ZeroBubble => zero_bubble::lags(place),
-            Self::EncoderAhead { rounds } => encoder_ahead::lags(place, usize::from(rounds)),
-            Self::OneForwardOneBackward | Self::Interleaved { .. } => one_forward_one_backward::lags(place),
-        }
     }
 }

@@ -7,16 +7,14 @@
 //! makespan.
 
 mod communication;
-mod critical_path;
 mod makespan;
 mod run;
 mod simulation;
 mod times;
 
 pub use communication::Communication;
-pub use critical_path::{Activity, CriticalStep};
 pub use makespan::CompiledSchedule;
-pub use simulation::{Event, Simulation};
+pub use simulation::{Activity, CriticalStep, Event, Simulation};
 pub use times::{StageTimes, split_time};
 
 use crate::error::{Error, Result};

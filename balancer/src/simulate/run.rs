@@ -1,8 +1,7 @@
 //! Runs all ranks' lists until none can continue.
 
 use super::communication::Communication;
-use super::critical_path::{Activity, CriticalStep, History};
-use super::simulation::{Event, Simulation};
+use super::simulation::{Activity, CriticalStep, Event, History, Simulation};
 use super::times::StageTimes;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};

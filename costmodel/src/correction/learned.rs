@@ -1,12 +1,9 @@
 //! Learns from the microbatches for one module, or for all modules together.
 
-use super::bins::{BINS, bin};
-use super::constants::MicrobatchConstants;
 use super::estimator::{Equation, Factors, factors};
-use super::microbatch_fit::{MicrobatchFit, Timed};
-use super::observation::Observation;
-use super::slow_ranks::{SlowRank, slow_ranks};
-use super::table::{CorrectionTable, FACTOR_MAX, FACTOR_ONE};
+use super::microbatch_fit::{MicrobatchFit, SlowRank, Timed, slow_ranks};
+use super::observation::{MicrobatchConstants, Observation};
+use super::table::{BINS, CorrectionTable, FACTOR_MAX, FACTOR_ONE, bin};
 use crate::error::{Error, Result};
 use crate::module::{MODULES_MAX, Module};
 

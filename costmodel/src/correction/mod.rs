@@ -4,29 +4,25 @@
 //! tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]. The table is
 //! learned on two levels: what is off as a whole, a floor, a constant and a scale for each module
 //! (`microbatch_fit.rs`), and a factor per module and shape bin for the rest (`estimator.rs`). Ranks that are
-//! slow whatever is in their microbatches are named, and do not affect sample factors (`slow_ranks.rs`). A
-//! table is in force from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`]
-//! applies it.
+//! slow whatever is in their microbatches are named, and do not affect sample factors. A table is in force
+//! from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`] applies it.
 //!
 //! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 
-mod bins;
 mod cholesky;
-mod constants;
 mod estimator;
 mod learned;
 mod microbatch_fit;
 mod observation;
-mod slow_ranks;
 mod table;
 mod tracker;
 mod tracking_rule;
 
-pub use bins::{BINS, BINS_PER_OCTAVE, bin, bin_sizes};
-pub use constants::{MicrobatchConstants, ModelConstants};
-pub use observation::{Observation, SampleTime};
-pub use slow_ranks::SlowRank;
-pub use table::{CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE};
+pub use microbatch_fit::SlowRank;
+pub use observation::{MicrobatchConstants, ModelConstants, Observation, SampleTime};
+pub use table::{
+    BINS, BINS_PER_OCTAVE, CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE, bin, bin_sizes,
+};
 pub use tracker::{CorrectionTracker, IntervalReport};
 pub use tracking_rule::{CorrectionOptions, TrackingMode};
 

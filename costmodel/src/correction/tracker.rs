@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use serde::Serialize;
 
 use super::learned::{BinnedObservation, Learned};
+use super::microbatch_fit::SlowRank;
 use super::observation::Observation;
-use super::slow_ranks::SlowRank;
 use super::table::CorrectionTable;
 use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
 use crate::error::Result;

@@ -15,11 +15,9 @@
 //!       Interpolants", 1984, in Brodlie's form with weights from the interval lengths.
 
 mod estimate;
-mod leave_one_out;
 mod surface;
 
 pub(crate) use estimate::{Estimate, IntervalRule, LocalError};
-pub(crate) use leave_one_out::{Score, curve_scores, surface_scores};
 pub(crate) use surface::{Surface, SurfacePoint};
 
 /// Work and time at a curve point.

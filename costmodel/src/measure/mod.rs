@@ -7,8 +7,6 @@
 
 mod adaptive_grid;
 mod check;
-mod time_curve;
 
-pub use adaptive_grid::{ChosenPoints, Grid, TimeSource, choose_points};
+pub use adaptive_grid::{ChosenPoints, Grid, TimeCurve, TimeSource, choose_points};
 pub use check::{ErrorSummary, MEDIAN_BOUND, P95_BOUND, PredictionCheck, RepeatedRuns};
-pub use time_curve::TimeCurve;

@@ -10,7 +10,6 @@ mod family;
 mod layer_set;
 mod llm_spec;
 mod llm_weights;
-mod llm_windows;
 mod parameters;
 mod sample_units;
 mod spec;

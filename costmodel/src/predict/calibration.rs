@@ -18,7 +18,7 @@
 //! "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
 
 use super::measured_points::{measured_knots, measured_points};
-use crate::curve::{IntervalRule, Score, curve_scores, surface_scores};
+use crate::curve::{Curve, IntervalRule, Knot, LocalError, Surface, SurfacePoint};
 use crate::profile::{Part, Phase, Point, REPEATS_MIN, SelectedPoints};
 use crate::quantiles::median_of_sorted;
 
@@ -131,4 +131,43 @@ pub(super) fn covering_quantile(mut values: Vec<f64>) -> Option<f64> {
     // One more than the number of values, because the next value has a rank among them, too.
     let rank = ((values.len() + 1) * COVERED_PERCENT).div_ceil(100);
     values.get(rank - 1).copied()
+}
+
+/// Error at a left-out point.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Score {
+    /// Distance from the prediction, divided by the expected error.
+    ratio: f64,
+    /// Whether the point is outside the remaining points.
+    is_extrapolated: bool,
+}
+
+impl Score {
+    fn new(ns: f64, local: LocalError) -> Self {
+        // A prediction of zero time expects no error.
+        let expected_ns = local.expected_ns().max(f64::MIN_POSITIVE);
+        Self { ratio: (ns - local.ns).abs() / expected_ns, is_extrapolated: local.is_extrapolated }
+    }
+}
+
+/// Returns the errors at a curve's points, each predicted from the remaining points; none for a single point.
+fn curve_scores(knots: &[Knot]) -> Vec<Score> {
+    let score = |(others, left_out): (Vec<Knot>, &Knot)| {
+        (!others.is_empty()).then(|| Score::new(left_out.ns, Curve::new(&others).local(left_out.x)))
+    };
+    each_left_out(knots).filter_map(score).collect()
+}
+
+/// Returns the errors at a surface's points, each predicted from the remaining points; none for a single
+/// point.
+fn surface_scores(points: &[SurfacePoint]) -> Vec<Score> {
+    let score = |(others, left_out): (Vec<SurfacePoint>, &SurfacePoint)| {
+        let predict = || Surface::new(others.clone()).local(left_out.batch, left_out.tokens);
+        (!others.is_empty()).then(|| Score::new(left_out.ns, predict()))
+    };
+    each_left_out(points).filter_map(score).collect()
+}
+
+fn each_left_out<T: Copy>(all: &[T]) -> impl Iterator<Item = (Vec<T>, &T)> {
+    all.iter().enumerate().map(|(at, left_out)| ([&all[..at], &all[at + 1..]].concat(), left_out))
 }

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 
 use super::device_rate::DeviceRate;
-use super::launch_limit::LaunchLimit;
-use super::microbatch::MicrobatchWork;
-use super::microbatch_curve::MicrobatchCurve;
-use super::options::ProfileOptions;
-use super::predicted_time::{PredictedTime, whole_ns};
+use super::microbatch_curve::{LaunchLimit, MicrobatchCurve};
+use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
 use super::profile_check::ProfileCheck;
-use super::profile_timing::ProfileTiming;
-use super::warning::ProfileWarning;
+use super::profile_timing::{MicrobatchWork, ProfileOptions, ProfileTiming};
 use super::workload::{ModuleWorkload, SampleWork};
 use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants, SampleTime};
 use crate::error::{Error, Result};

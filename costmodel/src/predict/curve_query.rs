@@ -1,9 +1,8 @@
 //! Builds curves and surfaces from the points for one module, pass, TP degree and layer count.
 
 use super::calibration::interval_rule;
-use super::layer_counts::{Method, at_layers, per_layer};
-use super::measured_points::{knots, shapes, surface_points};
-use super::warning::ProfileWarning;
+use super::measured_points::{Method, at_layers, knots, per_layer, shapes, surface_points};
+use super::predicted_time::ProfileWarning;
 use crate::curve::{Curve, Estimate, IntervalRule, LocalError, Surface, SurfacePoint};
 use crate::error::Error;
 use crate::module::Module;

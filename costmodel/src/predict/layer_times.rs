@@ -6,23 +6,21 @@
 //! equally fast at both. If the whole module ran with all its layers, the [curve](MicrobatchCurve) for its
 //! microbatches is divided, so that launches count.
 
+use super::curve_query::CurveQuery;
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
-use super::layer_flops::{
-    LayerFlops, active_expert_weights, encoder_layer_flops, encoder_pair_flops, llm_layer_flops,
-    llm_square_flops, native_layer_flops, sparse_share,
+use super::layer_matrices::{
+    LayerFlops, LayerMatrix, active_expert_weights, encoder_layer_flops, encoder_matrices,
+    encoder_pair_flops, llm_layer_flops, llm_matrices, llm_square_flops, native_layer_flops, sparse_share,
 };
-use super::layer_matrices::{LayerMatrix, encoder_matrices, llm_matrices};
-use super::layer_pass_times::LayerPassTimes;
 use super::microbatch_curve::MicrobatchCurve;
-use super::options::ProfileOptions;
 use super::profile_check::ProfileCheck;
-use super::profile_timing::{attention_layers, whole_curve};
-use crate::curve::Estimate;
+use super::profile_timing::{ProfileOptions, attention_layers, whole_curve};
+use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
 use crate::module::Module;
-use crate::profile::{ModuleWidths, Phase, Profile};
+use crate::profile::{ModuleWidths, Part, Phase, Profile, SelectedPoints};
 
 /// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.
 const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
@@ -386,5 +384,130 @@ fn encoder_spec(spec: &ModelSpec, module: Module) -> Option<EncoderSpec> {
         Module::Vision => spec.vision.map(|vision| vision.encoder),
         Module::Audio => spec.audio.map(|audio| audio.encoder),
         Module::Llm => None,
+    }
+}
+
+/// Measured times in a pass.
+#[derive(Debug, Clone)]
+struct LayerPassTimes {
+    linear: Option<LayersAndConstant<Curve>>,
+    /// Attention per layer, if it was measured separately.
+    attention: Option<Surface>,
+    whole: Option<LayersAndConstant<Surface>>,
+    outside_layers: Option<Curve>,
+    /// LM head and loss, if they were measured separately for target tokens.
+    head: Option<Curve>,
+    /// Share of the measured time that is outside the layers; 0 if it was measured separately.
+    outside_share: f64,
+    /// Number of layers that the share refers to.
+    measured_layers: f64,
+}
+
+/// Times at two layer counts: one layer with the constant, and the constant.
+#[derive(Debug, Clone)]
+struct LayersAndConstant<T> {
+    one_layer: T,
+    no_layer: T,
+}
+
+impl LayerPassTimes {
+    fn new(
+        selected: &SelectedPoints,
+        module: Module,
+        phase: Phase,
+        tp: u32,
+        flops_split: LayerFlops,
+    ) -> Result<Self> {
+        let all = CurveQuery::new(selected, module, phase, tp, 1).same_session();
+        let query = |layers| all.with_layers(layers);
+        let mut warnings = Vec::new();
+        let linear =
+            query(1).curve(Part::Linear, &mut warnings).zip(query(0).curve(Part::Linear, &mut warnings));
+        let attention = query(1).attention(&mut warnings);
+        let is_separate = linear.is_some() && attention.is_some();
+        let whole = query(1).whole(&mut warnings).zip(query(0).whole(&mut warnings)).filter(|_| !is_separate);
+        if !is_separate && whole.is_none() {
+            let missing = if linear.is_some() { Part::Attention } else { Part::Linear };
+            return Err(query(1).lacks(missing));
+        }
+        let outside_layers = query(0).curve(Part::OutsideLayers, &mut warnings);
+        let head = query(0).curve(Part::Head, &mut warnings);
+        let part = if is_separate { Part::Linear } else { Part::Whole };
+        let mut counts: Vec<u32> = selected
+            .points
+            .iter()
+            .filter(|p| p.setting.part == part && p.setting.tp == tp && p.setting.phase == phase)
+            .map(|point| point.setting.layers)
+            .collect();
+        counts.sort_unstable();
+        counts.dedup();
+        let measured_layers = f64::from(counts.last().copied().unwrap_or(1));
+        // With a single layer count and no rows of `ends`, zero layers scale to no time, and the constant is
+        // unknown.
+        let is_separable = outside_layers.is_some() || counts.len() > 1;
+        let all = flops_split.layer * measured_layers + flops_split.outside;
+        Ok(Self {
+            linear: linear
+                .filter(|_| is_separate)
+                .map(|(one_layer, no_layer)| LayersAndConstant { one_layer, no_layer }),
+            attention: attention.filter(|_| is_separate),
+            whole: whole.map(|(one_layer, no_layer)| LayersAndConstant { one_layer, no_layer }),
+            outside_layers,
+            head,
+            outside_share: if is_separable { 0.0 } else { flops_split.outside / all },
+            measured_layers,
+        })
+    }
+
+    /// Returns the measured time for a layer with the constant, and for the constant.
+    fn measured_ns(&self, sequences: f64, tokens: f64) -> [f64; 2] {
+        if let Some(linear) = &self.linear {
+            let all = sequences * tokens;
+            return [linear.one_layer.at(all), linear.no_layer.at(all)];
+        }
+        self.whole.as_ref().map_or([0.0; 2], |whole| {
+            [whole.one_layer.at(sequences, tokens), whole.no_layer.at(sequences, tokens)]
+        })
+    }
+
+    /// Whether attention was measured separately.
+    fn is_attention_separate(&self) -> bool {
+        self.attention.is_some()
+    }
+
+    fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {
+        let [one_layer, no_layer] = self.measured_ns(sequences, tokens);
+        (one_layer - no_layer).max(0.0) * (1.0 - self.outside_share)
+    }
+
+    /// Returns the attention time in a layer; 0 if it was not measured separately.
+    fn attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
+        self.attention.as_ref().map_or(0.0, |attention| attention.at(sequences, tokens))
+    }
+
+    /// Returns the time for a layer including attention, with uncertainty.
+    ///
+    /// The uncertainty is for a layer with the constant, because both come from the same measurements.
+    fn layer_estimate(&self, sequences: f64, tokens: f64, samples: [f64; 2]) -> Estimate {
+        let with_constant = match (&self.linear, &self.whole) {
+            (Some(linear), _) => linear.one_layer.estimate(sequences * tokens),
+            (None, Some(whole)) => whole.one_layer.estimate(sequences, tokens),
+            (None, None) => Estimate::default(),
+        };
+        let attention = self.attention.as_ref();
+        let attention =
+            attention.map_or_else(Estimate::default, |surface| surface.estimate(samples[0], samples[1]));
+        if with_constant.ns <= 0.0 {
+            return attention;
+        }
+        let share = self.layer_ns(sequences, tokens) / with_constant.ns;
+        with_constant.times(share).plus(attention)
+    }
+
+    fn outside_layers_ns(&self, sequences: f64, tokens: f64) -> f64 {
+        let [one_layer, no_layer] = self.measured_ns(sequences, tokens);
+        let of = |curve: &Option<Curve>| curve.as_ref().map_or(0.0, |curve| curve.at(sequences * tokens));
+        let separate = of(&self.outside_layers) + of(&self.head);
+        separate + no_layer + (one_layer - no_layer).max(0.0) * self.outside_share * self.measured_layers
     }
 }

@@ -14,7 +14,11 @@
 //! Non-negative least squares by enumerating the active sets, seven for three unknowns; relative residuals,
 //! because prediction errors are relative.
 
-use super::whole_runs::{WholeRun, whole_runs};
+use std::fmt;
+
+use serde::Serialize;
+
+use super::measured_points::{WholeRun, whole_runs};
 use crate::module::Module;
 use crate::profile::{Part, Point, Profile};
 use crate::quantiles::median;
@@ -248,6 +252,37 @@ fn least_squares(rows: &[[f64; 3]], is_used: [bool; 3]) -> Option<[f64; 3]> {
         solution[column] = system[number][size] / system[number][number] / scales[number];
     }
     Some(solution)
+}
+
+/// Microbatch size below which launches limit a module.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct LaunchLimit {
+    /// Limited module.
+    pub module: Module,
+    /// Minimum microbatch time in the module, forward and backward.
+    pub seconds: f64,
+    /// Tokens in short sequences inside the module that take as long.
+    pub tokens: u64,
+}
+
+impl LaunchLimit {
+    /// Returns a curve's limit; `None` without a floor.
+    pub(super) fn new(module: Module, curve: &MicrobatchCurve) -> Option<Self> {
+        let tokens = curve.floor_tokens();
+        let has_limit = tokens >= 1.0 && tokens.is_finite();
+        has_limit.then(|| Self { module, seconds: curve.floor_ns / 1e9, tokens: tokens as u64 })
+    }
+}
+
+impl fmt::Display for LaunchLimit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { module, seconds, tokens } = self;
+        write!(
+            formatter,
+            "{module} is limited by launches below {tokens} tokens a microbatch ({:.0} ms)",
+            1e3 * seconds
+        )
+    }
 }
 
 #[cfg(test)]

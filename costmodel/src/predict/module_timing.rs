@@ -1,9 +1,9 @@
 //! Looks up a module's times in curves and surfaces for each pass.
 
 use super::curve_query::CurveQuery;
+use super::measured_points::{WholeRun, whole_runs};
 use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
-use super::warning::ProfileWarning;
-use super::whole_runs::{WholeRun, whole_runs};
+use super::predicted_time::ProfileWarning;
 use super::workload::ModuleWorkload;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;

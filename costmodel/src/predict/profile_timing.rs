@@ -6,17 +6,15 @@
 
 use super::microbatch_curve::MicrobatchCurve;
 use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
-use super::options::ProfileOptions;
-use super::predicted_time::PredictedTime;
-use super::warning::ProfileWarning;
-use super::workload::ModuleWorkload;
+use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
+use super::workload::{ModuleWorkload, SampleWork};
 use crate::error::Result;
 use crate::flops::{EncoderFlops, Recomputation};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
 use crate::module::{MODULES_MAX, Module};
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
-use crate::tokens::VisionRule;
+use crate::tokens::{EncoderWork, VisionRule};
 
 /// Times for all modules in a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -191,4 +189,87 @@ fn window_tokens(spec: &ModelSpec, module: Module) -> u32 {
     let rule = spec.vision.as_ref().map(|vision| &vision.rule).filter(|_| module == Module::Vision);
     let Some(VisionRule::Native(native)) = rule else { return 0 };
     native.window_patches.map_or(0, |side| u32::from(side.get()) * u32::from(side.get()))
+}
+
+/// Settings that apply a profile to a model; the default is TP degree 1, with held-out microbatches checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProfileOptions {
+    tp: [u32; MODULES_MAX],
+    is_checked: bool,
+}
+
+impl Default for ProfileOptions {
+    fn default() -> Self {
+        Self { tp: [1; MODULES_MAX], is_checked: true }
+    }
+}
+
+impl ProfileOptions {
+    /// Sets a module's tensor-parallel degree; the profile must contain it. Default: 1.
+    #[must_use]
+    pub const fn tp(mut self, module: Module, tp: u32) -> Self {
+        self.tp[module as usize] = tp;
+        self
+    }
+
+    /// Accepts a profile that does not predict the held-out microbatches within bounds. Default: rejected.
+    #[must_use]
+    pub const fn unchecked(mut self) -> Self {
+        self.is_checked = false;
+        self
+    }
+
+    pub(super) const fn is_checked(&self) -> bool {
+        self.is_checked
+    }
+
+    const fn module_tp(&self, module: Module) -> u32 {
+        self.tp[module as usize]
+    }
+}
+
+/// Module work, summed over a microbatch's samples.
+#[derive(Default)]
+pub(super) struct MicrobatchWork {
+    work: EncoderWork,
+    tokens: f64,
+    targets: u64,
+    /// Sum of tokens, weighted by each sample's correction.
+    corrected_tokens: f64,
+    /// Sum of attention, weighted by each sample's correction: encoder pairs, LLM nanoseconds.
+    corrected_attention: f64,
+}
+
+impl MicrobatchWork {
+    pub(super) fn add(&mut self, work: &SampleWork, module: Module, factor: f64, timing: &ProfileTiming) {
+        let attention = match work.encoder(module) {
+            Some(work) => {
+                self.work += *work;
+                work.attention_pairs as f64
+            }
+            None => timing.linear_and_attention_ns(module, &work.workload(module))[1],
+        };
+        let size = work.size(module) as f64;
+        self.tokens += size;
+        self.targets = self.targets.saturating_add(work.targets);
+        self.corrected_tokens += size * factor;
+        self.corrected_attention += attention * factor;
+    }
+
+    pub(super) fn ns(&self, module: Module, timing: &ProfileTiming) -> u64 {
+        if self.tokens <= 0.0 {
+            return 0;
+        }
+        // Linear work has a single time for the whole pack, so sample corrections are weighted by tokens.
+        let linear_factor = self.corrected_tokens / self.tokens;
+        if module == Module::Llm {
+            let packed = ModuleWorkload::from_llm(self.tokens as u64, self.targets);
+            let [linear_ns, _] = timing.linear_and_attention_ns(module, &packed);
+            return whole_ns(linear_ns * linear_factor + self.corrected_attention);
+        }
+        let batch = ModuleWorkload::from_encoder(&self.work);
+        let [linear_ns, attention_ns] = timing.linear_and_attention_ns(module, &batch);
+        let attention_factor = self.corrected_attention / (self.work.attention_pairs as f64).max(1.0);
+        whole_ns(linear_ns * linear_factor + attention_ns * attention_factor)
+    }
 }

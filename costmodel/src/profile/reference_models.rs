@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 
 use super::Profile;
 use crate::error::{Error, Result};
+use crate::model::families::clip_siglip::siglip_encoder;
 use crate::model::families::intern_vit::{self, InternVitOptions};
+use crate::model::families::llava_onevision;
 use crate::model::families::tower::{PATCH_INPUTS, SquareInput, TowerSize};
-use crate::model::families::{llava_onevision, siglip};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;
@@ -108,7 +109,7 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
     let [layers, hidden, heads, ffn] = *row;
     let dimensions = TowerSize { layers, hidden, heads, ffn };
     let tower = if name == "siglip" {
-        siglip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
+        siglip_encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false)
     } else {
         let parts = if size == "6b" { InternVitOptions::LARGE } else { InternVitOptions::SMALL };
         intern_vit::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 }, parts)

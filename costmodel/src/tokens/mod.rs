@@ -20,16 +20,11 @@ pub mod listed_grids;
 pub mod longest_edge;
 pub mod native;
 pub mod pan_and_scan;
-mod pixel_range;
 pub mod scaled_tiles;
 pub mod timed_video;
 
 use std::ops::AddAssign;
 
-use serde::{Deserialize, Serialize};
-
-use crate::error::{Error, Result};
-use crate::shape::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
 use audio::AudioRule;
 use dynamic_tiles::DynamicTiles;
@@ -40,6 +35,10 @@ use longest_edge::LongestEdge;
 use native::NativeResolution;
 use pan_and_scan::PanAndScan;
 use scaled_tiles::ScaledTiles;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::shape::{ImageSize, SampleShape, VideoShape};
 
 /// Media work in an encoder and in the LLM; adds up with `+=`, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -270,6 +269,26 @@ fn require_pixels(size: ImageSize) -> Result<()> {
         return Err(Error::EmptyImage { width: size.width, height: size.height });
     }
     Ok(())
+}
+
+/// Range of pixels (width x height) into which an image is scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PixelRange {
+    /// Smallest number of pixels; smaller images are scaled up.
+    pub min: u32,
+    /// Largest number of pixels; larger images are scaled down, which has precedence over `min`.
+    pub max: u32,
+}
+
+fn area(sides: [u64; 2]) -> f64 {
+    sides[0] as f64 * sides[1] as f64
+}
+
+/// Divides and rounds to the nearest integer, halves to the even one, as Python does.
+fn round_half_even(value: u64, divisor: u64) -> u64 {
+    let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
+    let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
+    quotient + u64::from(is_up)
 }
 
 #[cfg(test)]

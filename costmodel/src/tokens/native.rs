@@ -10,10 +10,9 @@ use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::pixel_range::PixelRange;
-use super::pixel_range::{area, round_half_even};
+pub use super::PixelRange;
 use super::timed_video::{LABEL_TOKENS, TimedVideo};
-use super::{EncoderWork, require_pixels};
+use super::{EncoderWork, area, require_pixels, round_half_even};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 

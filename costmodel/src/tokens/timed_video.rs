@@ -5,8 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::pixel_range::{PixelRange, area, round_half_even};
-use super::require_pixels;
+use super::{PixelRange, area, require_pixels, round_half_even};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 

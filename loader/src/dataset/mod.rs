@@ -1,19 +1,17 @@
 //! Defines a dataset: an index or a split of an index, repeated without end or for some epochs.
 
 mod cost_table;
-mod name;
-mod selection;
 mod split;
 
+use std::ops::Range;
 use std::sync::Arc;
-
-pub use self::cost_table::cost_table;
-pub(crate) use self::name::make_unique;
-pub(crate) use self::selection::Selection;
-pub use self::split::{SPLITS_FILE, Splits};
 
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
+use crate::shard::Shard;
+
+pub use self::cost_table::cost_table;
+pub use self::split::{SPLITS_FILE, Splits};
 
 /// Number of samples per filter call.
 const FILTERED_TOGETHER: u64 = 1 << 12;
@@ -135,7 +133,7 @@ impl Dataset {
     /// Returns the dataset name.
     #[must_use]
     pub fn name(&self) -> Arc<str> {
-        self.name.clone().unwrap_or_else(|| name::directory_name(self.index.shards()))
+        self.name.clone().unwrap_or_else(|| directory_name(self.index.shards()))
     }
 
     /// Returns the number of samples that filters removed.
@@ -216,5 +214,125 @@ impl Dataset {
     pub(crate) fn display(&self) -> String {
         let shards = crate::shard::display_shards(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))
+    }
+}
+
+/// Returns the name of the directory that contains the first shard, or the shard name if there is no
+/// directory.
+fn directory_name(shards: &[Shard]) -> Arc<str> {
+    let Some(first) = shards.first() else { return "nothing".into() };
+    let path = first.url.split(['?', '#']).next().unwrap_or_default();
+    let path = path.split_once("://").map_or(path, |(_, path)| path);
+    let mut parts = path.rsplit('/').filter(|part| !part.is_empty() && *part != ".");
+    let shard = parts.next().unwrap_or(path);
+    parts.next().unwrap_or(shard).into()
+}
+
+/// Makes names unique: a repeated name receives a number, as in `photos#2`.
+pub(crate) fn make_unique(names: impl Iterator<Item = Arc<str>>) -> Vec<Arc<str>> {
+    let mut unique: Vec<Arc<str>> = Vec::new();
+    for name in names {
+        let numbered = |number: usize| -> Arc<str> { format!("{name}#{number}").into() };
+        let candidates = std::iter::once(name.clone()).chain((2..).map(numbered));
+        unique.extend(candidates.into_iter().find(|candidate| !unique.contains(candidate)));
+    }
+    unique
+}
+
+/// Index samples in index order, renumbered from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Selection {
+    /// Every sample.
+    All { samples: u64 },
+    /// Ascending, non-empty ranges of sample numbers, each with the number of selected samples before it.
+    Ranges { ranges: Vec<(u64, Range<u64>)>, samples: u64 },
+    /// Sample numbers, ascending.
+    List(Vec<u32>),
+}
+
+impl Selection {
+    /// Selects ascending ranges.
+    pub(crate) fn ranges(ranges: impl IntoIterator<Item = Range<u64>>) -> Self {
+        let mut samples = 0;
+        let counted = ranges.into_iter().filter(|range| !range.is_empty()).map(|range| {
+            let before = samples;
+            samples += range.end - range.start;
+            (before, range)
+        });
+        let ranges = counted.collect();
+        Self::Ranges { ranges, samples }
+    }
+
+    /// Returns the number of selected samples.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::All { samples } | Self::Ranges { samples, .. } => *samples,
+            Self::List(list) => list.len() as u64,
+        }
+    }
+
+    /// Returns the index number of the sample at a place in the selection, which is below the selection
+    /// length.
+    pub(crate) fn sample_at(&self, place: u64) -> u64 {
+        match self {
+            Self::All { .. } => place,
+            Self::Ranges { ranges, .. } => {
+                let (before, range) = &ranges[ranges.partition_point(|(before, _)| *before <= place) - 1];
+                range.start + place - before
+            }
+            Self::List(list) => u64::from(list[place as usize]),
+        }
+    }
+
+    /// Counts the selected samples below a sample number.
+    pub(crate) fn places_below(&self, sample: u64) -> u64 {
+        match self {
+            Self::All { .. } => sample,
+            Self::Ranges { ranges, .. } => {
+                let at = ranges.partition_point(|(_, range)| range.start < sample);
+                let Some((before, range)) = at.checked_sub(1).map(|at| &ranges[at]) else { return 0 };
+                before + sample.min(range.end) - range.start
+            }
+            Self::List(list) => list.partition_point(|&listed| u64::from(listed) < sample) as u64,
+        }
+    }
+
+    /// Returns a digest over the selected samples.
+    pub(crate) fn digest(&self) -> u64 {
+        let mut hasher = xxhash_rust::xxh3::Xxh3::new();
+        match self {
+            Self::All { samples } => hasher.update(&samples.to_le_bytes()),
+            Self::Ranges { ranges, .. } => ranges.iter().for_each(|(_, range)| {
+                hasher.update(&range.start.to_le_bytes());
+                hasher.update(&range.end.to_le_bytes());
+            }),
+            Self::List(list) => list.iter().for_each(|sample| hasher.update(&sample.to_le_bytes())),
+        }
+        hasher.digest()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::expand_shards;
+
+    #[test]
+    fn the_directory_of_the_first_shard_names_a_dataset() {
+        let directory = tempfile::tempdir().unwrap();
+        let photos = directory.path().join("photos");
+        std::fs::create_dir(&photos).unwrap();
+        std::fs::write(photos.join("000.tar"), []).unwrap();
+        let shards = expand_shards(&[photos.display().to_string()]).unwrap();
+        assert_eq!(&*directory_name(&shards), "photos");
+        assert_eq!(&*directory_name(&[]), "nothing");
+    }
+
+    #[test]
+    fn equal_names_are_numbered() {
+        let names = ["a", "b", "a", "a#2", "a"].map(Arc::from);
+        let unique = make_unique(names.into_iter());
+        let unique: Vec<&str> = unique.iter().map(|name| &**name).collect();
+        assert_eq!(unique, ["a", "b", "a#2", "a#2#2", "a#3"]);
     }
 }

@@ -12,15 +12,13 @@ use dflop_samples::media::{
 };
 use dflop_samples::sample::{Sample, decoded_bytes};
 
-use super::batch::{Batch, Pixels};
 use super::fields::{
     FieldWork, PendingFields, PrepareStage, decode_fields, prepare, undecoded, wait_for_job,
 };
-use super::mode::Decode;
-use super::outcome::FieldError;
 use super::pool::{DecodePool, Pending};
 use super::tensor::{Slot, Slots, TensorPool};
 use super::transform::TransformStage;
+use super::{Batch, Decode, FieldError, Pixels};
 use crate::error::{Error, Result, Skipped, error_reason};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::shard::{RawField, RawSample};

@@ -9,9 +9,9 @@ use dflop_samples::media::augment::ImageAugment;
 use dflop_samples::media::{DecodeLimits, Media, RgbImage, decode};
 use dflop_samples::sample::{Field, Sample};
 
-use super::outcome::{Decoded, FieldError};
 use super::pool::{DecodePool, Pending};
 use super::transform::PendingTransforms;
+use super::{Decoded, FieldError};
 use crate::error::{Error, Result, error_reason};
 use crate::flow::LoaderStage;
 use crate::shard::{RawField, RawSample};

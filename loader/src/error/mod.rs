@@ -1,34 +1,22 @@
 //! Defines the crate's error type, with variants by what the caller does next.
 
-mod archive;
-mod budget;
-mod category;
 mod data;
-mod index_shard;
-mod output;
 mod plan;
 mod selection;
 mod storage;
 mod user_code;
 
-pub use self::archive::{ArchiveFault, TarFault};
-pub use self::budget::BudgetError;
-pub use self::category::ErrorCategory;
-pub use self::data::DataError;
-pub use self::index_shard::ShardFault;
-pub use self::output::OutputError;
-pub use self::plan::PlanError;
-pub use self::selection::SelectionError;
-pub use self::storage::StorageError;
-pub use self::user_code::UserCodeError;
-pub use dflop_samples::{EXCERPT_CHARACTERS, excerpt};
-
-pub use dflop_samples::{BoxError, Error as ProcessorError, Skipped};
-pub(crate) use dflop_samples::{error_reason, guarded};
-
 use std::path::Path;
 
 use serde_json::{Value, json};
+
+pub use self::data::{ArchiveFault, BudgetError, DataError, ShardFault, TarFault};
+pub use self::plan::PlanError;
+pub use self::selection::SelectionError;
+pub use self::storage::{OutputError, StorageError};
+pub use self::user_code::UserCodeError;
+pub use dflop_samples::{BoxError, EXCERPT_CHARACTERS, Error as ProcessorError, Skipped, excerpt};
+pub(crate) use dflop_samples::{error_reason, guarded};
 
 /// Result type for the fallible functions in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -158,6 +146,54 @@ pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Res
         return Ok(());
     }
     Err(Error::Config { setting, reason: format!("{value} is more than {most}") })
+}
+
+/// Subject of an error; matches the exception classes in the Python package.
+///
+/// New categories are a breaking change, so that no mapping can omit a category.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorCategory {
+    /// A setting or a request is invalid.
+    Config,
+    /// A model, a device or a profile is invalid.
+    Model,
+    /// A file or a store cannot be read or written.
+    Storage,
+    /// The data cannot be used.
+    Data,
+    /// Too many samples are bad.
+    ErrorBudget,
+    /// A saved state does not fit.
+    State,
+    /// A step cannot be planned.
+    Plan,
+    /// User code failed.
+    UserCode,
+    /// Nothing has happened for longer than the limit.
+    Stalled,
+    /// A defect, or a runtime that was shut down.
+    Internal,
+}
+
+impl Error {
+    /// Returns the error category.
+    #[must_use]
+    pub fn category(&self) -> ErrorCategory {
+        match self {
+            Self::Data(_) | Self::Output(_) | Self::Selection(SelectionError::NoSamples { .. }) => {
+                ErrorCategory::Data
+            }
+            Self::Config { .. } | Self::Selection(_) => ErrorCategory::Config,
+            Self::Model(_) => ErrorCategory::Model,
+            Self::Storage(_) => ErrorCategory::Storage,
+            Self::ErrorBudget(_) => ErrorCategory::ErrorBudget,
+            Self::State { .. } => ErrorCategory::State,
+            Self::Plan(_) => ErrorCategory::Plan,
+            Self::UserCode(_) => ErrorCategory::UserCode,
+            Self::Stalled { .. } => ErrorCategory::Stalled,
+            Self::StageEnded { .. } => ErrorCategory::Internal,
+        }
+    }
 }
 
 #[cfg(test)]

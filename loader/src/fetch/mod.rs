@@ -5,13 +5,11 @@ mod ranges;
 mod read_plan;
 mod read_samples;
 mod remote;
-mod share;
 mod step_reader;
-mod unpack;
 
 pub(crate) use self::field_range::FieldRange;
 pub(crate) use self::ranges::ShardRanges;
 pub(crate) use self::read_plan::{Demand, ReadPlan};
 pub use self::read_samples::{SampleReader, read_samples};
-pub use self::share::{DpShare, Share};
+pub use self::step_reader::{DpShare, Share};
 pub(crate) use self::step_reader::{StepReader, StepReaderSettings};

@@ -12,8 +12,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 
 use super::field_range::FieldRange;
-use super::remote::{IndexedRemote, WantedRanges, Whole};
-use super::unpack::unpack;
+use super::remote::{IndexedRemote, WantedRanges, Whole, unpack};
 use crate::error::{Error, Result, StorageError};
 use crate::index::{Index, IndexedShard, identity_of_file, is_version};
 use crate::shard::Compression;

@@ -4,16 +4,18 @@
 //! requested; with a cache, the whole shard is copied in the background for later steps. A compressed shard
 //! is downloaded and decompressed as a whole.
 
-use std::io::{self, ErrorKind};
+use std::io;
+use std::io::ErrorKind;
 use std::ops::Range;
 
 use bytes::Bytes;
+use tokio::io::{AsyncBufRead, AsyncReadExt};
 
-use super::unpack::unpack;
 use crate::index::IndexedShard;
-use crate::shard::Compression;
+use crate::shard::{Compression, decompress};
 use crate::store::{
-    CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn,
+    CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, download,
+    fetch_ranges, spawn,
 };
 
 /// Maximum number of compressed bytes in flight during decompression.
@@ -71,14 +73,15 @@ impl IndexedRemote {
             return Ok(Fetched { fields: read_ranges(&shard, ranges).await?, whole: Some(whole) });
         }
         let identity = self.identity();
-        let cached = (self.object.stores().cache(), CacheKey::packed(&self.object, &identity));
+        let cached = (self.object.stores().cache(), CacheKey::packed(self.object.url(), &identity));
         if let (Some(cache), Some(key)) = cached {
             let (kept, wanted) = (cache.clone(), key.clone());
             if let Some(whole) = spawn(async move { kept.get(&wanted).await }).await?? {
                 let fields = read_ranges(&whole, ranges).await?;
                 return Ok(Fetched { fields, whole: Some(Whole::Kept(whole)) });
             }
-            cache.copy_in_background(key, self.object.clone(), identity.clone());
+            let (object, identity) = (self.object.clone(), identity.clone());
+            cache.copy_in_background(key, |part| download(object, identity, part));
         }
         let offsets: Vec<Range<u64>> = ranges.iter().map(|&(offset, bytes)| offset..offset + bytes).collect();
         let fields = fetch_ranges(&self.object, &identity, &offsets).await?;
@@ -88,7 +91,7 @@ impl IndexedRemote {
     /// Returns the whole shard, decompressed.
     async fn unpacked(&self) -> io::Result<Whole> {
         let identity = self.identity();
-        let key = CacheKey::unpacked(&self.object, &identity, self.known.unpacked_bytes);
+        let key = CacheKey::unpacked(self.object.url(), &identity, self.known.unpacked_bytes);
         let (object, known) = (self.object.clone(), self.known.clone());
         let cached = match (object.stores().cache().cloned(), key) {
             (Some(cache), Some(key)) => {
@@ -140,4 +143,12 @@ async fn read_ranges(shard: &LocalShard, ranges: Vec<(u64, u64)>) -> io::Result<
 fn ends_early(offset: u64) -> io::Error {
     let reason = format!("it ends before offset {offset}; it changed after it was indexed");
     io::Error::new(ErrorKind::UnexpectedEof, reason)
+}
+
+/// Decompresses a shard up to the end of its last sample; the rest is padding, or not part of the dataset.
+pub(super) fn unpack(archive: impl AsyncBufRead + Send + Unpin, shard: &IndexedShard) -> io::Result<Bytes> {
+    let mut unpacked = Vec::with_capacity(shard.unpacked_bytes as usize);
+    let reader = decompress(shard.compression, archive);
+    futures::executor::block_on(reader.take(shard.unpacked_bytes).read_to_end(&mut unpacked))?;
+    Ok(unpacked.into())
 }

@@ -1,17 +1,17 @@
 //! Reads one rank's share of a planned step by range, microbatch by microbatch.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::ranges::ShardRanges;
 use super::read_plan::{Demand, PlannedRead, ReadPlan};
-use super::share::Share;
 use crate::error::Result;
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawSample};
 
 /// Samples in a microbatch, with plan positions.
-pub(crate) type ReadMicrobatch = Vec<(u32, RawSample)>;
+type ReadMicrobatch = Vec<(u32, RawSample)>;
 
 /// [`StepReader`] settings.
 #[derive(Debug)]
@@ -109,5 +109,30 @@ impl StepReader {
         }
         self.metrics.stage(LoaderStage::Read).count(1, read_bytes);
         Ok((place, sample))
+    }
+}
+
+/// Returns the step samples that a loader delivers, microbatch by microbatch.
+///
+/// [`DpShare`] is the share of a DP rank. Custom shares are for stages that do not process a rank's
+/// microbatches, such as encoder replicas among which the media of all ranks are balanced again.
+pub trait Share: Debug + Send + Sync {
+    /// Returns positions in [`StepPlan::samples`], by microbatch; a pure function of the plan.
+    ///
+    /// # Errors
+    /// If the plan cannot be shared like this; ends the stream.
+    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>>;
+}
+
+/// Microbatches assigned to a DP rank by the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DpShare(
+    /// DP rank.
+    pub usize,
+);
+
+impl Share for DpShare {
+    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
+        Ok(plan.ranks[self.0].clone())
     }
 }

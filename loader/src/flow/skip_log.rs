@@ -1,4 +1,5 @@
-//! Accounts for every sample that was not delivered, under an error budget.
+//! Accounts for every sample that was not delivered, under an error budget, and for samples that preparation
+//! changed.
 //!
 //! The account counts all skipped samples exactly and lists the first 1,000; memory use does not grow with
 //! the number.
@@ -6,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::{BudgetError, Error, Result, Skipped};
 
@@ -291,6 +292,70 @@ impl SkipLog {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Samples that a report lists; further ones are only counted.
+const NAMED_MAX: usize = 1_000;
+
+/// Sample whose text was cut to fit the token limit.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct TruncatedSample {
+    /// Shard URL.
+    pub shard: String,
+    /// Sample key.
+    pub key: String,
+    /// Tokens before the cut.
+    pub tokens: u64,
+    /// Tokens that were cut.
+    pub cut_tokens: u64,
+}
+
+/// Preparation totals so far, over all delivered samples.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct PrepareReport {
+    /// Samples prepared.
+    pub samples: u64,
+    /// Number of tokens in these samples.
+    pub tokens: u64,
+    /// Number of planned tokens in these samples, from text estimates.
+    pub planned_tokens: u64,
+    /// Tokens that the loss is computed on.
+    pub target_tokens: u64,
+    /// Planned tokens that the loss is computed on.
+    pub planned_target_tokens: u64,
+    /// Number of samples whose text was cut.
+    pub truncated_samples: u64,
+    /// The first 1,000 samples whose text was cut.
+    pub truncated: Vec<TruncatedSample>,
+    /// Number of samples dropped for excessive length; each is also listed among the skipped samples.
+    pub dropped_samples: u64,
+    /// Number of microbatches with more tokens than the planned cap.
+    pub microbatches_over_cap: u64,
+    /// Number of tokens in the longest microbatch.
+    pub microbatch_tokens_max: u64,
+}
+
+/// Collects a [`PrepareReport`].
+#[derive(Debug, Default)]
+pub(crate) struct PrepareLog(Mutex<PrepareReport>);
+
+impl PrepareLog {
+    pub(crate) fn report(&self) -> PrepareReport {
+        self.change(|report| report.clone())
+    }
+
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut PrepareReport) -> T) -> T {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn truncated(&self, truncated: TruncatedSample) {
+        self.change(|report| {
+            report.truncated_samples += 1;
+            if report.truncated.len() < NAMED_MAX {
+                report.truncated.push(truncated);
+            }
+        });
     }
 }
 

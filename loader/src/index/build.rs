@@ -1,50 +1,25 @@
-//! Builds a shard's index rows from the tar headers.
+//! Builds the index rows for shards from the tar headers, on a few threads.
 
-use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::UNIX_EPOCH;
 
-use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{DecodeLimits, MediaShape, TextLength, VideoSampling, decode};
-use dflop_samples::sample::{FieldFault, MeasuredSample, measure_within};
-use sha2::{Digest, Sha256};
-use xxhash_rust::xxh3::xxh3_128;
-
-use super::account::UnusedParts;
-use super::cache::IndexOptions;
-use super::columns::Columns;
-use super::plain::push_plain;
+use super::builder::{Builder, BuiltShard};
+use super::encode::SpilledShard;
+use super::location::index_error;
+use super::places::IndexOptions;
 use super::remote::push_remote;
-use super::rows::BLOCK_BYTES;
 use super::schema::IndexedShard;
-use super::text_counts::ShardCounter;
-use crate::error::{Error, Result, Skipped, error_reason};
-use crate::shard::{
-    Compression, FIELD_BYTES_MAX, LocalArchive, RawSample, Shard, ShardItem, StreamedSamples, decompress,
-    sniff_compression,
-};
-use crate::store::{FileBody, Identity, LocalShard, Opened};
+use super::spill::Spill;
+use crate::error::{Error, Result};
+use crate::shard::{Compression, Shard, sniff_compression};
+use crate::store::{Identity, Opened};
 
+/// Minimum number of remote shards that are read in parallel.
+const REMOTE_THREADS: usize = 16;
 /// Number of bytes that determine the shard compression.
 const SNIFFED_BYTES: usize = 6;
-/// Maximum payload size that is read whole from a local shard, in bytes.
-const READ_WHOLE_BYTES: u64 = 128 << 10;
-
-/// Rows, skipped entries and warnings for one shard.
-#[derive(Debug)]
-pub(super) struct BuiltShard {
-    pub(super) shard: IndexedShard,
-    pub(super) columns: Columns,
-    pub(super) digest: [u8; 32],
-    pub(super) skipped: Vec<Skipped>,
-    pub(super) warnings: Vec<String>,
-    pub(super) unused: UnusedParts,
-}
-
-/// Computes the digest over the shard name, length and hashed samples.
-pub(super) fn shard_digest(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
-    hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
-}
 
 /// Reads a shard's headers; also decodes every field if `options` require it.
 pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOptions) -> Result<BuiltShard> {
@@ -110,189 +85,130 @@ pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
 }
 
-/// Collects a shard's rows, item by item.
-#[derive(Debug)]
-pub(super) struct Builder {
-    built: BuiltShard,
-    hasher: Sha256,
-    /// Key digests so far, 128 bits each; the keys need several times as much memory.
-    keys_seen: HashSet<u128>,
-    has_repeated_key: bool,
-    is_verified: bool,
-    limits: DecodeLimits,
-    counter: Option<ShardCounter>,
+/// Returns the number of threads that read shards; threads for remote shards mostly wait.
+fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
+    let is_remote = shards.iter().any(|shard| shard.remote().is_some());
+    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
+    threads.clamp(1, shards.len())
 }
 
-impl Builder {
-    /// Starts a shard. With `is_verified`, every field is decoded. `sampling` determines the number of video
-    /// frames.
-    pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
-        let built = BuiltShard {
-            shard,
-            columns: Columns::new(),
-            digest: [0; 32],
-            skipped: Vec::new(),
-            warnings: Vec::new(),
-            unused: UnusedParts::default(),
-        };
-        let (hasher, keys_seen) = (Sha256::new(), HashSet::new());
-        let mut limits = DecodeLimits::default();
-        limits.video.sampling = sampling;
-        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
-    }
-
-    /// Also counts text tokens.
-    pub(super) fn counting(mut self, counter: Option<&Arc<dyn TextCounter>>) -> Self {
-        self.counter = counter.cloned().map(|counter| ShardCounter::new(counter, self.limits));
-        self
-    }
-
-    /// Reads an uncompressed shard.
-    ///
-    /// # Errors
-    /// [`Error::Storage`] if it cannot be read, or changes meanwhile.
-    fn build_plain(mut self, shard: &Shard, archive: &LocalShard) -> Result<BuiltShard> {
-        let read_error = |source| shard.read_error(source);
-        let window = LocalArchive::new(archive.clone());
-        push_plain(&mut self, shard, window, READ_WHOLE_BYTES).map_err(read_error)?;
-        if let LocalShard::File(file) = archive {
-            file.check_unchanged().map_err(read_error)?;
-        }
-        Ok(self.finish())
-    }
-
-    async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, body: FileBody) {
-        let reader = decompress(compression, body);
-        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX).by_range();
-        while let Some(item) = samples.next().await {
-            self.push(item);
-        }
-        self.end_unpacked();
-    }
-
-    pub(super) fn is_verified(&self) -> bool {
-        self.is_verified
-    }
-
-    /// Sets the shard compression.
-    pub(super) fn compression(&mut self, compression: Compression) {
-        self.built.shard.compression = compression;
-    }
-
-    /// Sets the unpacked length of a compressed shard to the end of the last sample.
-    pub(super) fn end_unpacked(&mut self) {
-        self.built.shard.unpacked_bytes = self.rows_end();
-    }
-
-    /// Returns the end of the last good sample's payload.
-    pub(super) fn rows_end(&self) -> u64 {
-        let last = self.built.columns.offsets.last().copied().unwrap_or(0);
-        last + self.built.columns.last_sample_bytes()
-    }
-
-    /// Returns the shard properties so far.
-    pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
-        &mut self.built.shard
-    }
-
-    /// Adds the next shard item.
-    pub(super) fn push(&mut self, item: ShardItem) {
-        match item {
-            ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
-            ShardItem::Sample(sample) => match self.check_sample(&sample) {
-                Ok(measured) => {
-                    self.push_sample(&sample, &measured.shapes);
-                    self.built.unused.count(&sample.key, measured);
-                }
-                Err(fault) => self.built.skipped.push(fault.in_sample(&sample)),
-            },
-        }
-    }
-
-    fn check_sample(&self, sample: &RawSample) -> Result<MeasuredSample, FieldFault> {
-        let measured = measure_within(sample, &self.limits)?;
-        for field in &sample.fields {
-            let fault = |reason| FieldFault { field: field.extension.clone(), reason };
-            if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
-                return Err(fault("lies more than 2 TiB after its sample's first header".into()));
-            }
-            if self.is_verified {
-                let payload = field.payload.clone().unwrap_or_default();
-                let decoded = decode(&field.extension, payload, &self.limits);
-                decoded.map_err(|error| fault(error_reason(&error)))?;
-            }
-        }
-        Ok(measured)
-    }
-
-    pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {
-        let shard = shard.url.to_string();
-        self.built.skipped.push(Skipped { shard, offset: 0, key: None, field: None, reason });
-    }
-
-    fn push_sample(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
-        let repeated = !self.keys_seen.insert(xxh3_128(sample.key.as_bytes()));
-        // One warning per shard, because keys that repeat usually repeat often.
-        if repeated && !std::mem::replace(&mut self.has_repeated_key, true) {
-            let warning = format!("key `{}` repeats in shard `{}`", sample.key, sample.shard);
-            self.built
-                .warnings
-                .push(format!("{warning}; its entries are not consecutive, or it is present twice"));
-        }
-        let fields = sample.fields.iter().map(|field| (&*field.extension, field.offset, field.bytes));
-        hash_sample(&mut self.hasher, &sample.key, sample.offset, fields);
-        if let Some(counter) = &mut self.counter {
-            counter.push(sample, shapes, estimated(shapes));
-        }
-        self.built.columns.push(sample, shapes);
-        self.built.shard.samples += 1;
-        self.built.shard.payload_bytes += sample.bytes();
-    }
-
-    /// Completes the shard.
-    pub(super) fn finish(mut self) -> BuiltShard {
-        if let Some(counter) = self.counter.take() {
-            let (counted, warning) = counter.finish(&self.built.shard.name);
-            self.built.columns.text_counts.push(counted);
-            self.built.warnings.extend(warning);
-        }
-        // Without the name, so that a renamed shard keeps its digest.
-        let nameless = self.hasher.clone().chain_update(self.built.shard.bytes.to_le_bytes()).finalize();
-        self.built.shard.digest =
-            nameless.iter().take(8).fold(0, |digest, &byte| digest << 8 | u64::from(byte));
-        self.built.digest = shard_digest(self.hasher, &self.built.shard);
-        self.built
-    }
-}
-
-/// Returns a sample's text length as estimated in the field shapes.
-fn estimated(shapes: &[MediaShape]) -> TextLength {
-    shapes.iter().fold(TextLength::default(), |sum, shape| match shape {
-        MediaShape::Text(length) => TextLength {
-            tokens: sum.tokens.saturating_add(length.tokens),
-            target_tokens: sum.target_tokens.saturating_add(length.target_tokens),
-        },
-        _ => sum,
-    })
-}
-
-/// Hashes a sample: key, field extensions, offsets and lengths.
-pub(super) fn hash_sample<'a>(
-    hasher: &mut Sha256,
-    key: &str,
-    offset: u64,
-    fields: impl Iterator<Item = (&'a str, u64, u64)> + Clone,
-) {
-    let mut update = |text: &str| {
-        // Includes the length, so that different texts cannot have equal concatenations.
-        hasher.update((text.len() as u64).to_le_bytes());
-        hasher.update(text);
+/// Reads all shards on a few threads, and moves the rows to `spill`.
+pub(super) fn build_shards(
+    shards: &[Shard],
+    stats: &[Identity],
+    options: &IndexOptions,
+    spill: &mut Spill,
+) -> Result<Vec<SpilledShard>> {
+    options.progress.begin("shards", shards.len() as u64);
+    let mut built: Vec<Option<SpilledShard>> = shards.iter().map(|_| None).collect();
+    let build = |shard: usize| {
+        let built = build_shard(&shards[shard], &stats[shard], options)?;
+        built.encode().map_err(|error| index_error(None, &error))
     };
-    update(key);
-    fields.clone().for_each(|(extension, ..)| update(extension));
-    hasher.update(offset.to_le_bytes());
-    for (_, offset, bytes) in fields {
-        hasher.update(offset.to_le_bytes());
-        hasher.update(bytes.to_le_bytes());
+    let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {
+        options.progress.advance(1);
+        built[shard] = Some(encoded?.spill(spill).map_err(|error| index_error(None, &error))?);
+        Ok(())
+    });
+    options.progress.end();
+    result?;
+    built.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::StageEnded { stage: "index" })
+}
+
+/// Passes every item's result to `take` when it is ready, sequentially. At most one result per thread
+/// exists at a time, so memory does not grow with the number of items. The calling thread also works; threads
+/// that cannot be started are skipped.
+///
+/// # Errors
+/// The first error from `work` or `take`; the remaining threads then stop after the current item.
+pub(super) fn collect<T: Send>(
+    items: usize,
+    threads: usize,
+    work: impl Fn(usize) -> Result<T> + Sync,
+    take: impl FnMut(usize, Result<T>) -> Result<()> + Send,
+) -> Result<()> {
+    let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // A thread delivers its result itself: a separate thread would have to be woken for each result.
+    let taking = Mutex::new((take, Ok(())));
+    let run = || {
+        while !is_stopped.load(Ordering::Relaxed) {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= items {
+                return;
+            }
+            let result = work(item);
+            let mut turn = taking.lock().unwrap_or_else(PoisonError::into_inner);
+            let (take, ended) = &mut *turn;
+            if ended.is_ok() {
+                *ended = take(item, result);
+                is_stopped.fetch_or(ended.is_err(), Ordering::Relaxed);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            if thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
+        }
+        run();
+    });
+    taking.into_inner().unwrap_or_else(PoisonError::into_inner).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+
+    /// Result that counts existing instances.
+    struct Counted<'a>(&'a AtomicUsize);
+
+    impl<'a> Counted<'a> {
+        fn new(existing: &'a AtomicUsize) -> Self {
+            existing.fetch_add(1, Ordering::SeqCst);
+            Self(existing)
+        }
+    }
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn few_results_exist_at_a_time_however_many_items_there_are() {
+        for threads in [1, 2, 5] {
+            let existing = AtomicUsize::new(0);
+            let mut taken = vec![false; 500];
+            let take = |item: usize, result: Result<Counted<'_>>| {
+                // Gives the threads every chance to run ahead.
+                std::thread::yield_now();
+                assert!(existing.load(Ordering::SeqCst) <= 2 * threads + 1);
+                assert!(!std::mem::replace(&mut taken[item], true));
+                result.map(drop)
+            };
+            collect(500, threads, |_| Ok(Counted::new(&existing)), take).unwrap();
+            assert!(taken.iter().all(|&is_taken| is_taken));
+            assert_eq!(existing.load(Ordering::SeqCst), 0);
+        }
+    }
+
+    #[test]
+    fn an_error_ends_all_threads() {
+        let failed = || Error::StageEnded { stage: "index" };
+        for threads in [1, 4] {
+            let started = AtomicUsize::new(0);
+            let work = |item| {
+                started.fetch_add(1, Ordering::SeqCst);
+                if item == 10 { Err(failed()) } else { Ok(()) }
+            };
+            let error = collect(1_000_000, threads, work, |_, result| result).unwrap_err();
+            assert_eq!(error.to_string(), failed().to_string());
+            assert!(started.load(Ordering::SeqCst) < 1_000_000);
+            let refused = collect(1_000_000, threads, |_| Ok(()), |_, _| Err(failed()));
+            assert!(refused.is_err());
+        }
     }
 }

@@ -1,93 +1,28 @@
 //! Finds a dataset index, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file name is derived from shard names and sizes, so different shard lists have different files. Names
-//! are base names for local shards, whose directory may move, and URLs for remote shards, whose lengths and
-//! versions may agree. The index is in `.dflop/` next to the first shard; in the user's cache directory if
-//! that directory is not writable or the shard is remote; or in the directory that the user sets.
-//! `location.rs` writes it.
+//! `places.rs` names the file and its directories; `location.rs` writes it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use dflop_samples::media::VideoSampling;
 use dflop_samples::media::codec::registered;
-use sha2::{Digest, Sha256};
 
-use super::build::{build_shard, identity_of_file};
-use super::collect::collect;
+use super::build::{build_shards, identity_of_file};
 use super::encode::{IndexFile, SpilledShard};
-use super::file::{DecodedIndex, decode_index, hex};
-use super::location::{fault_in, lock_first_writable, write_to_first};
-use super::owner::{read_trusted, refusal};
+use super::file::{DecodedIndex, decode_index};
+use super::location::{IN_MEMORY, fault_in, index_error, lock_first_writable, write_to_first};
+use super::places::{IndexOptions, beside, check_options, directories, file_name, read_trusted, refusal};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
 use super::spill::Spill;
-use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped, StorageError};
-use crate::files::parent_directory;
-use crate::flow::{NoProgress, Progress, cores};
-use crate::shard::tar::ranged::RangedEntries;
+use crate::shard::tar::entries::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
 use crate::store::{Identity, Opened, comparable_tag};
-
-/// Minimum number of remote shards that are read in parallel.
-const REMOTE_THREADS: usize = 16;
-/// Path in errors about an index in memory.
-const IN_MEMORY: &str = "in memory";
-/// Directory next to the shards.
-const DIRECTORY: &str = ".dflop";
-
-/// Index location and build options.
-#[derive(Debug, Clone)]
-pub struct IndexOptions {
-    /// Index directory; `None` means next to the shards, or the user's cache directory.
-    pub directory: Option<PathBuf>,
-    /// Rebuilds the index even if it is up to date.
-    pub is_rebuilt: bool,
-    /// Decodes every field, so that bad samples are found before the first epoch. Implies `is_rebuilt`.
-    pub is_verified: bool,
-    /// Sampling of video frames, with the feature `video`; a video index with different sampling is rebuilt.
-    pub video_sampling: VideoSampling,
-    /// Token counts that the index returns.
-    pub token_counts: TokenCounts,
-    /// Number of shards that are read in parallel.
-    pub threads: usize,
-    /// Listener that is notified of every shard.
-    pub progress: Arc<dyn Progress>,
-}
-
-impl Default for IndexOptions {
-    /// Next to the shards, built if needed, with one thread per core.
-    fn default() -> Self {
-        Self {
-            directory: None,
-            is_rebuilt: false,
-            is_verified: false,
-            video_sampling: VideoSampling::default(),
-            token_counts: TokenCounts::default(),
-            threads: cores(),
-            progress: Arc::new(NoProgress),
-        }
-    }
-}
-
-/// Rejects invalid options and an empty dataset.
-pub(super) fn check_options(shards: &[Shard], options: &IndexOptions) -> Result<()> {
-    if let Some(fault) = options.video_sampling.fault() {
-        return Err(Error::Config { setting: "video_sampling", reason: fault.into() });
-    }
-    if shards.is_empty() {
-        return Err(Error::Config {
-            setting: "dataset",
-            reason: "a dataset needs at least one shard".into(),
-        });
-    }
-    Ok(())
-}
 
 pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
     check_options(&shards, options)?;
@@ -212,12 +147,6 @@ fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions)
     assemble(shards, decoded, None, options)
 }
 
-/// Returns the error for an index that cannot be encoded or decoded; `None` means an index in memory.
-pub(super) fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
-    let path = path.map_or_else(|| IN_MEMORY.to_owned(), |path| path.display().to_string());
-    Error::Storage(StorageError::Index { path, reason: error.to_string() })
-}
-
 fn assemble(
     shards: Vec<Shard>,
     decoded: DecodedIndex,
@@ -263,41 +192,8 @@ fn assemble(
     })
 }
 
-/// Returns the index file name for shards, derived from shard names and sizes.
-pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
-    let mut hasher = Sha256::new();
-    for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
-        let name = shard.unique_name();
-        hasher.update((name.len() as u64).to_le_bytes());
-        hasher.update(&*name);
-        hasher.update(bytes.to_le_bytes());
-    }
-    format!("{}.arrow", hex(&hasher.finalize()[..8]))
-}
-
-/// Returns the directories for reading and writing, best first.
-pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
-    if let Some(directory) = &options.directory {
-        return vec![directory.clone()];
-    }
-    let place = match shards[0].path().map(parent_directory) {
-        Some(parent) => std::path::absolute(parent).unwrap_or_else(|_| parent.to_path_buf()),
-        None => shards[0].url.rsplit_once('/').map_or("", |(parent, _)| parent).into(),
-    };
-    let place = hex(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..8]);
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    let beside = beside(shards).filter(|directory| refusal(directory, shards).is_none());
-    [beside, cache.map(|cache| cache.join("dflop").join(place))].into_iter().flatten().collect()
-}
-
-/// Returns the index directory next to the first shard; `None` for a remote shard.
-fn beside(shards: &[Shard]) -> Option<PathBuf> {
-    Some(shards[0].path()?.parent().unwrap_or(Path::new("")).join(DIRECTORY))
-}
-
 /// Opens an index file if it is intact and the shards have not changed.
-pub(super) fn open_fitting(
+fn open_fitting(
     path: &Path,
     shards: &[Shard],
     stats: &[Identity],
@@ -375,40 +271,65 @@ fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool
     name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
 }
 
-/// Returns the number of threads that read shards; threads for remote shards mostly wait.
-fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
-    let is_remote = shards.iter().any(|shard| shard.remote().is_some());
-    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
-    threads.clamp(1, shards.len())
+/// Search result, by what [`open_or_build`](super::Index::open_or_build) would do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FoundIndex {
+    /// The index fits the shards and is opened.
+    Fresh(PathBuf),
+    /// The index fits the shards, but lacks the required token counts: it is rebuilt.
+    Uncounted(PathBuf),
+    /// Shards with the same names have changed since the index was built: it is rebuilt.
+    Stale(PathBuf),
+    /// There is no index: it is built.
+    Missing,
 }
 
-/// Reads all shards on a few threads, and moves the rows to `spill`.
-fn build_shards(
-    shards: &[Shard],
-    stats: &[Identity],
-    options: &IndexOptions,
-    spill: &mut Spill,
-) -> Result<Vec<SpilledShard>> {
-    options.progress.begin("shards", shards.len() as u64);
-    let mut built: Vec<Option<SpilledShard>> = shards.iter().map(|_| None).collect();
-    let build = |shard: usize| {
-        let built = build_shard(&shards[shard], &stats[shard], options)?;
-        built.encode().map_err(|error| index_error(None, &error))
+/// Returns a shard's length in bytes, as reported by the file system or the store.
+///
+/// # Errors
+/// [`crate::Error::Storage`] if the shard cannot be found, [`crate::Error::Config`] if it is a stream.
+pub fn shard_bytes(shard: &Shard) -> Result<u64> {
+    Ok(stats(std::slice::from_ref(shard))?[0].bytes)
+}
+
+pub(super) fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundIndex> {
+    check_options(shards, options)?;
+    let stats = stats(shards)?;
+    let (name, candidates) = (file_name(shards, &stats), directories(shards, options));
+    for path in candidates.iter().map(|directory| directory.join(&name)) {
+        if let Some(decoded) = open_fitting(&path, shards, &stats, options) {
+            let is_counted = has_counts(&decoded, options);
+            return Ok(if is_counted { FoundIndex::Fresh(path) } else { FoundIndex::Uncounted(path) });
+        }
+    }
+    let earlier = candidates.iter().find_map(|directory| same_named_index(directory, shards, options));
+    Ok(earlier.map_or(FoundIndex::Missing, FoundIndex::Stale))
+}
+
+/// Returns an index in a directory for shards with the same names; the shard sizes may differ, so the file
+/// name may differ as well.
+fn same_named_index(directory: &Path, shards: &[Shard], options: &IndexOptions) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).ok()?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "arrow"));
+    paths.sort();
+    let has_same_names = |path: &PathBuf| {
+        let Ok(read) = read_trusted(path, shards, options) else { return false };
+        let Ok(decoded) = decode_index(&read) else { return false };
+        let indexed = decoded.metadata.shards.iter().map(|shard| shard.name.as_str());
+        indexed.eq(shards.iter().map(Shard::base_name))
     };
-    let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {
-        options.progress.advance(1);
-        built[shard] = Some(encoded?.spill(spill).map_err(|error| index_error(None, &error))?);
-        Ok(())
-    });
-    options.progress.end();
-    result?;
-    built.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::StageEnded { stage: "index" })
+    paths.into_iter().find(has_same_names)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::time::{Duration, SystemTime};
+
     use super::super::encode::SpilledRows;
     use super::*;
+    use crate::index::Index;
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
@@ -506,5 +427,41 @@ mod tests {
                 assert_eq!(fields, [("txt", 6), (["cls", "id"][number % 2], 1)]);
             }
         }
+    }
+
+    fn write(directory: &Path, text: &str) -> Vec<Shard> {
+        let _ = std::fs::remove_dir_all(directory.join("new"));
+        let mut writer = ShardWriter::builder(directory.join("new")).build().unwrap();
+        writer.write("kite", &[("txt", text.as_bytes())]).unwrap();
+        writer.finish().unwrap();
+        let to = directory.join("shard-000.tar");
+        let from =
+            std::fs::read_dir(directory.join("new")).unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+        let from = from.into_iter().find(|path| path.extension().is_some_and(|ext| ext == "tar")).unwrap();
+        std::fs::rename(from, &to).unwrap();
+        expand_shards(&[to.to_str().unwrap()]).unwrap()
+    }
+
+    #[test]
+    fn an_index_is_missing_then_fresh_then_stale_and_nothing_is_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = IndexOptions { directory: Some(directory.path().join("index")), ..Default::default() };
+        let shards = write(directory.path(), "a red kite");
+        assert_eq!(find(&shards, &options).unwrap(), FoundIndex::Missing);
+        assert!(!directory.path().join("index").exists());
+        let built = Index::open_or_build(shards.clone(), &options).unwrap();
+        let path = built.path().unwrap().to_owned();
+        assert_eq!(find(&shards, &options).unwrap(), FoundIndex::Fresh(path.clone()));
+        let later = SystemTime::now() + Duration::from_hours(1);
+        File::options().write(true).open(shards[0].path().unwrap()).unwrap().set_modified(later).unwrap();
+        assert_eq!(find(&shards, &options).unwrap(), FoundIndex::Stale(path.clone()), "another time");
+        let longer = write(directory.path(), &"a red kite ".repeat(2000));
+        assert_eq!(find(&longer, &options).unwrap(), FoundIndex::Stale(path), "another size");
+        assert_eq!(
+            shard_bytes(&longer[0]).unwrap(),
+            std::fs::metadata(longer[0].path().unwrap()).unwrap().len()
+        );
+        std::fs::remove_file(longer[0].path().unwrap()).unwrap();
+        assert!(shard_bytes(&longer[0]).is_err() && find(&longer, &options).is_err());
     }
 }

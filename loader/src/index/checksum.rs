@@ -10,8 +10,6 @@ use arrow_ipc::reader::read_footer_length;
 use arrow_schema::ArrowError;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::encode::WriteFault;
-use super::file::damaged;
 use crate::flow::{cores, in_parallel};
 
 /// Metadata key for the checksum in the footer.
@@ -22,6 +20,30 @@ pub(super) const CHECKSUM_DIGITS: usize = 16;
 const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 /// Length of the trailer after an Arrow footer: four length bytes, six magic bytes.
 const TRAILER_BYTES: usize = 10;
+
+/// Error while writing an index file.
+#[derive(Debug)]
+pub(super) enum WriteFault {
+    /// The index cannot be encoded.
+    Encode(ArrowError),
+    /// The rows cannot be read back.
+    Rows(io::Error),
+    /// The file cannot be written.
+    Write(io::Error),
+}
+
+impl From<ArrowError> for WriteFault {
+    fn from(error: ArrowError) -> Self {
+        match error {
+            ArrowError::IoError(_, source) => Self::Write(source),
+            other => Self::Encode(other),
+        }
+    }
+}
+
+pub(super) fn damaged(what: &str) -> ArrowError {
+    ArrowError::ParseError(format!("damaged: {what}"))
+}
 
 /// Returns the footer of a file, or of a file's end, before anything in it is verified.
 pub(super) fn file_footer(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {

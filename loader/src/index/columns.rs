@@ -11,8 +11,7 @@ use arrow_buffer::OffsetBuffer;
 use arrow_schema::ArrowError;
 use dflop_samples::media::{MediaShape, SHAPE_NUMBERS};
 
-use super::rows::BLOCK_BYTES;
-use super::schema::{counts_column, field_columns, field_item, shape_item};
+use super::schema::{BLOCK_BYTES, counts_column, field_columns, field_item, shape_item};
 use super::text_counts::CountedTexts;
 use crate::shard::RawSample;
 

@@ -5,7 +5,7 @@
 //! while there is room. The dataset dictionary and the metadata come first in the index file and are known
 //! once all shards are built; the file is then written with one record batch in memory at a time.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use dflop_samples::media::{Modality, VideoSampling, extension_modality};
 use sha2::{Digest, Sha256};
 
 use super::account::UnusedParts;
-use super::build::BuiltShard;
-use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter};
+use super::builder::BuiltShard;
+use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter, WriteFault};
 use super::columns::Columns;
 use super::file::{DecodedIndex, decode_rows, hex};
 use super::rows::ShardRows;
@@ -132,26 +132,6 @@ fn encode_file(columns: Columns) -> Result<Bytes, ArrowError> {
     let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
     writer.write(&RecordBatch::try_new(schema, columns.into_arrays(names)?)?)?;
     Ok(writer.into_inner()?.into())
-}
-
-/// Error while writing an index file.
-#[derive(Debug)]
-pub(super) enum WriteFault {
-    /// The index cannot be encoded.
-    Encode(ArrowError),
-    /// The rows cannot be read back.
-    Rows(io::Error),
-    /// The file cannot be written.
-    Write(io::Error),
-}
-
-impl From<ArrowError> for WriteFault {
-    fn from(error: ArrowError) -> Self {
-        match error {
-            ArrowError::IoError(_, source) => Self::Write(source),
-            other => Self::Encode(other),
-        }
-    }
 }
 
 /// Index file with known content; rows are read while the file is written.

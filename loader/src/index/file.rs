@@ -8,15 +8,11 @@ use arrow_ipc::reader::FileDecoder;
 use arrow_schema::{ArrowError, SchemaRef};
 use bytes::Bytes;
 
-use super::checksum::{checksum, checksum_place, file_footer};
+use super::checksum::{checksum, checksum_place, damaged, file_footer};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION};
 use crate::error::guarded;
 use crate::flow::{cores, in_parallel};
-
-pub(super) fn damaged(what: &str) -> ArrowError {
-    ArrowError::ParseError(format!("damaged: {what}"))
-}
 
 /// Returns the lower-case hex digits of `bytes`.
 pub(super) fn hex(bytes: &[u8]) -> String {

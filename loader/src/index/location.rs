@@ -7,7 +7,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::encode::{IndexFile, WriteFault};
+use super::checksum::WriteFault;
+use super::encode::IndexFile;
 use super::spill::Spill;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{REPLACEMENT, Replacement, open_own, parent_directory};
@@ -105,6 +106,15 @@ fn try_each(directories: &[PathBuf], name: &str, index: &IndexFile, spill: &Spil
     }
     let source = std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
     Err(refused.unwrap_or(Error::Storage(StorageError::File { path: name.to_owned(), source })))
+}
+
+/// Path in errors about an index in memory.
+pub(super) const IN_MEMORY: &str = "in memory";
+
+/// Returns the error for an index that cannot be encoded or decoded; `None` means an index in memory.
+pub(super) fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
+    let path = path.map_or_else(|| IN_MEMORY.to_owned(), |path| path.display().to_string());
+    Error::Storage(StorageError::Index { path, reason: error.to_string() })
 }
 
 /// Returns the error for an index file that cannot be written.

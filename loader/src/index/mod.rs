@@ -9,17 +9,15 @@ mod account;
 #[cfg(feature = "arrow2")]
 pub mod arrow2;
 mod build;
+mod builder;
 mod cache;
 mod checksum;
-mod collect;
 mod columns;
 mod encode;
 mod file;
-mod find;
 mod location;
 mod merge;
-mod owner;
-mod plain;
+mod places;
 mod remote;
 mod rows;
 mod schema;
@@ -35,9 +33,9 @@ use dflop_samples::media::VideoSampling;
 
 pub use self::account::UnusedPart;
 pub(crate) use self::build::identity_of_file;
-pub use self::cache::IndexOptions;
 pub(crate) use self::cache::is_version;
-pub use self::find::{FoundIndex, shard_bytes};
+pub use self::cache::{FoundIndex, shard_bytes};
+pub use self::places::IndexOptions;
 pub use self::rows::{FieldRow, SampleRow};
 pub use self::schema::IndexedShard;
 pub use self::text_counts::TokenCounts;
@@ -83,7 +81,7 @@ impl Index {
     /// [`Error::Config`] without shards, or if a shard is a stream; [`Error::Storage`] if a shard cannot be
     /// found.
     pub fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundIndex> {
-        find::find(shards, options)
+        cache::find(shards, options)
     }
 
     /// Reads some dataset shards for the index, on any machine that can read them. Returns bytes for

@@ -8,10 +8,9 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-use super::build::Builder;
-use super::plain::push_plain;
+use super::builder::{Builder, push_plain};
 use crate::error::Result;
-use crate::shard::tar::ranged::Archive;
+use crate::shard::tar::entries::Archive;
 use crate::shard::{Compression, FIELD_BYTES_MAX, Shard, StreamedSamples, decompress, sniff_compression};
 use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 

@@ -12,11 +12,8 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, extension_modality};
 
 use super::columns::Columns;
-use super::schema::{field_columns, field_item};
+use super::schema::{BLOCK_BYTES, field_columns, field_item};
 use super::text_counts::{self, CountedTexts};
-
-/// Tar block size in bytes, the unit of `start_blocks`.
-pub(super) const BLOCK_BYTES: u64 = 512;
 
 /// Rows of a shard.
 #[derive(Debug)]

@@ -30,6 +30,9 @@ use super::account::UnusedParts;
 use crate::error::Skipped;
 use crate::shard::Compression;
 
+/// Tar block size in bytes, the unit of `start_blocks`.
+pub(super) const BLOCK_BYTES: u64 = 512;
+
 /// File format version; changes whenever the file's meaning changes. An index with a different version is
 /// rebuilt.
 pub(super) const VERSION: u32 = 8;

@@ -8,10 +8,13 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use dflop_samples::media::{Payload, VideoSampling, extension_codec};
 
-use super::build::{Builder, BuiltShard, build_shard, indexed};
-use super::cache::{IndexOptions, directories, index_error, stats, store};
+use super::build::{build_shard, indexed};
+use super::builder::{Builder, BuiltShard};
+use super::cache::{stats, store};
 use super::encode::SpilledShard;
+use super::location::index_error;
 use super::merge::PartBuilder;
+use super::places::{IndexOptions, directories};
 use super::spill::Spill;
 use crate::error::Result;
 use crate::shard::tar::Entry;

@@ -10,8 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::epoch::Order;
-use super::shuffle::Shuffle;
+use super::epoch::{Order, Shuffle};
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 

@@ -1,4 +1,5 @@
-//! Shares the media in a microbatch between the ranks of a tensor-parallel group.
+//! Media in a microbatch: shared between the ranks of a tensor-parallel group, and blank for encoders that
+//! would have none.
 //!
 //! In joint placement each GPU in a group holds the entire encoder and encodes a share of the microbatch
 //! media, whose rows the group then exchanges. Media are not split: the tiles of an image stay together.
@@ -11,6 +12,7 @@ use dflop_samples::media::Modality;
 
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
+use crate::dataset::Dataset;
 
 /// Medium in a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,6 +103,39 @@ fn longest_first(costs_ns: &[u64], ranks: usize) -> Vec<usize> {
         }
     }
     rank_of
+}
+
+/// Microbatches without a medium that receive a blank medium.
+///
+/// An encoder that runs on only some ranks leaves parameters without gradients (DDP), or ranks that wait for
+/// each other (FSDP).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum BlankMedia {
+    /// All microbatches on all ranks, if multiple ranks train on data with such media. A text-only dataset,
+    /// or one rank, needs none.
+    #[default]
+    Auto,
+    /// All microbatches, whatever the data and the ranks.
+    Always,
+    /// None.
+    Never,
+}
+
+impl BlankMedia {
+    /// Returns the model encoders that run in every microbatch.
+    pub(super) fn towers(
+        self,
+        encoders: &[(Module, u64)],
+        dp_size: usize,
+        datasets: &[Dataset],
+    ) -> Vec<Module> {
+        let is_run = |module: Module| match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => dp_size > 1 && datasets.iter().any(|set| set.index().has_media(module)),
+        };
+        encoders.iter().map(|(module, _)| *module).filter(|module| is_run(*module)).collect()
+    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! is independent of the rank. Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check
 //! that.
 
-mod blank_media;
 mod builder;
 mod compare_strategies;
 mod config;
@@ -19,12 +18,11 @@ mod settings;
 mod stage_layers;
 mod step_plan;
 
-pub use self::blank_media::BlankMedia;
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::config::PadTo;
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::lockstep::Synchronization;
-pub use self::media_shares::SampleMedium;
+pub use self::media_shares::{BlankMedia, SampleMedium};
 pub use self::planner::StepPlanner;
 pub use self::step_plan::StepPlan;

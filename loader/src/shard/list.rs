@@ -18,9 +18,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::access::ShardAccess;
+use super::access::{ShardAccess, invalid, substituted};
 use super::braces::Expansion;
-use super::variables::{invalid, substituted};
 use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{lies_inside, parent_directory};

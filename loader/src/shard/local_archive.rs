@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::tar::ranged::Archive;
+use super::tar::entries::Archive;
 use crate::store::LocalShard;
 
 /// Bytes per read: many headers and short payloads, or the beginning of a long payload.

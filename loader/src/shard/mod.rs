@@ -14,9 +14,7 @@ mod local_archive;
 mod order;
 mod reader;
 mod samples;
-mod scan;
 pub mod tar;
-mod variables;
 mod wids;
 
 pub use self::access::ShardAccess;
@@ -31,9 +29,9 @@ pub(crate) use self::local_archive::LocalArchive;
 pub(crate) use self::order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
 };
+pub use self::reader::scan_shards;
 pub(crate) use self::reader::{ReaderItem, ReaderSettings, read_shards, read_through};
 pub(crate) use self::samples::{Assembler, RangedSamples};
 pub use self::samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
-pub use self::scan::scan_shards;
 pub use self::wids::{ListedShard, ShardList, parse_shard_list};
 pub use dflop_samples::{RawField, RawSample, SampleId};

@@ -14,7 +14,7 @@ use tokio::io::AsyncRead;
 use super::field_selection::FieldSelection;
 use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
 use super::tar::Entry;
-use super::tar::ranged::{Archive, RangedEntries, Wanted};
+use super::tar::entries::{Archive, RangedEntries, Wanted};
 use super::tar::slice::SliceEntries;
 use super::tar::stream::{StreamEntries, StreamFault};
 use crate::error::{ArchiveFault, Skipped};

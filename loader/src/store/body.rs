@@ -17,7 +17,8 @@ use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use tokio::sync::mpsc;
 
 use super::answer::{Identity, Ranges};
-use super::cache::CacheKey;
+use super::cache::{CacheKey, Room};
+use super::fetch::download;
 use super::local::{Failure, LocalShard};
 use super::object::RemoteObject;
 use super::tasks::{Task, spawn};
@@ -96,8 +97,10 @@ async fn send_all(
 /// Copies a shard into the cache; a shard that does not fit is streamed instead.
 async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
     let identity = object.identity().await?;
-    if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(&object, &identity))
-        && let Some(kept) = cache.get_or_copy(&key, &object, &identity).await?
+    if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(object.url(), &identity))
+        && let Some(kept) = cache
+            .get_or_fill(&key, Room::Any, |part| download(object.clone(), identity.clone(), part))
+            .await?
     {
         return Ok(RemoteShard::Local(kept));
     }

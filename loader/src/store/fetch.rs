@@ -1,15 +1,20 @@
-//! Reads many ranges from a single object in parallel, with few requests.
+//! Reads an object in parallel requests: many ranges with few requests, or the whole object into a file.
 
 use std::io;
 use std::ops::Range;
 
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::try_join_all;
 
 use super::answer::Identity;
+use super::cache::{PartWriter, blocking};
 use super::coalesce::coalesce;
 use super::object::RemoteObject;
 use super::tasks::spawn;
+
+/// Number of chunks per object that are downloaded in parallel.
+const CHUNKS_AT_ONCE: usize = 8;
 
 /// Reads `wanted` and returns the bytes for each range, in the same order; ranges in the same request share
 /// memory.
@@ -36,4 +41,23 @@ pub(crate) async fn fetch_ranges(
         }
     }
     Ok(bytes)
+}
+
+/// Downloads a whole object into a file.
+pub(crate) async fn download(object: RemoteObject, identity: Identity, part: PartWriter) -> io::Result<()> {
+    let chunk_bytes = object.stores().chunk_bytes();
+    let starts = (0..identity.bytes).step_by(chunk_bytes as usize);
+    let write = |start: u64| {
+        let (object, identity, part) = (object.clone(), identity.clone(), part.clone());
+        let range = start..identity.bytes.min(start + chunk_bytes);
+        async move {
+            let (bytes, _) = object.read(range, &identity).await?;
+            blocking(move || part.write_at(&bytes, start)).await
+        }
+    };
+    let mut written = futures::stream::iter(starts).map(write).buffer_unordered(CHUNKS_AT_ONCE);
+    while let Some(chunk) = written.next().await {
+        chunk?;
+    }
+    Ok(())
 }

@@ -1,10 +1,11 @@
 //! Reads ranges from a remote object, with retries and a version check.
 
-use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, io};
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
@@ -396,6 +397,19 @@ fn hinted(error: &io::Error, object: &RemoteObject) -> String {
         return format!("{error}; the URL of a directory ends with `/`");
     }
     error.to_string()
+}
+
+/// Source of shard bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// Local file.
+    File(PathBuf),
+    /// Standard input, named `-`.
+    StandardInput,
+    /// Shell command output, named `pipe:COMMAND`.
+    Pipe(String),
+    /// Object on a remote store.
+    Remote(RemoteObject),
 }
 
 #[cfg(test)]

@@ -19,7 +19,6 @@
 
 mod check;
 mod destination;
-mod existing;
 mod part;
 mod shard_file;
 
@@ -32,8 +31,7 @@ use crate::shard::tar::Entry;
 use crate::store::Stores;
 
 use self::check::check_sample;
-use self::destination::Destination;
-use self::existing::{Existing, find_shard};
+use self::destination::{Destination, Existing, find_shard};
 pub(crate) use self::part::PartDirectory;
 pub use self::part::ShardPart;
 use self::shard_file::{END_BYTES, ShardFile, entries_bytes, sample_entries, shard_name};

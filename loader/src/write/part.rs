@@ -6,8 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::destination::Destination;
-use super::existing::{is_partial, remove_abandoned, shard_names};
+use super::destination::{Destination, is_partial, remove_abandoned, shard_names};
 use crate::error::{Error, OutputError, Result};
 use crate::shard::Shard;
 use crate::store::Stores;

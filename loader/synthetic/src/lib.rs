@@ -11,17 +11,12 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-mod audio_file;
-mod jpeg;
-mod photo;
-mod quantiles;
-mod receipt;
-mod rng;
+mod draws;
+mod images;
 mod sample;
 mod speech;
 mod text;
-mod tiles;
 
-pub use self::rng::Rng;
+pub use self::draws::Rng;
+pub use self::images::tiles_jpeg;
 pub use self::sample::{Field, make_sample};
-pub use self::tiles::tiles_jpeg;

@@ -2,9 +2,8 @@
 
 use std::io;
 
-use crate::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
-use crate::rng::Rng;
-use crate::{audio_file, photo, receipt, speech, text};
+use crate::draws::{PHOTO_SIZES, RECEIPT_SIZES, Rng, SPEECH_SECONDS, TEXT_WORDS};
+use crate::{images, speech, text};
 
 /// Percentage of image samples that show scanned receipts instead of photos.
 const RECEIPT_PERCENT: usize = 10;
@@ -92,10 +91,10 @@ fn draw_is_receipt(rng: &mut Rng) -> bool {
 fn image_field(extension: &str, is_receipt: bool, rng: &mut Rng) -> io::Result<Field> {
     let payload = if is_receipt {
         let (width, height) = RECEIPT_SIZES.draw(rng);
-        receipt::receipt_jpeg(width, height, rng)?
+        images::receipt_jpeg(width, height, rng)?
     } else {
         let (width, height) = PHOTO_SIZES.draw(rng);
-        photo::photo_jpeg(width, height, rng)?
+        images::photo_jpeg(width, height, rng)?
     };
     Ok(Field { extension: extension.to_owned(), payload })
 }
@@ -104,9 +103,9 @@ fn audio_field(seconds: f64, rng: &mut Rng) -> io::Result<Field> {
     let is_wav = rng.chance(WAV_PERCENT);
     let samples = speech::speak(seconds, rng);
     let (extension, payload) = if is_wav {
-        ("wav", audio_file::encode_wav(&samples)?)
+        ("wav", speech::encode_wav(&samples)?)
     } else {
-        ("flac", audio_file::encode_flac(&samples)?)
+        ("flac", speech::encode_flac(&samples)?)
     };
     Ok(Field { extension: extension.to_owned(), payload })
 }

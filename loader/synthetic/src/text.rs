@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::rng::Rng;
+use crate::draws::Rng;
 
 const WORDS: [&str; 64] = [
     "a", "the", "two", "some", "small", "large", "old", "new", "red", "green", "blue", "bright", "quiet",

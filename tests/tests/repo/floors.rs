@@ -151,10 +151,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "fuzz",
         ],
     ),
-    (
-        "loader/synthetic/src",
-        &["rng", "jpeg", "quantiles", "photo", "receipt", "tiles", "speech", "audio_file", "text", "sample"],
-    ),
+    ("loader/synthetic/src", &["draws", "images", "speech", "text", "sample"]),
     (
         "bindings/python/src",
         &[

@@ -1,8 +1,9 @@
 //! Partition strategies, one per file, and the strategy registry.
 //!
 //! Every strategy solves every problem: no group is empty if there are enough items, and no cap is exceeded.
-//! A single-pass strategy may meet a cap that it cannot keep; then [`within_caps`] finds groups within the
-//! caps first.
+//! A single-pass strategy may meet a cap that it cannot keep; then [`assign_within_caps`] finds groups within
+//! the caps first. The caps without times form a partition problem: the modules are the capped columns. The
+//! local search for a small makespan solves it, and ends once all caps are met.
 //!
 //! A new strategy is a file with a [`Partitioner`], and a line in [`Strategy::ALL`] for the name used on the
 //! command line and in Python.
@@ -14,18 +15,16 @@ mod multi_lpt;
 mod random;
 mod round_robin;
 mod search;
-mod solution;
-mod within_caps;
 
-pub use solution::Solution;
-
-use crate::budget::Budget;
-use crate::error::{Error, Result};
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
+
+use crate::budget::Budget;
+use crate::error::{Error, Result};
+use crate::partition::bound::LowerBound;
+use crate::partition::groups::Partition;
+use crate::partition::problem::Problem;
 
 /// Algorithm that partitions items into groups.
 ///
@@ -244,12 +243,74 @@ pub(crate) fn assign(problem: &Problem<'_>, strategy: Strategy, budget: &mut Bud
 /// Returns the single-pass result, or groups within the caps if the pass failed at a cap: a search for the
 /// caps may still succeed.
 fn within(problem: &Problem<'_>, found: Option<Partition>) -> Result<Partition> {
-    found.map_or_else(|| within_caps::assign(problem), Ok)
+    found.map_or_else(|| assign_within_caps(problem), Ok)
+}
+
+/// Partition that a strategy found, with the best known bound.
+#[derive(Debug, Clone)]
+pub struct Solution {
+    pub(crate) partition: Partition,
+    pub(crate) bound: LowerBound,
+}
+
+impl Solution {
+    /// Creates a solution with the problem's bound.
+    pub(crate) fn new(problem: &Problem<'_>, partition: Partition) -> Self {
+        Self { partition, bound: problem.bound }
+    }
+
+    /// Creates a solution from every item's group.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is not exactly one valid group per item, or a group stays empty although
+    /// there are enough items; [`Error::CapUnmet`] if a group exceeds a cap.
+    pub fn from_groups(problem: &Problem<'_>, group_of: &[u32]) -> Result<Self> {
+        let invalid = |reason: String| Err(Error::Config { setting: "strategy", reason });
+        if group_of.len() != problem.items {
+            return invalid(format!(
+                "expected a group for each of {} items, got {}",
+                problem.items,
+                group_of.len()
+            ));
+        }
+        let mut groups = vec![Vec::new(); problem.groups];
+        for (item, group) in group_of.iter().enumerate() {
+            let Some(items) = groups.get_mut(*group as usize) else {
+                return invalid(format!("item {item} is in group {group} of {}", problem.groups));
+            };
+            items.push(item as u32);
+        }
+        if problem.items >= problem.groups && groups.iter().any(Vec::is_empty) {
+            return invalid("a group has no item, although there are enough".to_owned());
+        }
+        let partition = Partition::from_groups(problem, groups);
+        if !partition.is_within(problem) {
+            return Err(Error::CapUnmet { items: problem.items, groups: problem.groups });
+        }
+        Ok(Self::new(problem, partition))
+    }
+}
+
+/// Work-unit limit before it fails, about 10 ms.
+const WORK_MAX: u64 = 200_000;
+
+/// Finds groups within all caps.
+///
+/// # Errors
+/// [`Error::CapUnmet`] if no groups were found, although a solution may exist.
+fn assign_within_caps(problem: &Problem<'_>) -> Result<Partition> {
+    let unmet = || Error::CapUnmet { items: problem.items, groups: problem.groups };
+    let of_caps = problem.caps_only();
+    let mut partition = multi_lpt::assign(&of_caps).ok_or_else(unmet)?;
+    search::improve(&of_caps, &mut partition, &mut Budget::work(WORK_MAX));
+    let partition = Partition::from_groups(problem, partition.groups);
+    if partition.is_within(problem) { Ok(partition) } else { Err(unmet()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Caps, Instance};
 
     #[test]
     fn every_name_is_read_back() {
@@ -276,5 +337,28 @@ mod tests {
         let expected =
             "`round_robin` (also `data-blind`, `data_blind`), `lpt`, `exact` (small instances, with proof)";
         assert_eq!(described, expected);
+    }
+
+    #[test]
+    fn a_cap_that_only_one_partition_meets_is_met() {
+        let tokens = vec![8, 7, 6, 5, 4];
+        let instance = Instance::new(2, 1, vec![1; 5]).unwrap().tokens(tokens).unwrap();
+        let problem = Problem::new(&instance, &Caps { tokens_max: Some(15), bytes_max: None }).unwrap();
+        assert_eq!(assign_within_caps(&problem).unwrap().into_groups(), [vec![2, 3, 4], vec![0, 1]]);
+    }
+
+    #[test]
+    fn two_caps_are_met_at_once() {
+        let instance = Instance::new(2, 1, vec![1; 4]).unwrap();
+        let instance = instance.tokens(vec![9, 9, 1, 1]).unwrap().bytes(vec![1, 90, 90, 1]).unwrap();
+        let problem = Problem::new(&instance, &Caps { tokens_max: Some(10), bytes_max: Some(91) }).unwrap();
+        assert_eq!(assign_within_caps(&problem).unwrap().into_groups(), [[1, 3], [0, 2]]);
+    }
+
+    #[test]
+    fn a_cap_that_nothing_meets_is_an_error() {
+        let instance = Instance::new(2, 1, vec![1; 3]).unwrap().tokens(vec![5, 5, 5]).unwrap();
+        let problem = Problem::new(&instance, &Caps { tokens_max: Some(8), bytes_max: None }).unwrap();
+        assert!(matches!(assign_within_caps(&problem), Err(Error::CapUnmet { items: 3, groups: 2 })));
     }
 }

@@ -27,20 +27,20 @@
 //! # }
 //! ```
 
-mod checkpoint_fields;
-mod compose;
 mod config_fields;
-mod crops;
-mod json_text;
+
+use std::num::NonZeroU32;
 
 use serde_json::Value;
 
-pub use self::checkpoint_fields::CheckpointFields;
-pub use self::config_fields::ConfigFields;
-pub(crate) use self::config_fields::excerpt;
-pub use self::crops::pan_and_scan;
-pub use self::json_text::parse_json;
+use crate::error::Result;
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
+use crate::tokens::VisionRule;
+use crate::tokens::fixed_tile::FixedTile;
+use crate::tokens::pan_and_scan::{AspectRatio, PanAndScan};
+
+pub(crate) use self::config_fields::excerpt;
+pub use self::config_fields::{CheckpointFields, ConfigFields};
 
 /// `model_type` of a description, and the family of its model.
 pub const DESCRIBED: &str = "described";
@@ -83,6 +83,73 @@ impl From<ModelSpec> for PartialModelSpec {
     fn from(spec: ModelSpec) -> Self {
         Self { family: spec.family, vision: spec.vision, audio: spec.audio, llm: Some(spec.llm) }
     }
+}
+
+/// Parses a checkpoint's JSON document.
+///
+/// Python's `json` module writes non-finite numbers as words. `NaN` is read as `null`, and so as a missing
+/// field; infinities as the largest and the smallest `f64`, which a whole number is limited to. Words inside
+/// strings stay.
+///
+/// # Errors
+/// The `serde_json` error at the first fault; columns count the replaced words.
+pub fn parse_json(text: &str) -> serde_json::Result<Value> {
+    serde_json::from_str(text).or_else(|error| match with_finite_numbers(text) {
+        Some(text) => serde_json::from_str(&text),
+        None => Err(error),
+    })
+}
+
+/// Replaces Python words outside strings; `None` if there are none.
+fn with_finite_numbers(text: &str) -> Option<String> {
+    const WORDS: [(&str, &str); 2] = [("NaN", "null"), ("Infinity", "1.7976931348623157e308")];
+    let mut made = String::new();
+    let (mut rest, mut is_quoted) = (text, false);
+    while let Some(first) = rest.chars().next() {
+        let word = WORDS.iter().find(|(word, _)| !is_quoted && rest.starts_with(word));
+        let taken = match (first, word) {
+            (_, Some((word, number))) => {
+                made.push_str(number);
+                rest = &rest[word.len()..];
+                continue;
+            }
+            // The letter after a backslash ends no string.
+            ('\\', None) if is_quoted => rest.char_indices().nth(2).map_or(rest.len(), |(at, _)| at),
+            (letter, None) => {
+                is_quoted ^= letter == '"';
+                letter.len_utf8()
+            }
+        };
+        made.push_str(&rest[..taken]);
+        rest = &rest[taken..];
+    }
+    (made != text).then_some(made)
+}
+
+/// Reads the rule for an image processor that may cut images into crops; `tile` is the square that an image
+/// or a crop becomes. Missing settings have the processor's defaults.
+///
+/// # Errors
+/// [`Error::Configuration`](crate::Error::Configuration) that names the field.
+///
+/// # Source
+/// `Gemma3Processor` in transformers 5.24.0. There the setting in the file does not count: only the argument
+/// `do_pan_and_scan` in a processor call cuts images.
+pub fn pan_and_scan(fields: &ConfigFields<'_>, tile: FixedTile) -> Result<VisionRule> {
+    if !fields.flag("do_pan_and_scan", false)? {
+        return Ok(VisionRule::Fixed(tile));
+    }
+    let count = |key, default: NonZeroU32| {
+        fields.count(key, default.get()).map(|count| NonZeroU32::new(count).unwrap_or(default))
+    };
+    let key = "pan_and_scan_min_ratio_to_activate";
+    let aspect = fields.number(key, PanAndScan::ASPECT_MIN.get())?;
+    Ok(VisionRule::PanAndScan(PanAndScan {
+        tile,
+        crop_pixels_min: count("pan_and_scan_min_crop_size", PanAndScan::CROP_PIXELS_MIN)?,
+        crops_max: count("pan_and_scan_max_num_crops", PanAndScan::CROPS_MAX)?,
+        aspect_min: AspectRatio::new(aspect).unwrap_or(PanAndScan::ASPECT_MIN),
+    }))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::*;
+use super::{ConfigFields, *};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;
 use crate::tokens::dynamic_tiles::DynamicTiles;
@@ -420,4 +420,25 @@ fn pointers(value: &Value, at: &str) -> Vec<String> {
         all
     };
     fields.iter().flat_map(inner).collect()
+}
+
+#[test]
+fn words_of_python_are_numbers_outside_strings_only() {
+    let text = r#"{"a": [0.0, Infinity, -Infinity], "b": NaN, "Infinity": "NaN \"Infinity\\", "c": "é", "d": Infinity}"#;
+    let expected = json!({"a": [0.0, f64::MAX, f64::MIN], "b": null, "Infinity": "NaN \"Infinity\\", "c": "é",
+            "d": f64::MAX});
+    assert_eq!(parse_json(text).unwrap(), expected);
+    let document = parse_json(r#"{"max_pixels": Infinity, "scale": Infinity, "layers": NaN}"#).unwrap();
+    let fields = ConfigFields::new("config.json", &document).unwrap();
+    assert_eq!(fields.count("max_pixels", 1), Ok(u32::MAX));
+    assert_eq!(fields.number("scale", 1.0), Ok(f64::MAX));
+    assert_eq!(fields.count("layers", 7), Ok(7));
+}
+
+#[test]
+fn other_faults_stay_faults() {
+    for text in ["{", r#"{"a": Infinite}"#, r#"{"a": nan}"#, r#"{"a": "\"#, "NaNNaN", ""] {
+        assert!(parse_json(text).is_err(), "{text}");
+    }
+    assert_eq!(parse_json(r#"{"a": [1, "NaN"]}"#).unwrap(), json!({"a": [1, "NaN"]}));
 }

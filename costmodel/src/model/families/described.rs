@@ -9,7 +9,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use super::language_models::text_config;
 use super::squares::{FRAMES_MAX, dimensions, patch_inputs};
-use super::tower::{product, tower};
+use super::tower::{bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, DESCRIBED, PartialModelSpec};
 use crate::model::{
@@ -122,7 +122,7 @@ fn encoder(fields: &ConfigFields<'_>, stem: u32, merged: u32, llm_hidden: u32) -
     }
     let middle = fields.count("projector_size", llm_hidden)?;
     let projector = Projector::new(merged, size.hidden.saturating_mul(merged), Some(middle));
-    Ok(EncoderSpec { windowed_layers, projector, ..tower(size, mlp, stem, details) })
+    Ok(EncoderSpec { windowed_layers, projector, ..bare_tower(size, mlp, stem, details) })
 }
 
 /// Token rule, with the number of patches along a side that become one token and the number of frames in a

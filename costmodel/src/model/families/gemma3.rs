@@ -8,10 +8,10 @@
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-use super::square_towers::tower;
+use super::clip_siglip::{siglip_encoder, tower};
+use super::language_models;
 use super::squares::{SquareTower, check_processor_side};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
-use super::{language_models, siglip};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec, pan_and_scan};
 use crate::model::{
@@ -94,7 +94,7 @@ fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) 
     };
     let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: PATCH_INPUTS, patches: 4096 };
-    let encoder = siglip::encoder(dimensions, square, false);
+    let encoder = siglip_encoder(dimensions, square, false);
     let tower = SquareTower { encoder, image_pixels: 896, patches_per_side: 64 };
     let pooled = NonZeroU32::new(4096 / IMAGE_TOKENS).unwrap_or(NonZeroU32::MIN);
     let rule = VisionRule::Fixed(tile(&tower, pooled));

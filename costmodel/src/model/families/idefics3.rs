@@ -1,7 +1,7 @@
 //! Idefics3 and `SmolVLM`: SigLIP on tiles, with the image's longer side scaled to a fixed length.
 
+use super::clip_siglip::siglip_encoder;
 use super::language_models::{self, language_model};
-use super::siglip;
 use super::squares::{SquareTower, square_tower_with_defaults};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use crate::error::Result;
@@ -50,7 +50,7 @@ const fn preset(name: &'static str, family: &str, tile: u16, scale: u32, llm: Ll
     let side = tile as u32 / 14;
     let (patches, merged) = (side * side, scale * scale);
     let size = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
-    let tower = siglip::encoder(size, SquareInput { patch_inputs: PATCH_INPUTS, patches }, false);
+    let tower = siglip_encoder(size, SquareInput { patch_inputs: PATCH_INPUTS, patches }, false);
     let encoder = EncoderSpec { projector: Projector::new(merged, size.hidden * merged, None), ..tower };
     let rule = VisionRule::ScaledTiles(ScaledTiles {
         tile_pixels: tile,
@@ -71,7 +71,7 @@ fn read(source: &CheckpointFields<'_>, family: FamilyId) -> Result<PartialModelS
     let llm = language_model(config, "llama")?;
     let fields = config.child_or_empty("vision_config")?;
     let tower = square_tower_with_defaults(&fields, [12, 1152, 16, 3072], [224, 32], |size, square| {
-        siglip::encoder(size, square, false)
+        siglip_encoder(size, square, false)
     })?;
     let scale = config.count("scale_factor", 2)?;
     if !tower.patches_per_side.is_multiple_of(scale) {

@@ -1,6 +1,6 @@
 //! Llama 4: a CLIP-like encoder on tiles, in the grid that changes an image least.
 
-use super::clip;
+use super::clip_siglip::clip_encoder;
 use super::language_models::language_model;
 use super::squares::{SquareTower, check_processor_side, square_tower_with_defaults};
 use crate::error::Result;
@@ -35,7 +35,7 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama4_text")?;
     let fields = config.child_or_empty("vision_config")?;
-    let tower = square_tower_with_defaults(&fields, [34, 768, 16, 5632], [448, 14], clip::encoder)?;
+    let tower = square_tower_with_defaults(&fields, [34, 768, 16, 5632], [448, 14], clip_encoder)?;
     let ratio = fields.number("pixel_shuffle_ratio", 0.5)?;
     // A reciprocal that is not whole has a product, rounded down, below 1 with the ratio, which is an error.
     let merge = (1.0 / ratio) as u32;

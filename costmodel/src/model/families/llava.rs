@@ -3,14 +3,11 @@
 
 use std::num::NonZeroU32;
 
-use super::clip;
-use super::feature_layers::{check_class_token, feature_layers};
-use super::language_models;
+use super::clip_siglip::{clip_encoder, tower_or};
 use super::llava_onevision::projector;
-use super::pixtral;
-use super::square_towers::tower_or;
-use super::squares::{SquareTower, check_processor_side};
+use super::squares::{SquareTower, check_class_token, check_processor_side, feature_layers};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::{language_models, pixtral};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};
@@ -66,7 +63,7 @@ const fn tile(tile_pixels: u16, tile_patches: u32, is_cropped: bool) -> FixedTil
 /// Builds CLIP ViT-L/14 at 336 pixels with LLaVA's projector; the last layer runs, but the output is unused.
 pub(super) const fn clip_336(llm: LlmSpec) -> EncoderSpec {
     let dimensions = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
-    let mut encoder = clip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 576 });
+    let mut encoder = clip_encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 576 });
     encoder.details.unused_layers = 1;
     encoder.projector = projector(1024, llm.hidden, true);
     encoder

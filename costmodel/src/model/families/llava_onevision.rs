@@ -1,10 +1,8 @@
 //! LLaVA-OneVision: SigLIP or CLIP on tiles, in the grid that wastes least.
 
-use super::feature_layers::{check_class_token, feature_layers};
+use super::clip_siglip::{siglip_encoder, tower};
 use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
-use super::siglip;
-use super::square_towers::tower;
-use super::squares::{FRAMES_MAX, SquareTower, check_processor_side};
+use super::squares::{FRAMES_MAX, SquareTower, check_class_token, check_processor_side, feature_layers};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -52,7 +50,7 @@ const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
 /// embedding.
 pub(super) const fn siglip_so400m(llm: LlmSpec) -> VisionSpec {
     let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
-    let tower = siglip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false);
+    let tower = siglip_encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 729 }, false);
     let mut projector = projector(1152, llm.hidden, true);
     projector.vector_parameters += llm.hidden as u64;
     let encoder = EncoderSpec { projector, ..tower };
@@ -96,7 +94,7 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
 fn default_tower() -> SquareTower {
     let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
-    let encoder = siglip::encoder(dimensions, square, false);
+    let encoder = siglip_encoder(dimensions, square, false);
     SquareTower { encoder, image_pixels: 384, patches_per_side: 27 }
 }
 

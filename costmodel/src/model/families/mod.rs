@@ -4,10 +4,9 @@
 //! [`ModelFamilies`] finds a family by a checkpoint's `model_type` or by a preset name, among the built-in
 //! families and your own.
 
-mod clip;
+pub(crate) mod clip_siglip;
 mod composed;
 pub(crate) mod described;
-mod feature_layers;
 mod gemma3;
 mod glm4v;
 mod idefics3;
@@ -28,8 +27,6 @@ mod qwen3_omni;
 mod qwen3_vl;
 mod qwen_vl;
 mod registry;
-pub(crate) mod siglip;
-mod square_towers;
 mod squares;
 pub(crate) mod tower;
 
@@ -60,7 +57,7 @@ static BUILT_IN: [&dyn ModelFamily; 24] = [
     &qwen3_omni::Qwen3Omni,
     &gemma3::Gemma3,
     &composed::Composed,
-    &clip::Clip,
-    &siglip::Siglip,
+    &clip_siglip::Clip,
+    &clip_siglip::Siglip,
     &described::Described,
 ];

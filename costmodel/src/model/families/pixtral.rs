@@ -2,11 +2,10 @@
 
 use std::num::NonZeroU16;
 
-use super::feature_layers::feature_layers;
 use super::language_models::{self, language_model};
 use super::llava_onevision::projector;
-use super::squares::{dimensions, patch_inputs};
-use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
+use super::squares::{dimensions, feature_layers, patch_inputs};
+use super::tower::{PATCH_INPUTS, TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

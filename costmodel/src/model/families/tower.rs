@@ -31,7 +31,7 @@ pub(crate) struct SquareInput {
 }
 
 /// Builds an encoder without windows and without a projector.
-pub(super) const fn tower(
+pub(super) const fn bare_tower(
     size: TowerSize,
     mlp: Mlp,
     stem_inputs: u32,

@@ -14,12 +14,11 @@ use super::llava_onevision::LlavaOneVisionFamily;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText, llava_onevision};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
-use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
-use crate::image::squares::canvases;
+use crate::image::tiles::canvases;
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, SquareResize, frames_taken,
-    positions, square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, SquareResize,
+    frames_taken, positions, square_bytes,
 };
 
 /// CLIP, with LLaVA's placeholders and template.

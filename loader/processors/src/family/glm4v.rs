@@ -8,8 +8,7 @@ use dflop_costmodel::{FamilyId, Result};
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::qwen_vl::{self, QwenVl};
 use super::{LayerTime, PixelLayout, Placeholder, VideoText};
-use crate::image::normalize::Normalization;
-use crate::image::{Filter, ImageProcessor};
+use crate::image::{Filter, ImageProcessor, Normalization};
 
 /// Image placeholder.
 const IMAGE: Placeholder = Placeholder {

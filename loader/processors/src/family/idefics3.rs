@@ -10,11 +10,11 @@ use dflop_samples::inputs::PixelValues;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter_or, normalization, square_side};
-use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::tiles::{TilePlacement, Tiles};
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, positions, square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, positions,
+    square_bytes,
 };
 
 /// Image placeholder.

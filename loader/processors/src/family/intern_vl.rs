@@ -10,13 +10,11 @@ use dflop_samples::inputs::PixelValues;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, Placeholder, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
-use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
-use crate::image::squares::squares;
-use crate::image::tiles::{TilePlacement, Tiles};
+use crate::image::tiles::{TilePlacement, Tiles, squares};
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, frames_taken, positions,
-    square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, frames_taken,
+    positions, square_bytes,
 };
 
 /// Image placeholder, in the spelling of converted checkpoints.

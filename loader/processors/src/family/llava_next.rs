@@ -12,10 +12,10 @@ use super::llava_onevision::{self, base_and_grid};
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
-use crate::image::normalize::Normalization;
 use crate::image::resample::Resampler;
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, positions, square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, positions,
+    square_bytes,
 };
 
 /// LLaVA-NeXT.

@@ -5,9 +5,7 @@
 //! processor; [`ProcessorFamilies`] finds the family by the id in a
 //! [`ModelSpec`](dflop_costmodel::ModelSpec).
 
-mod arrangement;
 mod clip_siglip;
-mod cropped_squares;
 mod gemma3;
 mod glm4v;
 mod idefics3;
@@ -23,14 +21,13 @@ mod qwen3_omni;
 mod qwen_vl;
 mod registry;
 
-pub use self::arrangement::Arrangement;
 pub use self::clip_siglip::Square;
 pub use self::idefics3::Idefics3;
 pub use self::intern_vl::InternVl;
 pub use self::llava_next::LlavaNext;
 pub use self::llava_onevision::LlavaOneVision;
 pub use self::pixtral::Pixtral;
-pub use self::processor_family::{AudioInputs, ProcessorFamily, VisionInputs};
+pub use self::processor_family::{Arrangement, AudioInputs, ProcessorFamily, VisionInputs};
 pub use self::qwen_vl::QwenVl;
 pub use self::registry::ProcessorFamilies;
 use std::num::NonZeroU32;

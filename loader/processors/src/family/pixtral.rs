@@ -12,10 +12,10 @@ use dflop_samples::inputs::PixelValues;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{filter, normalization};
-use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, positions, square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, positions,
+    square_bytes,
 };
 
 /// Image placeholder.

@@ -7,7 +7,7 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::{AudioSpec, VisionSpec};
 
-use super::{Arrangement, ImageWord, PixelLayout, Placeholder, VideoText};
+use super::{ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
@@ -98,4 +98,28 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> dflop_costmodel::Result<ImageProcessor> {
         Err(fields.invalid("image_processor_type", "belongs to a family without an image processor"))
     }
+}
+
+/// Arrangement of the tokens that represent an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrangement {
+    /// A single run of placeholder copies.
+    Run,
+    /// Rows of copies, with the number of rows in the image grid: Pixtral.
+    Rows {
+        /// Token after each row but the last.
+        row_end: &'static str,
+        /// Token after the last row.
+        image_end: &'static str,
+    },
+    /// Tiles, each after a token and a token that names the tile's row and column, with a line break after
+    /// each row; then a blank line and a tile with the whole image: Idefics3.
+    NamedTiles {
+        /// Number of placeholder copies per tile.
+        tile_tokens: u32,
+        /// Token before each tile and after the last.
+        edge: &'static str,
+        /// Token that names the tile with the whole image.
+        whole: &'static str,
+    },
 }

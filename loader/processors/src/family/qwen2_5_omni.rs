@@ -10,7 +10,7 @@ use super::processor_family::{AudioInputs, ProcessorFamily, VisionInputs};
 use super::qwen_vl::patches;
 use super::{LayerTime, Placeholder};
 use crate::audio::{AudioProcessor, ClipProcessor};
-use crate::image::normalize::Normalization;
+use crate::image::Normalization;
 
 /// Image placeholder.
 const IMAGE: Placeholder = Placeholder {

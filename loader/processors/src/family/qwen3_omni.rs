@@ -10,7 +10,7 @@ use super::processor_family::{AudioInputs, ProcessorFamily, VisionInputs};
 use super::qwen_vl::{IMAGE, VIDEO, patches};
 use super::{LayerTime, Placeholder};
 use crate::audio::ClipProcessor;
-use crate::image::normalize::Normalization;
+use crate::image::Normalization;
 
 /// Audio clip placeholder.
 const CLIP: Placeholder = Placeholder {

@@ -12,11 +12,10 @@ use dflop_samples::inputs::PixelValues;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{filter, normalization};
-use crate::image::normalize::{Normalization, Tables};
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, frames_taken, positions,
-    square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, Tables,
+    frames_taken, positions, square_bytes,
 };
 
 /// Image placeholder.

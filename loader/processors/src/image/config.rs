@@ -4,8 +4,8 @@ use dflop_costmodel::Result;
 use dflop_costmodel::config::ConfigFields;
 use serde_json::Value;
 
+use super::Normalization;
 use super::filter::Filter;
-use super::normalize::Normalization;
 
 /// Patch size in pixels for encoders whose configuration does not declare it.
 pub(crate) const PATCH_PIXELS: u64 = 14;

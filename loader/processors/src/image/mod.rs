@@ -13,26 +13,22 @@
 pub(crate) mod config;
 mod convolve;
 mod filter;
-pub(crate) mod normalize;
 mod processor;
 pub(crate) mod resample;
-mod rgb_view;
-pub(crate) mod squares;
 pub(crate) mod tiles;
 
 use std::borrow::Borrow;
 use std::sync::Arc;
 
+use dflop_costmodel::ImageSize;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_samples::inputs::PixelValues;
 use dflop_samples::media::{PixelType, RgbImage, Video};
 use dflop_samples::{Error, Result};
 
 pub use self::filter::Filter;
-pub use self::normalize::{CLIP_DEVIATION, CLIP_MEAN, IMAGENET_DEVIATION, IMAGENET_MEAN, Normalization};
 pub(crate) use self::processor::GenericProcessor;
 pub use self::processor::{PixelSettings, SquareResize, VisionProcessor};
-pub use self::rgb_view::RgbView;
 pub(crate) use dflop_samples::media::Pixel;
 
 /// Image processor for a model family, shared.
@@ -171,4 +167,103 @@ pub(crate) fn positions(tokens: u64) -> u32 {
 /// Returns the bytes in a square of f32 pixels with three colors.
 pub(crate) fn square_bytes(side: u16) -> u64 {
     3 * u64::from(side).pow(2) * size_of::<f32>() as u64
+}
+
+/// Mean of CLIP's training pixels: red, green, blue, on a scale from 0 to 1.
+pub const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+/// Standard deviation of CLIP's training pixels.
+pub const CLIP_DEVIATION: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+/// `ImageNet` pixel mean, on the same scale.
+pub const IMAGENET_MEAN: [f64; 3] = [0.485, 0.456, 0.406];
+/// `ImageNet` pixel standard deviation.
+pub const IMAGENET_DEVIATION: [f64; 3] = [0.229, 0.224, 0.225];
+
+/// Byte normalization: `(byte * scale - mean) / deviation`, channel by channel.
+///
+/// The product is computed in double precision and rounded to single; the rest is single precision, as in the
+/// NumPy processors in Hugging Face transformers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalization {
+    /// Factor for each byte, usually 1 / 255.
+    pub scale: f64,
+    /// Red, green and blue mean, subtracted after scaling.
+    pub mean: [f64; 3],
+    /// Red, green and blue standard deviation, the divisor.
+    pub deviation: [f64; 3],
+}
+
+/// Value for every byte in every channel.
+pub(crate) type Tables<T> = [[T; 256]; 3];
+
+impl Normalization {
+    const BYTE: f64 = 1.0 / 255.0;
+    /// CLIP pixel statistics.
+    pub const CLIP: Self = Self { scale: Self::BYTE, mean: CLIP_MEAN, deviation: CLIP_DEVIATION };
+    /// `ImageNet` statistics.
+    pub const IMAGENET: Self = Self { scale: Self::BYTE, mean: IMAGENET_MEAN, deviation: IMAGENET_DEVIATION };
+    /// Maps bytes to the range -1 to 1.
+    pub const SIGNED: Self = Self { scale: Self::BYTE, mean: [0.5; 3], deviation: [0.5; 3] };
+
+    pub(crate) fn tables<T: Pixel>(&self) -> Tables<T> {
+        std::array::from_fn(|channel| {
+            let mean = self.mean[channel] as f32;
+            let deviation = self.deviation[channel] as f32;
+            let normalized = |byte| ((f64::from(byte) * self.scale) as f32 - mean) / deviation;
+            std::array::from_fn(|byte| T::of(byte as u8, normalized(byte as u8)))
+        })
+    }
+
+    /// Returns the mean as a color, rounded down as the processors do.
+    pub(crate) fn mean_color(&self) -> [u8; 3] {
+        self.mean.map(|mean| (mean * 255.0) as u8)
+    }
+}
+
+/// Borrowed pixels, `[height, width, 3]`.
+#[derive(Clone, Copy, Debug)]
+pub struct RgbView<'a> {
+    /// Number of columns.
+    pub width: u32,
+    /// Number of rows.
+    pub height: u32,
+    /// Red, green and blue for every pixel, row by row.
+    pub pixels: &'a [u8],
+}
+
+impl<'a> RgbView<'a> {
+    /// Returns the frames in a video; the last frame may lack pixels.
+    fn video_frames(video: &'a Video) -> Vec<Self> {
+        let (width, height) = (video.width, video.height);
+        let bytes = 3 * width as usize * height as usize;
+        video.pixels.chunks(bytes.max(1)).map(|pixels| Self { width, height, pixels }).collect()
+    }
+
+    /// Returns columns and rows.
+    #[must_use]
+    pub const fn size(self) -> ImageSize {
+        ImageSize { width: self.width, height: self.height }
+    }
+}
+
+impl<'a> From<&'a RgbImage> for RgbView<'a> {
+    fn from(image: &'a RgbImage) -> Self {
+        Self { width: image.width, height: image.height, pixels: &image.pixels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signed_bytes_fill_the_range() {
+        let tables = Normalization::SIGNED.tables::<f32>();
+        assert_eq!((tables[0][0], tables[2][255]), (-1.0, 1.0));
+    }
+
+    #[test]
+    fn the_mean_color_is_rounded_down() {
+        assert_eq!(Normalization::CLIP.mean_color(), [122, 116, 104]);
+        assert_eq!(Normalization::SIGNED.mean_color(), [127; 3]);
+    }
 }

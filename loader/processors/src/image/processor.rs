@@ -10,10 +10,8 @@ use dflop_samples::media::PixelType;
 use half::bf16;
 
 use super::filter::Filter;
-use super::normalize::Normalization;
 use super::resample::Resampler;
-use super::rgb_view::RgbView;
-use super::{ImageProcessor, Pixel};
+use super::{ImageProcessor, Normalization, Pixel, RgbView};
 
 /// Image processor settings that do not affect token counts.
 #[derive(Clone, Copy, Debug, PartialEq)]

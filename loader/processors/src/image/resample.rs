@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use super::RgbView;
 use super::convolve::{STRIP_BYTES, STRIP_ROWS, convolve_row, convolve_strip};
 use super::filter::{AxisExtent, AxisWeights, Filter};
-use super::rgb_view::RgbView;
 
 /// Image, possibly centered in a larger plain canvas.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Distributes image rows to square tiles, channels first: `[tiles, 3, side, side]`.
 
-use super::Pixel;
-use super::normalize::Tables;
+use super::resample::{Canvas, Resampler, Resize};
+use super::{Normalization, Pixel, RgbView, Tables};
 
 /// Tile tensor under construction; unwritten pixels must be blackened.
 #[derive(Debug)]
@@ -65,10 +65,40 @@ impl<'a, T: Pixel> Tiles<'a, T> {
     }
 }
 
+/// Creates `[frames, 3, side, side]`, each frame resized by `resize`, which must produce `side` x `side`
+/// pixels.
+pub(crate) fn squares<T: Pixel>(
+    frames: &[RgbView<'_>],
+    side: usize,
+    normalization: &Normalization,
+    resampler: &mut Resampler,
+    resize: impl Fn(RgbView<'_>) -> Resize,
+) -> Vec<T> {
+    canvases(frames, side, normalization, resampler, Canvas::from_image, resize)
+}
+
+/// Creates the same from frames that `canvas` may pad before resizing.
+pub(crate) fn canvases<'a, T: Pixel>(
+    frames: &[RgbView<'a>],
+    side: usize,
+    normalization: &Normalization,
+    resampler: &mut Resampler,
+    canvas: impl Fn(RgbView<'a>) -> Canvas<'a>,
+    resize: impl Fn(RgbView<'a>) -> Resize,
+) -> Vec<T> {
+    let tables = normalization.tables();
+    let mut target = Tiles::new(frames.len(), side, &tables);
+    for (first_tile, &frame) in frames.iter().enumerate() {
+        let place = TilePlacement { first_tile, columns: 1, left: 0, top: 0 };
+        resampler.resize(&canvas(frame), &resize(frame), |y, row| target.write_row(place, y, row));
+    }
+    target.into_values()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::normalize::Normalization;
+    use crate::image::Normalization;
 
     #[test]
     fn a_row_is_cut_where_tiles_meet() {

@@ -11,7 +11,7 @@ use dflop_samples::media::{Audio, Modality, RgbImage};
 use dflop_samples::{Error, Result};
 
 use super::Preparer;
-use super::edited_text::write_images;
+use super::frames::write_images;
 use crate::chat::MarkedText;
 use crate::message::MessagePart;
 

@@ -10,44 +10,40 @@ mod arrangement;
 mod buckets;
 mod builder;
 mod count;
-mod edited_text;
 mod expand;
 mod filler;
 mod frames;
 mod length;
 mod pack;
 mod pixels;
-mod positions;
-mod processor;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 
 use dflop_costmodel::tokens::native::NativeResolution;
 use dflop_costmodel::tokens::pan_and_scan::PanAndScan;
-use dflop_costmodel::{ModelSpec, SampleShape};
+use dflop_costmodel::{ModelSpec, Module, SampleShape};
+use dflop_samples::Result;
 use dflop_samples::inputs::{
-    AudioFeatures, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, VideoValues,
+    AudioFeatures, Filler, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, SampleProcessor,
+    VideoValues,
 };
 use dflop_samples::media::{Media, Modality};
 use dflop_samples::sample::{BatchLayout, Sample};
 
-pub use self::buckets::Buckets;
-pub use self::builder::PreparerBuilder;
-pub use self::count::{PreparedTexts, TokenizedTexts};
-pub use self::length::LongSample;
-
 use self::count::MarkerTokens;
-use self::edited_text::write_images;
 use self::expand::{Expanded, Expander};
-use self::frames::{ImagesInText, write_frames, write_times};
+use self::frames::{ImagesInText, write_frames, write_images, write_times};
 use self::pack::Packer;
 use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversation, target_tokens};
 use crate::family::{Family, ProcessorFamilies, VideoText};
 use crate::image::Normalization;
 use crate::message::{Dialogue, Message, MessagePart};
 use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
+
+pub use self::buckets::Buckets;
+pub use self::builder::PreparerBuilder;
+pub use self::count::{PreparedTexts, TokenizedTexts};
+pub use self::length::LongSample;
 
 /// Reason for rejecting a video that was not decoded.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
@@ -370,3 +366,53 @@ fn labels(expanded: &Expanded) -> Vec<i32> {
     let learned = expanded.is_target.iter().enumerate().map(is_learned);
     learned.zip(&expanded.ids).map(|(is_learned, &id)| if is_learned { id as i32 } else { IGNORED }).collect()
 }
+
+impl SampleProcessor for Preparer {
+    fn prepare(&self, sample: &Sample) -> Result<PreparedSample, PrepareError> {
+        Self::prepare(self, sample)
+    }
+
+    fn pack(&self, samples: Vec<PreparedSample>, filler: &Filler) -> ModelInputs {
+        self.pack_filled(samples, filler)
+    }
+
+    fn filler(&self, encoders: &[Module]) -> Result<Filler> {
+        self.make_filler(encoders)
+    }
+
+    fn limited(&self, tokens_max: Option<u64>, pad_to_tokens: Option<usize>) -> Arc<dyn SampleProcessor> {
+        let mut limited = self.clone();
+        if let Some(tokens) = tokens_max {
+            limited = limited.tokens_at_most(tokens);
+        }
+        if let Some(tokens) = pad_to_tokens {
+            limited = limited.pad_to_tokens(tokens);
+        }
+        Arc::new(limited)
+    }
+
+    fn layout(&self) -> BatchLayout {
+        Self::layout(self)
+    }
+
+    fn has_buckets(&self) -> bool {
+        self.packer.length_buckets.is_some()
+            || self.media_buckets.is_some()
+            || self.packer.sample_multiple > 1
+    }
+
+    fn requires_targets(&self) -> bool {
+        self.requires_targets
+    }
+
+    fn reads_pixels(&self) -> bool {
+        Self::reads_pixels(self)
+    }
+
+    fn tensor_bytes(&self, shape: &SampleShape) -> u64 {
+        Self::tensor_bytes(self, shape)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Decodes JSON as Python's `json` writes and reads it.
+//! Decodes UTF-8 text, and JSON as Python's `json` writes and reads it.
 //!
 //! Unread metadata does not exclude a sample: `NaN` and infinities become null, the last of repeated keys
 //! counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which text readers reject. Such documents
@@ -6,10 +6,11 @@
 
 use std::borrow::Cow;
 
+use Surrogate::{High, Low};
 use serde_json::Value;
 
 use super::error::DecodeError;
-use super::text::decode_str;
+use super::limits::check_limit;
 
 /// Noncharacter in place of a lone surrogate escape, so that text readers can reject the text.
 pub const LONE_SURROGATE: char = '\u{10FFFE}';
@@ -140,7 +141,6 @@ enum Surrogate {
     High,
     Low,
 }
-use Surrogate::{High, Low};
 
 /// Returns the surrogate whose escape starts at this position.
 fn surrogate(bytes: &[u8], at: usize) -> Option<Surrogate> {
@@ -179,6 +179,33 @@ fn error_reason(error: &serde_json::Error) -> String {
         Some(end) => message[..end].to_owned(),
         None => message,
     }
+}
+
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
+/// Decodes a text with at most `bytes_max` bytes; a leading byte order mark is dropped, NUL is kept.
+///
+/// # Errors
+/// [`DecodeError::Malformed`] with the offset of the first byte that is not UTF-8, [`DecodeError::TooLarge`].
+///
+/// # Examples
+/// ```
+/// let error = dflop_samples::media::decode_text(b"caf\xE9", 1024).unwrap_err();
+/// assert_eq!(error.to_string(), "malformed text at byte 3: not UTF-8");
+/// ```
+pub fn decode_text(bytes: &[u8], bytes_max: u64) -> Result<String, DecodeError> {
+    Ok(decode_str("text", bytes, bytes_max)?.to_owned())
+}
+
+/// Checks a text and returns the text without byte order mark.
+fn decode_str<'a>(format: &'static str, bytes: &'a [u8], bytes_max: u64) -> Result<&'a str, DecodeError> {
+    check_limit(format, bytes.len() as u64, "bytes", "text_bytes_max", bytes_max)?;
+    let text = std::str::from_utf8(bytes).map_err(|error| {
+        let is_utf16 = bytes.starts_with(b"\xFF\xFE") || bytes.starts_with(b"\xFE\xFF");
+        let reason = if is_utf16 { "not UTF-8; it looks like UTF-16" } else { "not UTF-8" };
+        DecodeError::malformed(format, error.valid_up_to(), reason)
+    })?;
+    Ok(if bytes.starts_with(BYTE_ORDER_MARK) { &text[BYTE_ORDER_MARK.len()..] } else { text })
 }
 
 #[cfg(test)]
@@ -272,5 +299,21 @@ mod tests {
         fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode_json(&bytes, 100);
         }
+    }
+
+    #[test]
+    fn byte_order_mark_is_dropped_and_nul_is_kept() {
+        assert_eq!(decode_text(b"\xEF\xBB\xBFa\0b", 100).unwrap(), "a\0b");
+    }
+
+    #[test]
+    fn utf16_is_named() {
+        let error = decode_text(b"\xFF\xFEa\0", 100).unwrap_err();
+        assert_eq!(error.to_string(), "malformed text at byte 0: not UTF-8; it looks like UTF-16");
+    }
+
+    #[test]
+    fn long_text_is_refused() {
+        assert!(matches!(decode_text(&[b'a'; 11], 10), Err(DecodeError::TooLarge { actual: 11, .. })));
     }
 }

@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::selection::Selection;
+use super::Selection;
 use crate::error::{Error, Result, Skipped};
 use crate::files::{lies_inside, parent_directory};
 use crate::index::Index;

@@ -10,12 +10,13 @@ use dflop_samples::media::augment::field_seed;
 use dflop_samples::sample::{Field, Sample};
 use tokio::sync::oneshot;
 
-use super::pending::{AbortOnDrop, PendingTransforms};
 use super::pool::{CallAnswer, TransformPool};
-use super::{SampleInput, SampleTransform, TransformFault, TransformInput};
-use super::{Transform, Transforms, UserCode};
+use super::{
+    AbortOnDrop, PendingTransforms, SampleInput, SampleTransform, Transform, TransformFault, TransformInput,
+    Transforms, UserCode,
+};
 use crate::decode::fields::{PendingFields, PrepareStage};
-use crate::decode::outcome::{Decoded, FieldError};
+use crate::decode::{Decoded, FieldError};
 use crate::error::{BoxError, Error, Result, UserCodeError, error_reason};
 use crate::flow::{LoaderStage, Metrics};
 use crate::shard::{FieldSelection, RawSample};

@@ -24,23 +24,22 @@
 //!   threads, and after a restore.
 
 mod batch;
-mod pending;
 mod pool;
-mod whole_sample;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use dflop_samples::media::codec::modality_extensions;
 use dflop_samples::media::{Media, Modality};
+use dflop_samples::sample::{Field, Sample};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 
-pub(crate) use self::batch::TransformStage;
-pub(crate) use self::pending::PendingTransforms;
-pub use self::whole_sample::{SampleAnswer, SampleInput, SampleTransform};
-
-use super::mode::Decode;
+use super::{Decode, Decoded, FieldError};
 use crate::error::{BoxError, Error, Result, check_at_most};
 use crate::shard::FieldSelection;
+
+pub(crate) use self::batch::TransformStage;
 
 /// Maximum number of transform threads.
 const THREADS_MAX: u64 = 1_024;
@@ -285,6 +284,56 @@ impl Transforms {
         self.list.sort_by_key(|of| !of.is_decoder());
         self
     }
+}
+
+/// Fields of one sample that are being transformed.
+#[derive(Debug)]
+pub(crate) struct PendingTransforms {
+    answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
+    _task: Arc<AbortOnDrop>,
+}
+
+/// Aborts a task when its last waiter is dropped.
+#[derive(Debug)]
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl PendingTransforms {
+    /// Waits for the last transform and for the preparer.
+    pub(crate) async fn finish(self) -> Result<Result<Decoded, FieldError>> {
+        self.answer.await.unwrap_or(Err(Error::StageEnded { stage: "transform" }))
+    }
+}
+
+/// Sample passed to user code.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleInput {
+    /// Sample with decoded fields, but without the images that share a tensor.
+    pub sample: Sample,
+    /// Seed derived from the configured seed, different for every sample, epoch and transform. All randomness
+    /// in the transform must come from it.
+    pub seed: u64,
+}
+
+/// Result for a sample: the new fields, or `None` to drop it.
+pub type SampleAnswer = Result<Option<Vec<Field>>, BoxError>;
+
+/// User code that changes whole samples.
+pub trait SampleTransform: Debug + Send + Sync {
+    /// Changes samples; returns one result per sample, in the same order.
+    ///
+    /// Fields may be changed, added and removed. A sample answered with `None` is counted as dropped, outside
+    /// the error budget. Called on a transform thread, on several at a time if so configured. It may block:
+    /// read-ahead waits for it.
+    ///
+    /// # Errors
+    /// An inner error makes the sample bad; the outer error ends the stream with [`crate::Error::UserCode`].
+    fn apply(&self, samples: Vec<SampleInput>) -> Result<Vec<SampleAnswer>, BoxError>;
 }
 
 #[cfg(test)]

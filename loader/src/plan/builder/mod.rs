@@ -9,10 +9,10 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, Module, SampleShape};
 use dflop_samples::sample::BatchLayout;
 
-use super::blank_media::BlankMedia;
 use super::config::{PadTo, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
+use super::media_shares::BlankMedia;
 use super::planner::StepPlanner;
 use crate::error::{Error, Result, error_reason};
 use crate::order::{

@@ -14,6 +14,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -22,7 +24,7 @@ use super::field_selection::FieldSelection;
 use super::list::Shard;
 use super::local_archive::LocalArchive;
 use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
-use super::samples::{MappedSamples, RangedSamples, ShardItem};
+use super::samples::{FIELD_BYTES_MAX, MappedSamples, RangedSamples, ShardItem};
 use crate::error::{Error, Result};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::store::{LocalShard, Opened, RemoteShard, ShardsAhead};
@@ -280,4 +282,35 @@ pub(crate) fn read_through(item: &ShardItem) {
         let sum = words.iter().fold(0u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)));
         black_box(rest.iter().fold(sum, |sum, &byte| sum.wrapping_add(byte.into())));
     }
+}
+
+/// Maximum size of waiting payloads, in bytes.
+const BUFFERED_BYTES_MAX: u64 = 64 << 20;
+
+/// Reads shards from start to end, without an index and without an error budget.
+///
+/// Lazy: nothing is read until the first poll. A bad sample is an item and the stream continues; a shard that
+/// cannot be opened is the last item, an error. Dropping the stream stops reading.
+///
+/// # Panics
+/// If it is polled outside a Tokio runtime.
+#[must_use]
+pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> {
+    let items = async_stream::stream! {
+        let mut source = read_shards(ReaderSettings {
+            shards,
+            passes: ShardPasses { end_epoch: 1, ..ShardPasses::default() },
+            known: KnownShards::default(),
+            metrics: Arc::new(Metrics::new(0)),
+            field_bytes_max: FIELD_BYTES_MAX,
+            fields: FieldSelection::ALL,
+            is_read_through: false,
+            budget: ByteBudget::new(BUFFERED_BYTES_MAX, Arc::default()),
+            requested_bytes_max: BUFFERED_BYTES_MAX,
+        });
+        while let Some(item) = source.recv().await {
+            yield item.map(|item| item.item);
+        }
+    };
+    items.boxed()
 }

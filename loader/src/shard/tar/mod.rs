@@ -5,11 +5,10 @@
 //! they accept and reject the same archives. A damaged archive yields the good entries first and then a
 //! [`TarFault`](crate::error::TarFault); nothing ends silently. Entries go to [`crate::shard`].
 
-mod entries;
+pub(crate) mod entries;
 pub(crate) mod header;
 pub(crate) mod headers;
 mod pax;
-pub(crate) mod ranged;
 pub mod slice;
 mod sparse;
 pub mod stream;

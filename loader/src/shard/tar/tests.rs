@@ -9,8 +9,8 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use tokio::io::{AsyncRead, ReadBuf};
 
+use super::entries::{Archive, RangedEntries};
 use super::header::BLOCK_BYTES;
-use super::ranged::{Archive, RangedEntries};
 use super::slice::SliceEntries;
 use super::stream::{StreamEntries, StreamFault};
 use super::{Entry, padded};

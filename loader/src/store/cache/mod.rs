@@ -18,7 +18,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
@@ -27,7 +26,6 @@ pub(crate) use self::directory::{PartWriter, Room};
 
 use super::answer::{Identity, comparable_tag};
 use super::local::{LocalShard, ReadMode};
-use super::object::RemoteObject;
 use super::settings::ShardCache;
 use super::tasks::detach;
 use super::url_parts::without_signature;
@@ -41,8 +39,6 @@ const WRITER_IDLE_MAX: Duration = Duration::from_mins(1);
 const POLL: Duration = Duration::from_millis(50);
 /// Number of shards that are copied in the background in parallel.
 const COPIES_AT_ONCE: usize = 4;
-/// Number of chunks per shard that are downloaded in parallel.
-const CHUNKS_AT_ONCE: usize = 8;
 
 /// Cached shard version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -54,22 +50,22 @@ pub(crate) struct CacheKey {
 }
 
 impl CacheKey {
-    /// Returns the key for a stored shard; `None` if the server does not distinguish versions.
-    pub(crate) fn packed(object: &RemoteObject, identity: &Identity) -> Option<Self> {
-        Self::new(object, identity, "packed", identity.bytes)
+    /// Returns the key for the stored shard at a URL; `None` if the server does not distinguish versions.
+    pub(crate) fn packed(url: &str, identity: &Identity) -> Option<Self> {
+        Self::new(url, identity, "packed", identity.bytes)
     }
 
     /// Returns the key for a decompressed shard, of which `bytes` bytes are kept.
-    pub(crate) fn unpacked(object: &RemoteObject, identity: &Identity, bytes: u64) -> Option<Self> {
-        Self::new(object, identity, "unpacked", bytes)
+    pub(crate) fn unpacked(url: &str, identity: &Identity, bytes: u64) -> Option<Self> {
+        Self::new(url, identity, "unpacked", bytes)
     }
 
-    fn new(object: &RemoteObject, identity: &Identity, form: &str, bytes: u64) -> Option<Self> {
+    fn new(url: &str, identity: &Identity, form: &str, bytes: u64) -> Option<Self> {
         if identity.etag.is_none() && identity.modified_ns == 0 {
             return None;
         }
         let mut hasher = Sha256::new();
-        let name = without_signature(object.url());
+        let name = without_signature(url);
         for part in [form, &name, comparable_tag(identity.etag.as_deref().unwrap_or_default())] {
             hasher.update((part.len() as u64).to_le_bytes());
             hasher.update(part);
@@ -100,23 +96,23 @@ impl Cache {
         Ok(Self { directory, begun, copies, is_reported: AtomicBool::new(false) })
     }
 
-    /// Copies a shard for later use, unless that would remove shards in use.
+    /// Copies a shard for later use with `download`, unless that would remove shards in use.
     ///
     /// Nobody waits for the copy: readers that need the shard earlier read it by range, and report failures
     /// themselves.
-    pub(crate) fn copy_in_background(
+    pub(crate) fn copy_in_background<F>(
         self: &Arc<Self>,
         key: CacheKey,
-        object: RemoteObject,
-        identity: Identity,
-    ) {
+        download: impl FnOnce(PartWriter) -> F + Send + 'static,
+    ) where
+        F: Future<Output = io::Result<()>> + Send,
+    {
         if !self.begun.lock().expect("no holder panics").insert(key.clone()) {
             return;
         }
         let cache = self.clone();
         detach(async move {
             let Ok(_permit) = cache.copies.acquire().await else { return };
-            let download = |part| download(object, identity, part);
             if let Ok(Some(_)) = cache.get_or_fill(&key, Room::Unused, download).await {
                 cache.begun.lock().expect("no holder panics").remove(&key);
             }
@@ -127,17 +123,6 @@ impl Cache {
     pub(crate) async fn get(&self, key: &CacheKey) -> io::Result<Option<LocalShard>> {
         let (directory, key) = (self.directory.clone(), key.clone());
         blocking(move || directory.open_kept(&key)).await
-    }
-
-    /// Returns a stored shard, after downloading it if needed; `None` if it is larger than the cache.
-    pub(crate) async fn get_or_copy(
-        &self,
-        key: &CacheKey,
-        object: &RemoteObject,
-        identity: &Identity,
-    ) -> io::Result<Option<LocalShard>> {
-        let download = |part: PartWriter| download(object.clone(), identity.clone(), part);
-        self.get_or_fill(key, Room::Any, download).await
     }
 
     /// Returns a cached shard, after making room and writing it with `fill` if needed.
@@ -198,25 +183,6 @@ impl Cache {
         let directory = self.directory.clone();
         blocking(move || directory.keep(part)).await.map(Some)
     }
-}
-
-/// Downloads a whole object into a file.
-async fn download(object: RemoteObject, identity: Identity, part: PartWriter) -> io::Result<()> {
-    let chunk_bytes = object.stores().chunk_bytes();
-    let starts = (0..identity.bytes).step_by(chunk_bytes as usize);
-    let write = |start: u64| {
-        let (object, identity, part) = (object.clone(), identity.clone(), part.clone());
-        let range = start..identity.bytes.min(start + chunk_bytes);
-        async move {
-            let (bytes, _) = object.read(range, &identity).await?;
-            blocking(move || part.write_at(&bytes, start)).await
-        }
-    };
-    let mut written = futures::stream::iter(starts).map(write).buffer_unordered(CHUNKS_AT_ONCE);
-    while let Some(chunk) = written.next().await {
-        chunk?;
-    }
-    Ok(())
 }
 
 /// Runs blocking file operations outside the runtime threads.

@@ -5,7 +5,6 @@
 //! [`headers`] reads the responses from such servers.
 
 mod client;
-mod headers;
 mod listing;
 mod server;
 

@@ -12,20 +12,20 @@
 
 mod ejection_chain;
 mod exchange;
-mod perturbation;
 mod resplit;
 mod subset_sums;
 mod target_descent;
 mod three_way;
+
+use dflop_costmodel::random::SplitMix64;
+use ejection_chain::ChainFinder;
+use resplit::{Resplitter, Wanted};
 
 use super::{Partitioner, Solution, multi_lpt, within};
 use crate::budget::Budget;
 use crate::error::Result;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
-use dflop_costmodel::random::SplitMix64;
-use ejection_chain::ChainFinder;
-use resplit::{Resplitter, Wanted};
 
 /// Iterated local search, starting from the multi-LPT result.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
             partition.clone_from(&best);
         }
         perturbations += 1;
-        perturbation::perturb(problem, partition, &mut search.rng);
+        perturb(problem, partition, &mut search.rng);
         search.descend(partition);
         if partition.makespan() < best.makespan() {
             best.clone_from(partition);
@@ -302,6 +302,41 @@ impl<'a> Search<'a> {
     }
 }
 
+/// Maximum number of swaps in a perturbation.
+const SWAPS_MAX: usize = 3;
+
+/// Swaps a few random items; every second swap involves the slowest group.
+///
+/// # Source
+/// Lourenço, Martin and Stützle, "Iterated local search", Handbook of Metaheuristics, 2003.
+fn perturb(problem: &Problem<'_>, partition: &mut Partition, rng: &mut SplitMix64) {
+    for _ in 0..=rng.below(SWAPS_MAX) {
+        let is_at_slowest = rng.below(2) == 0;
+        let first = if is_at_slowest { partition.slowest() } else { rng.below(problem.groups) };
+        let second = rng.below(problem.groups);
+        swap_random(problem, partition, (first, second), rng);
+    }
+}
+
+/// Swaps a random item from each group, unless a cap forbids it.
+fn swap_random(
+    problem: &Problem<'_>,
+    partition: &mut Partition,
+    (first, second): (usize, usize),
+    rng: &mut SplitMix64,
+) {
+    if first == second || partition.groups[first].is_empty() || partition.groups[second].is_empty() {
+        return;
+    }
+    let given = partition.take(problem, first, rng.below(partition.groups[first].len()));
+    let taken = partition.take(problem, second, rng.below(partition.groups[second].len()));
+    // Both items are out of their groups by now, so each group is checked without its own item.
+    let is_allowed = partition.has_room(problem, first, taken) && partition.has_room(problem, second, given);
+    let (to_first, to_second) = if is_allowed { (taken, given) } else { (given, taken) };
+    partition.add(problem, first, to_first);
+    partition.add(problem, second, to_second);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,5 +361,21 @@ mod tests {
         let before = partition.groups.clone();
         improve(&problem, &mut partition, &mut Budget::work(0));
         assert_eq!(partition.groups, before);
+    }
+
+    #[test]
+    fn a_perturbation_keeps_every_item_and_every_cap() {
+        let instance = Instance::new(3, 1, (1..=9).collect()).unwrap().tokens((1..=9).collect()).unwrap();
+        let problem = Problem::new(&instance, &Caps { tokens_max: Some(17), bytes_max: None }).unwrap();
+        let groups = vec![vec![8, 3, 0], vec![7, 4, 1], vec![6, 5, 2]];
+        let mut partition = Partition::from_groups(&problem, groups);
+        let mut rng = SplitMix64::new(5);
+        for _ in 0..100 {
+            perturb(&problem, &mut partition, &mut rng);
+            assert!(partition.is_within(&problem));
+        }
+        let mut all = partition.groups.concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..9).collect::<Vec<_>>());
     }
 }

@@ -1,11 +1,10 @@
-//! Reads an architecture's fields, with defaults.
+//! Reads an architecture's fields, with defaults, and the widths of multi-head latent attention.
 
 use super::experts::ExpertFields;
-use super::latent::LatentDefaults;
 use super::windows::WindowFields;
 use crate::error::Result;
 use crate::model::config::ConfigFields;
-use crate::model::{AttentionBias, LlmDetails, LlmSpec};
+use crate::model::{AttentionBias, LatentAttention, LlmDetails, LlmSpec};
 
 /// Fields and defaults for an architecture.
 pub(super) struct Architecture {
@@ -110,6 +109,34 @@ impl Architecture {
                 || self.reads_qk_norm && fields.flag("use_qk_norm", false)?,
             has_tied_embeddings,
             ..self.details
+        })
+    }
+}
+
+/// Default widths for an architecture.
+#[derive(Clone, Copy)]
+pub(super) struct LatentDefaults {
+    pub(super) query_rank: u32,
+    pub(super) kv_rank: u32,
+    pub(super) plain_dim: u32,
+    pub(super) rotated_dim: u32,
+    pub(super) value_dim: u32,
+}
+
+impl LatentDefaults {
+    /// Reads the widths; a `q_lora_rank` of `null` projects queries directly.
+    pub(super) fn read(self, fields: &ConfigFields<'_>) -> Result<LatentAttention> {
+        let query_rank = if fields.is_null("q_lora_rank") {
+            None
+        } else {
+            Some(fields.count("q_lora_rank", self.query_rank)?)
+        };
+        Ok(LatentAttention {
+            query_rank,
+            kv_rank: fields.count("kv_lora_rank", self.kv_rank)?,
+            plain_dim: fields.count("qk_nope_head_dim", self.plain_dim)?,
+            rotated_dim: fields.count("qk_rope_head_dim", self.rotated_dim)?,
+            value_dim: fields.count("v_head_dim", self.value_dim)?,
         })
     }
 }

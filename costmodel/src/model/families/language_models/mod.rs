@@ -1,12 +1,11 @@
 //! Language models, separate or as a multimodal model's `text_config`: a table of architectures.
 //!
 //! [`architecture`] has the fields and defaults for an architecture, [`dense`] and [`sparse`] list the known
-//! architectures, and [`experts`], [`windows`] and [`latent`] read optional features.
+//! architectures, and [`experts`] and [`windows`] read optional features.
 
 mod architecture;
 mod dense;
 mod experts;
-mod latent;
 mod sizes;
 mod sparse;
 mod windows;

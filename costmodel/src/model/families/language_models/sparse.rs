@@ -1,9 +1,8 @@
 //! Architectures with experts.
 
-use super::architecture::{Architecture, Bias};
+use super::architecture::{Architecture, Bias, LatentDefaults};
 use super::dense::{LLAMA, MISTRAL, QWEN2};
 use super::experts::{ExpertFields, SharedExperts, SparseLayers};
-use super::latent::LatentDefaults;
 use super::windows::WindowFields;
 use crate::model::{AttentionBias, ExpertsDetails, LlmDetails};
 

@@ -21,19 +21,17 @@
 
 mod builder;
 mod colors;
-mod crop;
 mod random;
 
 use dflop_costmodel::ImageSize;
 
 pub use self::builder::{AugmentBuilder, ColorJitter};
 pub(crate) use self::colors::ColorChanges;
-pub(crate) use self::crop::Crop;
 
 use self::builder::RandomCrop;
 use self::random::{Quantity, RandomSource};
 use super::error::DecodeError;
-use super::image::{RgbImage, resize_crop};
+use super::image::{Crop, RgbImage, resize_crop};
 use crate::raw_sample::SampleId;
 
 /// Random image changes, with ranges and probabilities.

@@ -20,7 +20,7 @@ use bytes::Bytes;
 
 use super::error::DecodeError;
 use super::limits::DecodeLimits;
-use super::modality::Modality;
+use super::shape::Modality;
 use super::{Media, MediaShape};
 
 pub use self::registry::{

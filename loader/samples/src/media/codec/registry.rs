@@ -3,7 +3,7 @@
 use std::sync::{PoisonError, RwLock};
 
 use super::{BUILT_IN, Codec, Content};
-use crate::media::modality::Modality;
+use crate::media::shape::Modality;
 
 /// Codecs from other crates. The list is global to the process, because a field name has the same meaning
 /// everywhere.

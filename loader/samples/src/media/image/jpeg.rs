@@ -14,10 +14,8 @@ use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
 
-use super::RgbImage;
-use super::jpeg_scans;
 use super::jpeg_source::{EndTrace, JpegSource};
-use super::reduction::Reduction;
+use super::{Reduction, RgbImage, jpeg_scans};
 use crate::media::error::DecodeError;
 use crate::media::limits::{ImageLimits, Strictness, check_limit};
 use crate::media::probe::{JpegColors, JpegHeader, read_jpeg_header};

@@ -8,8 +8,7 @@ use std::cell::RefCell;
 
 use turbojpeg::{Decompressor, Error, Image, PixelFormat, ScalingFactor};
 
-use super::RgbImage;
-use super::reduction::Reduction;
+use super::{Reduction, RgbImage};
 use crate::media::error::DecodeError;
 use crate::media::limits::Strictness;
 use crate::media::probe::JpegHeader;

@@ -2,10 +2,12 @@
 //!
 //! The format is recognized by content. Size limits are checked against the header before pixels are
 //! allocated; the orientation comes from the same header as the shape in [`super::probe`], so both agree.
+//!
+//! A JPEG may be reduced during decoding: an inverse DCT with fewer frequencies produces a smaller image with
+//! less work. Halves, quarters and eighths have fast code; other ratios cost more than they save.
 
 #[cfg(feature = "avif")]
 mod avif;
-mod crop;
 mod gif;
 mod jpeg;
 mod jpeg_scans;
@@ -14,11 +16,9 @@ mod jpeg_source;
 mod jpeg_turbo;
 mod pixel_type;
 mod raster;
-mod reduction;
 mod resize;
 mod tiff;
 mod to_tensor;
-mod webp;
 
 use image::metadata::Orientation;
 
@@ -26,10 +26,8 @@ use super::error::DecodeError;
 use super::limits::{ImageLimits, check_limit};
 use super::probe::{ImageFormat, ImageHeader, TiffKind, image_header, read_tiff_header};
 
-pub use self::pixel_type::Pixel;
-pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
-pub(super) use self::reduction::Reduction;
-pub(crate) use self::resize::resize_crop;
+pub use self::pixel_type::{Pixel, PixelBuffer, PixelFormat, PixelLayout, PixelType};
+pub(crate) use self::resize::{Crop, resize_crop};
 pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
 
 /// Decoded image.
@@ -86,7 +84,7 @@ pub fn decode_rgb_into(bytes: &[u8], limits: &ImageLimits, image: &mut RgbImage)
 }
 
 /// Reads the header and checks the size; returns the orientation to apply, if any.
-pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
+fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageHeader, DecodeError> {
     let header = image_header(bytes)?;
     check_pixels(header.format, header.stored.width, header.stored.height, limits)?;
     let is_turned = limits.is_orientation_applied;
@@ -95,7 +93,7 @@ pub(super) fn stored_header(bytes: &[u8], limits: &ImageLimits) -> Result<ImageH
 }
 
 /// Decodes the image as stored, possibly reduced by up to `reduction`.
-pub(super) fn decode_stored_into(
+fn decode_stored_into(
     bytes: &[u8],
     header: &ImageHeader,
     reduction: Reduction,
@@ -137,6 +135,38 @@ fn turn(image: &mut RgbImage, orientation: Orientation) {
     turned.apply_orientation(orientation);
     (image.width, image.height) = (turned.width(), turned.height());
     image.pixels = turned.into_rgb8().into_raw();
+}
+
+/// Maximum number of halvings: an 8 x 8 block becomes a single pixel.
+#[cfg(any(feature = "turbojpeg", test))]
+const HALVINGS_MAX: u32 = 3;
+
+/// Reduction by a power of two on both sides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Reduction(u32);
+
+impl Reduction {
+    /// No reduction.
+    pub(super) const NONE: Self = Self(0);
+
+    /// Returns the largest reduction that keeps `length` pixels at least `wanted` long.
+    #[cfg(any(feature = "turbojpeg", test))]
+    fn at_least(length: f64, wanted: u32) -> Self {
+        let leaves = |halvings: &u32| length / f64::from(1u32 << halvings) >= f64::from(wanted);
+        Self((1..=HALVINGS_MAX).rev().find(leaves).unwrap_or(0))
+    }
+
+    /// Returns the number of halvings.
+    #[cfg(feature = "turbojpeg")]
+    fn log2(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the reduced length, rounded up.
+    #[cfg(feature = "turbojpeg")]
+    fn apply(self, length: u32) -> u32 {
+        length.div_ceil(1 << self.0)
+    }
 }
 
 #[cfg(test)]
@@ -374,5 +404,13 @@ mod tests {
         assert_eq!(changed(1, 0xC3), "unsupported jpeg: lossless coding (0xC3)");
         assert_eq!(changed(1, 0xC5), "unsupported jpeg: hierarchical coding (0xC5)");
         assert_eq!(changed(9, 2), "unsupported jpeg: 2 color components");
+    }
+
+    #[test]
+    fn what_is_left_is_never_shorter_than_wanted() {
+        let table = [(223.0, 0), (447.9, 0), (448.0, 1), (895.0, 1), (896.0, 2), (1792.0, 3), (9000.0, 3)];
+        for (length, halvings) in table {
+            assert_eq!(Reduction::at_least(length, 224), Reduction(halvings), "{length}");
+        }
     }
 }

@@ -3,6 +3,9 @@
 //! For an animation, the first frame is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
 //! alpha is dropped without blending, as in Pillow's `convert("RGB")`. Checksums of critical PNG chunks are
 //! verified; a PNG may end without the last chunk.
+//!
+//! The first frame in a WebP file must not be larger than the canvas: the extended header states the canvas
+//! size, each frame the frame size, and the decoder allocates for the frame.
 
 use std::io::Cursor;
 
@@ -12,6 +15,7 @@ use super::RgbImage;
 use crate::media::error::DecodeError;
 use crate::media::limits::{ImageLimits, check_limit};
 use crate::media::probe::ImageFormat;
+use crate::media::probe::field::{u16_le, u32_le};
 
 /// The last PNG chunk.
 const PNG_END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
@@ -50,7 +54,7 @@ fn decode_whole(
     let (width, height) = decoder.dimensions();
     super::check_pixels(format, width, height, limits)?;
     if format == ImageFormat::WebP {
-        super::webp::check_first_frame(bytes, width, height)?;
+        check_first_frame(bytes, width, height)?;
     }
     check_limit(
         format.name(),
@@ -89,5 +93,76 @@ fn refusal(error: image::ImageError, format: ImageFormat, bytes: usize) -> Decod
             DecodeError::truncated(format.name(), bytes)
         }
         other => DecodeError::codec(format.name(), other),
+    }
+}
+
+/// Length of an animation frame header in bytes, before the frame's chunks.
+const FRAME_HEADER_BYTES: usize = 16;
+
+/// Checks the first frame.
+///
+/// # Errors
+/// [`DecodeError::Malformed`] with the offset of a frame that exceeds the canvas.
+fn check_first_frame(bytes: &[u8], width: u32, height: u32) -> Result<(), DecodeError> {
+    match first_frame(bytes) {
+        Some((offset, frame)) if frame.0 > width || frame.1 > height => {
+            let reason = "a frame is larger than the canvas";
+            Err(DecodeError::malformed("webp", offset, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns offset and size of the first frame; `None` without a frame, which the decoder rejects.
+fn first_frame(bytes: &[u8]) -> Option<(usize, (u32, u32))> {
+    let mut position = 12;
+    loop {
+        let length = u32_le(bytes, position + 4)? as usize;
+        let start = position + 8;
+        match bytes.get(position..position + 4)? {
+            b"VP8 " => {
+                // Frame tag with three bytes, start code with three bytes, then 14 bits each, below two
+                // scaling bits.
+                let side = |at| Some(u32::from(u16_le(bytes, at)? & 0x3fff));
+                return Some((position, (side(start + 6)?, side(start + 8)?)));
+            }
+            b"VP8L" => {
+                // A signature byte, then 14 bits each, minus 1.
+                let sides = u32_le(bytes, start + 1)?;
+                return Some((position, ((sides & 0x3fff) + 1, ((sides >> 14) & 0x3fff) + 1)));
+            }
+            b"ANMF" => position = start + FRAME_HEADER_BYTES,
+            _ => position = start.checked_add(length)?.checked_add(length & 1)?,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Creates an extended file with a canvas of 100 x 100 pixels and a single lossy frame.
+    fn extended(width: u16, height: u16, is_animated: bool) -> Vec<u8> {
+        let mut frame = b"VP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a".to_vec();
+        frame.extend([width.to_le_bytes(), height.to_le_bytes()].concat());
+        if is_animated {
+            let length = (FRAME_HEADER_BYTES + frame.len()) as u32;
+            frame = [b"ANMF", &length.to_le_bytes()[..], &[0; FRAME_HEADER_BYTES], &frame].concat();
+        }
+        let canvas = b"VP8X\x0a\0\0\0\0\0\0\0\x63\0\0\x63\0\0";
+        [b"RIFF\0\0\0\0WEBP", &canvas[..], &frame].concat()
+    }
+
+    #[test]
+    fn a_frame_larger_than_the_canvas_is_refused() {
+        for is_animated in [false, true] {
+            let check = |width, height| check_first_frame(&extended(width, height, is_animated), 100, 100);
+            assert!(check(100, 100).is_ok());
+            assert!(check(16_383, 16_383).unwrap_err().to_string().contains("larger than the canvas"));
+            assert!(check(1, 101).is_err());
+        }
+        let lossless = b"RIFF\0\0\0\0WEBPVP8L\x05\0\0\0\x2f\xff\xff\xff\x0f";
+        assert_eq!(first_frame(lossless), Some((12, (16_384, 16_384))));
+        assert_eq!(first_frame(&lossless[..18]), None);
     }
 }

@@ -13,11 +13,9 @@ use fast_image_resize::Resizer;
 use half::bf16;
 use image::metadata::Orientation;
 
-use super::crop::CropBox;
 use super::pixel_type::{Pixel, PixelFormat, PixelLayout, PixelType};
-use super::reduction::Reduction;
-use super::resize::resize_part;
-use super::{RgbImage, decode_stored_into, stored_header};
+use super::resize::{CropBox, resize_part};
+use super::{Reduction, RgbImage, decode_stored_into, stored_header};
 use crate::media::augment::{ImageAugment, ImageChanges};
 use crate::media::error::DecodeError;
 use crate::media::limits::ImageLimits;

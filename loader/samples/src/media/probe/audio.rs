@@ -4,19 +4,28 @@
 //! encoder delay, position of the last page), which the demultiplexers in [`crate::media`] implement. Where
 //! only the demultiplexers know the length, the frames in all packets are counted, so that the length equals
 //! the decoded length.
+//!
+//! The length of an Ogg stream that is truncated or damaged near the end is the position of the last intact
+//! page. A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
+//! frames up to the page end; the checksum covers the whole page with the checksum field set to 0.
+//!
+//! # Source
+//! Ogg pages: RFC 3533, section 6.
 
 use std::io::{Cursor, ErrorKind};
 
+use symphonia::core::checksum::Crc32;
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
 use symphonia::core::errors::Error;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
-use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
+use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions, Monitor};
 use symphonia::core::packet::Packet;
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader};
 
+use super::field::{u16_be, u32_be, u32_le};
 use super::pcm::PcmHeader;
-use super::{AudioLength, MpegKind, aiff, au, flac, foreign, mpeg, ogg, wav};
+use super::{AudioLength, MpegKind, aiff, foreign, mpeg, wav};
 use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by the first bytes.
@@ -93,7 +102,7 @@ pub(crate) fn pcm_header(content: Content<'_>, field_bytes: u64) -> Option<Resul
     match content.format {
         AudioFormat::Wav => Some(wav::read_wav_header(content.bytes, field_bytes)),
         AudioFormat::Aiff => Some(aiff::read_aiff_header(content.bytes, field_bytes)),
-        AudioFormat::Au => Some(au::read_au_header(content.bytes, field_bytes)),
+        AudioFormat::Au => Some(aiff::read_au_header(content.bytes, field_bytes)),
         AudioFormat::Flac | AudioFormat::Mp3 | AudioFormat::Ogg => None,
     }
 }
@@ -114,7 +123,7 @@ pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLengt
         return Ok((header.length, header.channels));
     }
     if content.format == AudioFormat::Flac {
-        let (length, channels) = flac::read_flac_header(content.bytes)?;
+        let (length, channels) = read_flac_header(content.bytes)?;
         if length.frames > 0 {
             return Ok((length, channels));
         }
@@ -203,7 +212,7 @@ fn is_opus(track: &Track) -> bool {
 pub(crate) fn declared_frames(content: Content<'_>, track: &Track, start: u64) -> Option<u64> {
     match content.format {
         AudioFormat::Ogg => {
-            let end = track.num_frames.or_else(|| ogg::last_position(content.bytes, track.id))?;
+            let end = track.num_frames.or_else(|| last_position(content.bytes, track.id))?;
             let delay = if is_opus(track) { track.delay.unwrap_or(0).into() } else { 0 };
             Some(end.saturating_sub(delay).saturating_sub(start))
         }
@@ -243,5 +252,106 @@ fn without_tags(bytes: &[u8]) -> &[u8] {
     match rest.len().checked_sub(TRAILER_BYTES) {
         Some(end) if rest[end..].starts_with(b"TAG") => &rest[..end],
         _ => rest,
+    }
+}
+
+const FORMAT: &str = "flac";
+
+/// Reads length and channels from the first metadata block, which must be the stream header; the length is 0
+/// if the writer did not know the length.
+///
+/// - `bytes`: the file from the `fLaC` marker on
+fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
+    const RATE_AT: usize = 18;
+    let ended = || DecodeError::truncated(FORMAT, bytes.len());
+    if bytes.get(4).ok_or_else(ended)? & 0x7F != 0 {
+        return Err(DecodeError::malformed(FORMAT, 4, "the first block is not the stream header"));
+    }
+    // 20 bits rate, 3 bits channels - 1, 5 bits depth - 1, 36 bits frames.
+    let packed = u64::from(u32_be(bytes, RATE_AT).ok_or_else(ended)?) << 32
+        | u64::from(u32_be(bytes, RATE_AT + 4).ok_or_else(ended)?);
+    let sample_rate_hz = (packed >> 44) as u32;
+    let channels = (packed >> 41 & 0x7) as u16 + 1;
+    let frames = packed & ((1 << 36) - 1);
+    let block_frames_max = u16_be(bytes, 10).ok_or_else(ended)?;
+    if sample_rate_hz == 0 || block_frames_max == 0 {
+        return Err(DecodeError::malformed(FORMAT, RATE_AT, "the sample rate or block size is 0"));
+    }
+    Ok((AudioLength { frames, sample_rate_hz }, channels))
+}
+
+const HEADER_BYTES: usize = 27;
+const CHECKSUM_AT: usize = 22;
+/// Granule position of a page without a packet end.
+const NO_POSITION: u64 = u64::MAX;
+
+/// Returns the granule position of the last intact page in the stream `serial`.
+fn last_position(bytes: &[u8], serial: u32) -> Option<u64> {
+    let mut last = None;
+    let mut start = 0;
+    while start < bytes.len() {
+        let rest = &bytes[start..];
+        let Some(page) = intact_page(rest) else {
+            // Resynchronize at the next capture pattern after damage.
+            start += 1 + rest[1..].windows(4).position(|window| window == b"OggS").unwrap_or(rest.len());
+            continue;
+        };
+        if u32_le(page, 14) == Some(serial) {
+            let position = u64::from(u32_le(page, 6)?) | u64::from(u32_le(page, 10)?) << 32;
+            // A page without a packet end has no position, so the previous position stays valid.
+            last = Some(position).filter(|&position| position != NO_POSITION).or(last);
+        }
+        start += page.len();
+    }
+    last
+}
+
+/// Returns the page at the start of the bytes if the page is complete and the checksum matches.
+fn intact_page(bytes: &[u8]) -> Option<&[u8]> {
+    let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(b"OggS"))?;
+    let segments = bytes.get(HEADER_BYTES..HEADER_BYTES + usize::from(header[HEADER_BYTES - 1]))?;
+    let body_bytes: usize = segments.iter().map(|&length| usize::from(length)).sum();
+    let page = bytes.get(..HEADER_BYTES + segments.len() + body_bytes)?;
+    let mut checksum = Crc32::new(0);
+    checksum.process_buf_bytes(&page[..CHECKSUM_AT]);
+    checksum.process_buf_bytes(&[0; 4]);
+    checksum.process_buf_bytes(&page[CHECKSUM_AT + 4..]);
+    (u32_le(page, CHECKSUM_AT) == Some(checksum.crc())).then_some(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(serial: u32, position: u64, body: &[u8]) -> Vec<u8> {
+        let mut page = b"OggS\0\0".to_vec();
+        page.extend(position.to_le_bytes());
+        page.extend(serial.to_le_bytes());
+        page.extend([0; 8]);
+        page.extend([1, body.len() as u8]);
+        page.extend(body);
+        let mut checksum = Crc32::new(0);
+        checksum.process_buf_bytes(&page);
+        page[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.crc().to_le_bytes());
+        page
+    }
+
+    #[test]
+    fn last_sound_page_of_the_stream_counts() {
+        let mut damaged = page(7, 400, b"damaged");
+        damaged[30] ^= 1;
+        let file = [
+            page(7, 100, b"first"),
+            page(7, 200, b"second"),
+            page(8, 900, b"another stream"),
+            page(7, NO_POSITION, b"packet continues"),
+            damaged,
+            b"garbage".to_vec(),
+        ]
+        .concat();
+        assert_eq!(last_position(&file, 7), Some(200));
+        assert_eq!(last_position(&file, 9), None);
+        let resumed = [file, page(7, 500, b"behind garbage")].concat();
+        assert_eq!(last_position(&resumed, 7), Some(500));
     }
 }

@@ -4,9 +4,9 @@ use image::metadata::Orientation;
 
 #[cfg(feature = "avif")]
 use super::avif;
-use super::exif::{self, swaps_sides};
 use super::field::{u16_le, u32_be, u32_le};
-use super::{ImageSize, foreign, gif, jpeg, png, tiff};
+use super::tiff::swaps_sides;
+use super::{ImageSize, foreign, jpeg, png, tiff};
 use crate::media::error::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
@@ -91,7 +91,7 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
         // A file that ends before the pixels still has a size.
         ImageFormat::Png => (image_size(format, bytes)?, png::orientation(bytes)),
         ImageFormat::WebP => (image_size(format, bytes)?, webp_orientation(bytes)?),
-        ImageFormat::Gif => (gif::displayed_size(bytes)?, Orientation::NoTransforms),
+        ImageFormat::Gif => (displayed_size(bytes)?, Orientation::NoTransforms),
         ImageFormat::Bmp => (image_size(format, bytes)?, Orientation::NoTransforms),
         #[cfg(feature = "avif")]
         ImageFormat::Avif => {
@@ -172,10 +172,10 @@ fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     }
     let of_exif = match flags & EXIF_FLAG {
         0 => None,
-        _ => exif::orientation_of_exif(webp_chunk(bytes, *b"EXIF")?),
+        _ => tiff::orientation_of_exif(webp_chunk(bytes, *b"EXIF")?),
     };
     let of_xmp = match (of_exif, flags & XMP_FLAG) {
-        (None, 1..) => exif::orientation_of_xmp(webp_chunk(bytes, *b"XMP ")?),
+        (None, 1..) => tiff::orientation_of_xmp(webp_chunk(bytes, *b"XMP ")?),
         _ => None,
     };
     Ok(of_exif.or(of_xmp).unwrap_or(Orientation::NoTransforms))
@@ -204,4 +204,47 @@ fn bmp_size(bytes: &[u8]) -> Option<(u32, u32)> {
         return Some((u16_le(bytes, 18)?.into(), u16_le(bytes, 20)?.into()));
     }
     Some((u32_le(bytes, 18)?, u32_le(bytes, 22)?.cast_signed().unsigned_abs()))
+}
+
+const FORMAT: &str = "gif";
+/// Color table flag, and color table size bits.
+const TABLE_FLAG: u8 = 0x80;
+const TABLE_SIZE: u8 = 0x07;
+
+/// Returns the canvas size, which grows with a first frame that exceeds the canvas.
+///
+/// # Errors
+/// [`DecodeError::Truncated`] if the bytes end before the first frame.
+pub(super) fn displayed_size(bytes: &[u8]) -> Result<ImageSize, DecodeError> {
+    let ended = || DecodeError::truncated(FORMAT, bytes.len());
+    let side = |at: usize| u16_le(bytes, at).map(u32::from).ok_or_else(ended);
+    let canvas = (side(6)?, side(8)?);
+    let flags = *bytes.get(10).ok_or_else(ended)?;
+    let table_bytes = if flags & TABLE_FLAG == 0 { 0 } else { 3 << ((flags & TABLE_SIZE) + 1) };
+    let mut position = 13 + table_bytes;
+    loop {
+        match *bytes.get(position).ok_or_else(ended)? {
+            b'!' => position = blocks_end(bytes, position + 2).ok_or_else(ended)?,
+            b',' => break,
+            _ => return Err(DecodeError::malformed(FORMAT, position, "there is no frame")),
+        }
+    }
+    let frame_flags = *bytes.get(position + 9).ok_or_else(ended)?;
+    if (flags | frame_flags) & TABLE_FLAG == 0 {
+        return Err(DecodeError::unsupported(FORMAT, "a frame without a table of colors"));
+    }
+    let right = side(position + 1)? + side(position + 5)?;
+    let bottom = side(position + 3)? + side(position + 7)?;
+    Ok(ImageSize { width: canvas.0.max(right), height: canvas.1.max(bottom) })
+}
+
+/// Returns the offset after a list of length-prefixed blocks, which ends with an empty block.
+fn blocks_end(bytes: &[u8], from: usize) -> Option<usize> {
+    let mut position = from;
+    loop {
+        match usize::from(*bytes.get(position)?) {
+            0 => return Some(position + 1),
+            length => position += 1 + length,
+        }
+    }
 }

@@ -5,8 +5,8 @@
 
 use image::metadata::Orientation;
 
-use super::exif;
 use super::field::u16_be;
+use super::tiff;
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "jpeg";
@@ -121,9 +121,9 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
             }
             0xE0 if body.len() >= 12 && body.starts_with(b"JFIF\0") => is_jfif = true,
             0xE1 if body.starts_with(b"Exif\0\0") && orientation.is_none() => {
-                orientation = Some(exif::orientation_of_tiff(&body[6..]));
+                orientation = Some(tiff::orientation_of_tiff(&body[6..]));
             }
-            0xE1 if body.starts_with(exif::XMP_NAMESPACE) => {
+            0xE1 if body.starts_with(tiff::XMP_NAMESPACE) => {
                 xmp = Some(body);
             }
             0xEE if body.len() >= 12 && body.starts_with(b"Adobe") => {
@@ -135,7 +135,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
     }
     let frame: JpegHeader = frame.ok_or_else(|| DecodeError::truncated(FORMAT, position.min(bytes.len())))?;
     let colors = colors(frame.components(), is_jfif, adobe_transform.map(|(_, transform)| transform));
-    let of_xmp = || exif::orientation_of_xmp(xmp?);
+    let of_xmp = || tiff::orientation_of_xmp(xmp?);
     let orientation = orientation.flatten().or_else(of_xmp).unwrap_or(Orientation::NoTransforms);
     Ok(JpegHeader { scan_components, adobe_transform, colors, orientation, ..frame })
 }

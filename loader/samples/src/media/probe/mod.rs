@@ -3,18 +3,13 @@
 //! The results agree with the output of [`crate::media::decode`], which a test checks.
 
 mod aiff;
-mod au;
 mod audio;
 #[cfg(feature = "avif")]
 mod avif;
-mod exif;
-mod flac;
 mod foreign;
-mod gif;
 mod image;
 mod jpeg;
 mod mpeg;
-mod ogg;
 mod pcm;
 mod png;
 mod tiff;

@@ -6,8 +6,8 @@ use std::io::Read;
 use flate2::read::ZlibDecoder;
 use image::metadata::Orientation;
 
-use super::exif;
 use super::field::u32_be;
+use super::tiff;
 
 /// Maximum number of bytes in a decompressed text.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
@@ -30,8 +30,8 @@ pub(super) fn orientation(bytes: &[u8]) -> Orientation {
             _ => {}
         }
     }
-    let of_exif = exif_chunk.or(raw_profile.as_deref()).and_then(exif::orientation_of_exif);
-    let of_xmp = || exif::orientation_of_xmp(&xmp?);
+    let of_exif = exif_chunk.or(raw_profile.as_deref()).and_then(tiff::orientation_of_exif);
+    let of_xmp = || tiff::orientation_of_xmp(&xmp?);
     of_exif.or_else(of_xmp).unwrap_or(Orientation::NoTransforms)
 }
 

@@ -1,11 +1,14 @@
-//! Reads TIFF directories: image size and kind, and orientation.
+//! Reads TIFF directories: image size and kind, and orientation, also in EXIF blocks and XMP texts.
 //!
 //! A directory is a list of entries: tag, type, number of values, and the values or a value offset. `BigTIFF`
 //! has entries with 20 bytes instead of 12. EXIF blocks are small TIFF files.
+//!
+//! Of an EXIF block only tag `0x0112` in the first directory is read. A broken block counts as "not rotated",
+//! as in other decoders. XMP is read if EXIF has no such tag, as in Pillow.
 
 use image::metadata::Orientation;
 
-use super::{ImageSize, exif};
+use super::ImageSize;
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "tiff";
@@ -14,7 +17,7 @@ const VALUES_MAX: u64 = 1 << 17;
 
 /// A directory in a TIFF file.
 #[derive(Clone, Copy)]
-pub(super) struct Directory<'a> {
+struct Directory<'a> {
     bytes: &'a [u8],
     is_little: bool,
     is_big: bool,
@@ -34,7 +37,7 @@ struct Values {
 impl<'a> Directory<'a> {
     /// Returns the first directory; `None` if the header is broken or the directory is past the end of the
     /// bytes.
-    pub(super) fn first(bytes: &'a [u8]) -> Option<Self> {
+    fn first(bytes: &'a [u8]) -> Option<Self> {
         let (is_little, is_big) = match bytes.get(..4)? {
             b"II*\0" => (true, false),
             b"MM\0*" => (false, false),
@@ -57,7 +60,7 @@ impl<'a> Directory<'a> {
     }
 
     /// Returns the first value for a tag.
-    pub(super) fn number(&self, tag: u16) -> Option<u64> {
+    fn number(&self, tag: u16) -> Option<u64> {
         let values = self.values(tag)?;
         self.integer(values.at, value_bytes(values.kind)?)
     }
@@ -171,8 +174,8 @@ pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> 
             .map_err(|_| DecodeError::malformed(FORMAT, 0, "a side of the image exceeds 32 bits"))
     };
     let size = ImageSize { width: side(256, "width")?, height: side(257, "height")? };
-    let orientation = directory.number(274).and_then(|_| exif::orientation_of_tiff(bytes));
-    let of_xmp = || exif::orientation_of_xmp(directory.content(700)?);
+    let orientation = directory.number(274).and_then(|_| orientation_of_tiff(bytes));
+    let of_xmp = || orientation_of_xmp(directory.content(700)?);
     let (kind, bits, samples) = read_kind(&directory)?;
     let meaning = directory.values(262).ok_or_else(|| missing("color space"))?;
     Ok(TiffHeader {
@@ -279,6 +282,53 @@ fn color_space_name(meaning: u64) -> String {
     name.to_owned()
 }
 
+/// Start of an XMP segment in a JPEG.
+pub(super) const XMP_NAMESPACE: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
+const ORIENTATION_TAG: u16 = 0x0112;
+
+/// Returns the orientation in an EXIF block that starts with the TIFF header, or `None` if there is none. An
+/// invalid orientation number means "as stored".
+pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
+    let number = Directory::first(block)?.number(ORIENTATION_TAG)?;
+    Some(orientation_of_number(number))
+}
+
+/// Returns the orientation in an EXIF block, which may start with the JPEG segment prefix that some writers
+/// copy.
+pub(super) fn orientation_of_exif(block: &[u8]) -> Option<Orientation> {
+    orientation_of_tiff(block.strip_prefix(b"Exif\0\0").unwrap_or(block))
+}
+
+/// Returns the orientation in an XMP text: an attribute or an element with a single digit.
+pub(super) fn orientation_of_xmp(text: &[u8]) -> Option<Orientation> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    let mut rest = text;
+    loop {
+        let found = rest.windows(NAME.len()).position(|window| window == NAME)?;
+        rest = &rest[found + NAME.len()..];
+        let digit = rest.strip_prefix(b"=\"").or_else(|| rest.strip_prefix(b">")).and_then(<[u8]>::first);
+        if let Some(digit) = digit.filter(|digit| digit.is_ascii_digit()) {
+            return Some(orientation_of_number(u64::from(digit - b'0')));
+        }
+    }
+}
+
+fn orientation_of_number(number: u64) -> Orientation {
+    let known = u8::try_from(number).ok().and_then(Orientation::from_exif);
+    known.unwrap_or(Orientation::NoTransforms)
+}
+
+/// Returns whether the orientation swaps width and height.
+pub(super) fn swaps_sides(orientation: Orientation) -> bool {
+    matches!(
+        orientation,
+        Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -335,5 +385,53 @@ mod tests {
         for (changes, message) in table {
             assert_eq!(refused(changes), message);
         }
+    }
+
+    fn block(is_little: bool, orientation: u16) -> Vec<u8> {
+        let short = |value: u16| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let long = |value: u32| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let mut block = if is_little { b"II*\0".to_vec() } else { b"MM\0*".to_vec() };
+        block.extend(long(8));
+        block.extend(short(1));
+        block.extend(short(ORIENTATION_TAG));
+        block.extend(short(3));
+        block.extend(long(1));
+        block.extend(short(orientation));
+        block.extend(short(0));
+        block.extend(long(0));
+        block
+    }
+
+    #[test]
+    fn both_byte_orders_are_read() {
+        assert_eq!(orientation_of_tiff(&block(true, 6)), Some(Orientation::Rotate90));
+        assert_eq!(orientation_of_tiff(&block(false, 8)), Some(Orientation::Rotate270));
+    }
+
+    #[test]
+    fn broken_blocks_mean_not_turned() {
+        assert_eq!(orientation_of_tiff(&block(true, 9)), Some(Orientation::NoTransforms));
+        for cut in 0..20 {
+            assert_eq!(orientation_of_tiff(&block(true, 6)[..cut.min(18)]), None);
+        }
+        let mut far = block(true, 6);
+        far[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(orientation_of_tiff(&far), None);
+    }
+
+    #[test]
+    fn xmp_is_an_attribute_or_an_element() {
+        let read = |text: &str| orientation_of_xmp(text.as_bytes());
+        assert_eq!(read(r#"<rdf:Description tiff:Orientation="6"/>"#), Some(Orientation::Rotate90));
+        assert_eq!(read("tiff:Orientation ... <tiff:Orientation>8<"), Some(Orientation::Rotate270));
+        assert_eq!(read("<tiff:Orientation>9<"), Some(Orientation::NoTransforms));
+        assert_eq!(read("<tiff:Orientation>"), None);
+    }
+
+    #[test]
+    fn a_long_number_is_read_as_such() {
+        let mut block = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x04\0\0\0\x01".to_vec();
+        block.extend([0, 0, 0, 6, 0, 0, 0, 0]);
+        assert_eq!(orientation_of_tiff(&block), Some(Orientation::Rotate90));
     }
 }

@@ -34,7 +34,7 @@ use self::content::UnplacedPart;
 use self::layout::{Dialogue, Text};
 use self::names::{column_media, resolve};
 use self::parts::content_of_field;
-use super::decoded::{Field, Sample};
+use super::{Field, Sample};
 use crate::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
 use crate::media::{Content, Media, Modality, extension_content, extension_modality};
 

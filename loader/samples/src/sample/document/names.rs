@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::extension_modality;
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::media::Modality;
-use crate::sample::decoded::Field;
+use crate::sample::Field;
 
 /// Maximum number of digits in a field number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;

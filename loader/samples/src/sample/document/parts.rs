@@ -6,7 +6,7 @@ use super::content::{UnplacedPart, split_text};
 use super::names::{field_named, is_inline, is_url, no_field};
 use super::{MediaFault, SampleMedia, SampleText, field_modality};
 use crate::media::{Media, Modality};
-use crate::sample::decoded::Field;
+use crate::sample::Field;
 
 /// Content piece in the final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

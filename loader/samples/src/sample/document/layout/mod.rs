@@ -15,9 +15,7 @@
 
 mod captions;
 mod flags;
-mod pairs;
 mod turns;
-mod unread;
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -25,14 +23,13 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 
 use self::captions::{caption_key, caption_text};
-use self::pairs::Pair;
-use self::turns::{ASSISTANT, SYSTEM, is_turns, read_turns};
-use super::content::{self, UnplacedPart};
+use self::turns::{ASSISTANT, Pair, SYSTEM, is_turns, read_turns};
+use super::content;
+use super::content::UnplacedPart;
 use super::names::is_media_column;
-use crate::error::{EXCERPT_CHARACTERS, excerpt};
+use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
 
 pub(super) use self::turns::Turn;
-pub(in crate::sample) use self::unread::Unread;
 
 /// Conversation keys, in order of precedence.
 const TURN_KEYS: [&str; 4] = ["messages", "conversations", "conversation", "texts"];
@@ -88,7 +85,7 @@ pub fn is_text_column(name: &str) -> bool {
     TURN_KEYS.contains(&name)
         || SYSTEM_KEYS.contains(&name)
         || beside.contains(&name)
-        || pairs::is_key(name)
+        || turns::is_key(name)
         || captions::is_key(name)
 }
 
@@ -177,7 +174,7 @@ impl<'a> Layout<'a> {
             Self::Pair(pair) => {
                 used.extend(pair.keys());
                 let mut dialogue = Dialogue::default();
-                pairs::read_pair(object, &pair, &mut dialogue.turns)?;
+                turns::read_pair(object, &pair, &mut dialogue.turns)?;
                 Text::Dialogue(with_context(dialogue, object, &mut used)?)
             }
             Self::Content => {
@@ -332,6 +329,59 @@ fn json_list<'a>(key: &str, value: &'a Value) -> Result<Cow<'a, Value>, String> 
         Value::Array(_) => Ok(parsed),
         Value::Object(_) => Ok(Cow::Owned(Value::Array(vec![parsed.into_owned()]))),
         _ => Err(format!("`{key}` must be a list")),
+    }
+}
+
+/// Maximum number of parts listed per document.
+const PARTS_MAX: usize = 64;
+
+/// Unread document parts, if requested.
+#[derive(Debug, Default)]
+pub(in crate::sample) struct Unread {
+    parts: Option<Vec<(String, String)>>,
+}
+
+impl Unread {
+    /// Creates an empty list.
+    pub(in crate::sample) fn listed() -> Self {
+        Self { parts: Some(Vec::new()) }
+    }
+
+    /// Returns whether parts are listed.
+    fn is_noted(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Returns the key path and the shortened value for each part.
+    pub(in crate::sample) fn into_parts(self) -> Vec<(String, String)> {
+        self.parts.unwrap_or_default()
+    }
+
+    /// Notes a nonempty part, once.
+    fn note(&mut self, path: &str, value: &Value) {
+        let Some(parts) = &mut self.parts else { return };
+        let path = excerpt(path, EXCERPT_CHARACTERS);
+        if !is_blank(value) && parts.len() < PARTS_MAX && !parts.iter().any(|(known, _)| *known == path) {
+            parts.push((path.into_owned(), json_excerpt(value)));
+        }
+    }
+
+    /// Notes the keys in a document without text, except keys that name media.
+    pub(in crate::sample) fn note_document(&mut self, document: &Value) {
+        for (key, value) in document.as_object().into_iter().flatten() {
+            if !is_media_column(key, value) {
+                self.note(key, value);
+            }
+        }
+    }
+
+    /// Notes the unread keys of an object in a list.
+    fn note_keys(&mut self, object: &Map<String, Value>, list: &str, is_read: impl Fn(&str) -> bool) {
+        if self.is_noted() {
+            for (key, value) in object.iter().filter(|(key, value)| !is_blank(value) && !is_read(key)) {
+                self.note(&format!("{list}[].{key}"), value);
+            }
+        }
     }
 }
 
