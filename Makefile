@@ -210,6 +210,7 @@ CONVERSIONS_VENV ?= $(BUILD)/conversions-venv
 test-conversions:
 	$(call install-package,$(CONVERSIONS_VENV),--requirement tests/python/conversion_requirements.txt)
 	$(CONVERSIONS_VENV)/bin/python tests/python/conversions.py
+	$(CONVERSIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests -p 'test_stored_*.py'
 	$(CONVERSIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests/integrations -p test_docstrings.py
 
 # Two ranks under every launcher that is installed; PYTHON may have torchrun and Ray.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Taken {
     /// Number of fields by extension; `0.jpg` and `1.jpg` count as `jpg`.
     pub fields: BTreeMap<String, u64>,
-    /// Fields that each table column is in: `jpg`, `json`, `key`, or `left out` with a reason.
+    /// Fields that each table column is in: `jpg`, `json`, `key`.
     pub columns: BTreeMap<String, BTreeSet<String>>,
     /// Class names for the labels in `cls`, in label order.
     pub classes: Vec<String>,

@@ -1,4 +1,4 @@
-//! Packs local files, manifests, tables and the datasets of other loaders into shards.
+//! Packs local files, manifests, tables and rows into shards.
 //!
 //! The source format is detected from the path and the first bytes, unless it is set:
 //!
@@ -9,7 +9,6 @@
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
 //! | Parquet and Arrow files, directories of them, datasets saved by Hugging Face `datasets` | one row each |
-//! | a directory of `MosaicML` Streaming (MDS) or of litdata | one row each |
 //!
 //! Everything that is not packed is in [`Packed::skipped`] with a reason; nothing is lost silently. Samples
 //! are read and written one at a time, in an order that depends only on the source, so equal sources produce
@@ -19,7 +18,6 @@
 //! [`crate::write`].
 
 mod account;
-mod binary;
 mod columnar;
 mod directory;
 mod document;
@@ -45,14 +43,13 @@ use crate::store::{Stores, is_remote};
 use crate::write::{SHARD_BYTES, WrittenShards};
 
 pub use self::account::Taken;
-use self::binary::{pack_litdata, pack_mds};
 use self::columnar::{TableFile, pack_files};
 pub use self::directory::LabelSource;
 use self::medium::outside;
 use self::packer::Packer;
 pub use self::parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
 pub use self::row::ColumnMap;
-pub use self::rows::pack_batches;
+pub use self::rows::{Row, pack_batches, pack_rows};
 pub use self::source::SourceFormat;
 use self::tables::list_tables;
 
@@ -242,8 +239,6 @@ impl Source {
             SourceFormat::Json => document::pack_document(path, packer),
             SourceFormat::Csv => table::pack_table(path, packer),
             SourceFormat::Table => pack_files(&self.tables, packer),
-            SourceFormat::Mds => pack_mds(path, packer),
-            SourceFormat::Litdata => pack_litdata(path, packer),
         }
     }
 }

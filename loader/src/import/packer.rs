@@ -128,11 +128,6 @@ impl<'a> Packer<'a> {
         passed
     }
 
-    /// Records a column that no sample uses.
-    pub(super) fn leave_out(&mut self, column: &str, reason: &str) {
-        self.taken.note_column(column, &format!("left out: {reason}"));
-    }
-
     /// Records the class names for the labels, unless they are known.
     pub(super) fn set_classes(&mut self, classes: &[String]) {
         if self.taken.classes.is_empty() {

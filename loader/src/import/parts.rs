@@ -228,8 +228,7 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     Ok(parts)
 }
 
-/// Returns the digest of manifest bytes, of all file names below a directory, of table names and lengths, or
-/// of the shard list in a foreign format.
+/// Returns the digest of manifest bytes, of all file names below a directory, or of table names and lengths.
 fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u64> {
     let mut hasher = Xxh3::new();
     match opened.format {
@@ -246,7 +245,6 @@ fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u6
             }
             Ok(hasher.digest())
         }
-        SourceFormat::Mds | SourceFormat::Litdata => file_digest(&source.join("index.json")),
         SourceFormat::Jsonl | SourceFormat::Json | SourceFormat::Csv => file_digest(source),
     }
 }

@@ -2,19 +2,23 @@
 
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
-use super::binary::Binary;
 use super::columnar::Columnar;
 use super::lines::read_line;
 use super::record::{KNOWN_COLUMNS, SHOWN_MAX};
 use super::tables::has_tables;
 use crate::error::{Error, OutputError, Result, excerpt};
 use crate::store::file;
+
+/// Formats that the Python package converts with their own readers, and the functions that do.
+const CONVERTED: [(&str, &str); 2] = [("mds", "from_mds"), ("litdata", "from_litdata")];
+/// Maximum length of an `index.json` that is read.
+const INDEX_BYTES_MAX: u64 = 1 << 30;
 
 /// Source format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +34,6 @@ pub enum SourceFormat {
     Csv,
     /// Parquet and Arrow files, a single file or a directory, also as stored by Hugging Face `datasets`.
     Table,
-    /// A `MosaicML` Streaming directory.
-    Mds,
-    /// A litdata directory.
-    Litdata,
 }
 
 impl fmt::Display for SourceFormat {
@@ -44,8 +44,6 @@ impl fmt::Display for SourceFormat {
             Self::Json => "json",
             Self::Csv => "csv",
             Self::Table => "table",
-            Self::Mds => "mds",
-            Self::Litdata => "litdata",
         })
     }
 }
@@ -60,11 +58,14 @@ impl FromStr for SourceFormat {
             "json" => Self::Json,
             "csv" => Self::Csv,
             "table" | "parquet" | "arrow" | "huggingface" => Self::Table,
-            "mds" => Self::Mds,
-            "litdata" => Self::Litdata,
             _ => {
-                let known = "files, jsonl, json, csv, table (parquet, arrow, huggingface), mds, litdata";
-                let reason = format!("expected {known}, found `{}`", excerpt(name, SHOWN_MAX));
+                let converted = CONVERTED.iter().find(|(format, _)| *format == name);
+                let reason = if let Some((format, function)) = converted {
+                    conversion(format, function)
+                } else {
+                    let known = "files, jsonl, json, csv, table (parquet, arrow, huggingface)";
+                    format!("expected {known}, found `{}`", excerpt(name, SHOWN_MAX))
+                };
                 return Err(Error::Config { setting: "format", reason });
             }
         })
@@ -86,12 +87,10 @@ impl SourceFormat {
         };
         let metadata = fs::metadata(path).map_err(unreadable)?;
         if metadata.is_dir() {
-            return Ok(match Binary::of(path) {
-                Some(Binary::Mds) => Self::Mds,
-                Some(Binary::Litdata) => Self::Litdata,
-                None if has_tables(path) => Self::Table,
-                None => Self::Files,
-            });
+            if let Some((format, function)) = converted_format(path) {
+                return fail(&conversion(format, function));
+            }
+            return Ok(if has_tables(path) { Self::Table } else { Self::Files });
         }
         if metadata.is_file() {
             if Columnar::of(path).map_err(unreadable)?.is_some() {
@@ -119,9 +118,25 @@ impl SourceFormat {
                 format!("a JSON array of objects, or an object of objects, with {KNOWN_COLUMNS}")
             }
             Self::Csv => format!("a header and rows with {KNOWN_COLUMNS}"),
-            Self::Table | Self::Mds | Self::Litdata => format!("rows with {KNOWN_COLUMNS}"),
+            Self::Table => format!("rows with {KNOWN_COLUMNS}"),
         }
     }
+}
+
+/// Recognizes a directory that the Python package converts by its `index.json`; returns format and function.
+fn converted_format(directory: &Path) -> Option<(&'static str, &'static str)> {
+    let index = file::open(&directory.join("index.json")).ok()?.take(INDEX_BYTES_MAX);
+    let index: Value = serde_json::from_reader(BufReader::new(index)).ok()?;
+    let [mds, litdata] = CONVERTED;
+    if index.get("chunks").is_some_and(Value::is_array) && index.get("config").is_some() {
+        return Some(litdata);
+    }
+    let shard = index.get("shards")?.get(0)?;
+    (shard.get("format").and_then(Value::as_str) == Some("mds")).then_some(mds)
+}
+
+fn conversion(format: &str, function: &str) -> String {
+    format!("the Python function `dflop.{function}(source, out)` converts the format {format}")
 }
 
 /// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
@@ -201,14 +216,10 @@ mod tests {
 
     #[test]
     fn directories_are_known_by_their_lists_and_tables() {
-        let mds = r#"{"shards": [{"format": "mds"}], "version": 2}"#;
-        let litdata = r#"{"chunks": [], "config": {}}"#;
         for (files, expected) in [
             (&[("dataset_info.json", "{}"), ("state.json", "{}")][..], SourceFormat::Table),
             (&[("dataset_dict.json", "{}")], SourceFormat::Table),
             (&[("README.md", "# Data"), ("data/train-00000-of-00001.parquet", "PAR1")], SourceFormat::Table),
-            (&[("index.json", mds), ("shard.00000.mds", "")], SourceFormat::Mds),
-            (&[("index.json", litdata)], SourceFormat::Litdata),
             (&[("index.json", "{}"), ("a.jpg", "")], SourceFormat::Files),
         ] {
             let directory = tempfile::tempdir().unwrap();
@@ -222,8 +233,22 @@ mod tests {
     }
 
     #[test]
+    fn formats_that_python_converts_are_refused_with_the_function() {
+        for (name, function, index) in [
+            ("mds", "`dflop.from_mds(source, out)`", r#"{"shards": [{"format": "mds"}], "version": 2}"#),
+            ("litdata", "`dflop.from_litdata(source, out)`", r#"{"chunks": [], "config": {}}"#),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            fs::write(directory.path().join("index.json"), index).unwrap();
+            let by_content = SourceFormat::detect(directory.path()).unwrap_err().to_string();
+            let by_name = name.parse::<SourceFormat>().unwrap_err().to_string();
+            assert!(by_content.contains(function) && by_name.contains(function), "{by_content} {by_name}");
+        }
+    }
+
+    #[test]
     fn names_of_formats_come_back_and_others_are_refused() {
-        for name in ["files", "jsonl", "json", "csv", "table", "mds", "litdata"] {
+        for name in ["files", "jsonl", "json", "csv", "table"] {
             assert_eq!(name.parse::<SourceFormat>().unwrap().to_string(), name);
         }
         assert!("xml".parse::<SourceFormat>().unwrap_err().to_string().contains("expected files, jsonl"));

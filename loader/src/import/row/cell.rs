@@ -154,7 +154,7 @@ impl<'de> Visitor<'de> for CellVisitor {
     type Value = Cell;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
+        f.write_str("a JSON value or bytes")
     }
 
     fn visit_unit<E>(self) -> Result<Cell, E> {
@@ -179,6 +179,10 @@ impl<'de> Visitor<'de> for CellVisitor {
 
     fn visit_str<E>(self, text: &str) -> Result<Cell, E> {
         Ok(Cell::Text(text.to_owned()))
+    }
+
+    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Cell, E> {
+        Ok(Cell::Bytes(Bytes::copy_from_slice(bytes)))
     }
 
     fn visit_string<E>(self, text: String) -> Result<Cell, E> {
