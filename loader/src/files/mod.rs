@@ -20,7 +20,8 @@ use tempfile::NamedTempFile;
 
 pub use self::whole_file::{place_file, replace_file};
 
-pub(crate) use self::confine::{lies_inside, parent_directory};
+pub use self::confine::lies_inside;
+pub(crate) use self::confine::parent_directory;
 
 /// Permissions of a new file, before the process mask (umask) applies.
 const MODE: u32 = 0o666;

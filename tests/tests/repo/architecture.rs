@@ -63,6 +63,8 @@ fn dependencies_point_one_way() {
     assert_eq!(workspace_dependencies("dflop-processors"), ["dflop-costmodel", "dflop-samples"]);
     let loader = workspace_dependencies("dflop-loader");
     assert_eq!(loader, ["dflop-balancer", "dflop-costmodel", "dflop-samples"], "without its optional part");
+    let import = workspace_dependencies("dflop-import");
+    assert_eq!(import, ["dflop-balancer", "dflop-costmodel", "dflop-loader", "dflop-samples"]);
     let executor = workspace_dependencies("dflop-executor");
     let nested = [
         "dflop-comm",
@@ -83,7 +85,7 @@ fn dependencies_point_one_way() {
     let testing = workspace_dependencies("dflop-testing");
     assert!(testing.iter().all(|name| *name == "dflop-executor" || executor.contains(name)), "{testing:?}");
     let cli = workspace_dependencies("dflop-cli");
-    let is_top_level = |name: &&String| !nested.contains(&name.as_str());
+    let is_top_level = |name: &&String| *name != "dflop-import" && !nested.contains(&name.as_str());
     let of_top_level: Vec<&String> = cli.iter().filter(is_top_level).collect();
     assert_eq!(of_top_level, ["dflop-balancer", "dflop-costmodel", "dflop-executor", "dflop-loader"]);
     let python = workspace_dependencies("dflop-python");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::source::{root, shown, stripped_code};
 
 /// The source directory and rooms of each crate, from the ground up.
-pub(super) const FLOORS: [(&str, &[&str]); 14] = [
+pub(super) const FLOORS: [(&str, &[&str]); 15] = [
     (
         "costmodel/src",
         &[
@@ -65,8 +65,29 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "decode",
             "loader",
             "write",
-            "import",
             "model",
+        ],
+    ),
+    (
+        "loader/import/src",
+        &[
+            "account",
+            "key",
+            "medium",
+            "record",
+            "row",
+            "options",
+            "packer",
+            "columnar",
+            "tables",
+            "directory",
+            "lines",
+            "document",
+            "table",
+            "source",
+            "pack",
+            "rows",
+            "parts",
         ],
     ),
     ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),

@@ -4,10 +4,11 @@
 use super::source::{files, root, shown, stripped_code};
 
 /// Directories whose code runs for users.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "balancer/src",
     "costmodel/src",
     "loader/src",
+    "loader/import/src",
     "loader/samples/src",
     "loader/processors/src",
     "executor/src",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_loader::import::{
+use dflop_import::{
     ColumnMap, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, Taken, pack_all,
 };
 use dflop_loader::store::Stores;

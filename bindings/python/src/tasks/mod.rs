@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use bytes::Bytes;
-use dflop_loader::error::excerpt;
-use dflop_loader::flow::NoProgress;
-use dflop_loader::import::{
+use dflop_import::{
     ColumnMap, LabelSource, PackOptions, Packed, PackedPart, Row, SourceFormat, SourcePart, finish_parts,
     list_parts, pack_batches, pack_part,
 };
+use dflop_loader::error::excerpt;
+use dflop_loader::flow::NoProgress;
 use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
@@ -116,9 +116,8 @@ pub(crate) fn pack_all(
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
     let options = settings.options()?;
-    let packed = runtime::run(py, move || {
-        dflop_loader::import::pack_all(&sources, &out, &options).map_err(DflopError::from)
-    })?;
+    let packed =
+        runtime::run(py, move || dflop_import::pack_all(&sources, &out, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
 
@@ -165,7 +164,7 @@ pub(crate) fn pack_rows(
     let mut failure = None;
     let read = items(&rows, &mut failure, read_row);
     // On this thread, like tables.
-    let packed = py.detach(|| dflop_loader::import::pack_rows(read, &source, &out, &options));
+    let packed = py.detach(|| dflop_import::pack_rows(read, &source, &out, &options));
     match failure {
         Some(error) => Err(error),
         None => report(py, packed.map_err(DflopError::from)?),

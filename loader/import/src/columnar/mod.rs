@@ -2,7 +2,6 @@
 
 mod cells;
 mod files;
-mod parquet;
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ pub(super) use self::files::Columnar;
 use super::packer::Packer;
 use super::record::ID_COLUMNS;
 use super::row::RowRules;
-use crate::error::{Error, OutputError, Result};
+use dflop_loader::error::{Error, OutputError, Result};
 
 /// Key for the features in the metadata of a schema that Hugging Face `datasets` wrote.
 const FEATURES: &str = "huggingface";

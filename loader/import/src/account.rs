@@ -1,8 +1,36 @@
-//! Accounts for packed source contents: fields, columns, classes.
+//! Accounts for packed source contents: shards, fields, columns, classes, and what was skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+/// Summary of the shards that [`pack`](crate::pack) wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// Shard paths, in order; URLs for shards in a store.
+    pub shards: Vec<PathBuf>,
+    /// Samples in all shards.
+    pub samples: u64,
+    /// Payload bytes in all fields, before compression.
+    pub bytes: u64,
+    /// Index file, unless disabled.
+    pub index: Option<PathBuf>,
+    /// Files and entries that were not packed, in source order.
+    pub skipped: Vec<SkippedSource>,
+    /// Fields, columns and classes that were packed.
+    pub taken: Taken,
+}
+
+/// File, directory or source entry that was not packed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedSource {
+    /// Path of a file or directory, or `FILE:NUMBER` for an entry: the line in JSON Lines or CSV, the
+    /// position in JSON, both from 1, the table row from 0.
+    pub path: String,
+    /// Reason why it was not packed.
+    pub reason: String,
+}
 
 /// Packing summary.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,12 +12,12 @@ use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
-use crate::error::Error;
-use crate::import::{
+use crate::{
     ColumnMap, PackOptions, Packed, SkippedSource, finish_parts, list_parts, pack, pack_all, pack_batches,
     pack_part,
 };
-use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
+use dflop_loader::error::Error;
+use dflop_loader::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
 const FEATURES: &str =
     r#"{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}"#;
@@ -316,6 +316,6 @@ fn layouts_in_tables_are_read_like_those_in_lines() {
         write_parquet(&path, &[batch], 10);
         let out = directory.path().join(format!("out-{number}"));
         let packed = pack(&path, &out, &PackOptions::default()).unwrap();
-        assert_eq!(crate::import::tests::told(&packed), [told]);
+        assert_eq!(crate::tests::told(&packed), [told]);
     }
 }

@@ -8,15 +8,15 @@ use dflop_samples::sample::document::is_text_column;
 use super::cell::Cell;
 use super::is_media_column;
 use super::media::{Content, RowMedium, take_media};
-use crate::error::{Error, Result, excerpt};
-use crate::import::record::SHOWN_MAX;
+use crate::record::SHOWN_MAX;
+use dflop_loader::error::{Error, Result, excerpt};
 
 /// Name that turns a column into the sample key, as in WebDataset.
 const KEY: &str = "__key__";
 
 /// Use of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::import) enum Target {
+pub(crate) enum Target {
     /// The sample key.
     Key,
     /// A document column with a name that loaders know, such as `messages` or `image`.
@@ -72,12 +72,12 @@ impl ColumnMap {
     }
 
     /// Returns the target for a column; `None` if the column is not mapped.
-    pub(in crate::import) fn target(&self, column: &str) -> Option<&Target> {
+    pub(crate) fn target(&self, column: &str) -> Option<&Target> {
         self.0.get(column)
     }
 
     /// Returns the column that becomes the key.
-    pub(in crate::import) fn key_column(&self) -> Option<&str> {
+    pub(crate) fn key_column(&self) -> Option<&str> {
         self.0.iter().find(|(_, target)| **target == Target::Key).map(|(column, _)| column.as_str())
     }
 }

@@ -10,7 +10,7 @@ use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_tex
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
-use crate::error::excerpt;
+use dflop_loader::error::excerpt;
 
 /// Maximum number of value characters in a message.
 pub(super) const SHOWN_MAX: usize = 80;

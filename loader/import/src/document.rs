@@ -9,9 +9,9 @@ use dflop_samples::media::repair_json;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use super::lines::open_text;
 use super::packer::Packer;
-use super::source::open_text;
-use crate::error::{Error, OutputError, Result, StorageError};
+use dflop_loader::error::{Error, OutputError, Result, StorageError};
 
 /// Packs every entry; a syntax error ends packing, because nothing after it can be read.
 pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {

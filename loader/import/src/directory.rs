@@ -6,10 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::medium::{outside, split_extension};
+use super::options::LabelSource;
 use super::packer::{Packer, SourceFile};
 use super::tables::is_split;
-use crate::error::{Error, OutputError, Result};
-use crate::store::file;
+use dflop_loader::error::{Error, OutputError, Result};
+use dflop_loader::store::file;
 
 /// Maximum number of digits in a medium number within a sample.
 const NUMBER_DIGITS_MAX: usize = 3;
@@ -28,17 +29,6 @@ const ABOUT_NAMES: [&str; 9] = [
 ];
 /// Extensions of such documents; a group with only the first two extensions is a document under any name.
 const ABOUT_EXTENSIONS: &[&str] = &["md", "rst", "txt", "html", "pdf", "cff", "bib"];
-
-/// Source of class labels.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum LabelSource {
-    /// Labels are in the source itself: `.cls` files, table columns.
-    #[default]
-    Source,
-    /// The class is the top-level directory that contains the file, as in `ImageFolder` in torchvision; the
-    /// label is the position of this directory in name order.
-    Directory,
-}
 
 /// Packs the files below `root`, ordered by path.
 ///

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::files::lies_inside;
-use crate::shard::FIELD_BYTES_MAX;
-use crate::store::file;
+use dflop_loader::error::{Error, Result};
+use dflop_loader::files::lies_inside;
+use dflop_loader::shard::FIELD_BYTES_MAX;
+use dflop_loader::store::file;
 
 /// Reads a file that becomes a field; or returns the reason for skipping it, if it is not a regular file (a
 /// pipe would block), cannot be read, or is longer than readers accept by default.
@@ -96,10 +96,10 @@ mod tests {
         let all = rustix::process::getrlimit(resource);
         rustix::process::setrlimit(resource, rustix::process::Rlimit { current: Some(0), ..all }).unwrap();
         let (read, hashed) =
-            (read_medium(&path), crate::import::directory::hash_names(directory.path(), false, |_| {}));
+            (read_medium(&path), crate::directory::hash_names(directory.path(), false, |_| {}));
         rustix::process::setrlimit(resource, all).unwrap();
         for error in [read.unwrap_err(), hashed.unwrap_err()] {
-            let text = crate::error::error_reason(&error);
+            let text = dflop_samples::error_reason(&error);
             assert!(text.contains("open files"), "{text}");
         }
     }

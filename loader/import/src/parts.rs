@@ -4,10 +4,9 @@
 //! and assigns the keys, so that repeated keys are renamed as in a single run. [`pack_part`] packs a share
 //! into separate shards. [`finish_parts`] checks that nothing is missing and writes the index.
 //!
-//! Samples, keys and sample order equal the results of [`pack`](super::pack); only shard boundaries differ,
+//! Samples, keys and sample order equal the results of [`pack`](crate::pack); only shard boundaries differ,
 //! as a shard ends with each part.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -15,31 +14,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::packer::Packer;
-use super::source::SourceFormat;
-use super::{
-    PackOptions, Packed, SkippedSource, Source, Taken, check_apart, directory, no_samples, write_classes,
-};
-use crate::error::{Error, OutputError, Result};
-use crate::index::{Index, IndexOptions};
-use crate::shard::Shard;
-use crate::store::file;
-use crate::write::{PartDirectory, ShardPart};
-
-/// Contiguous source share, created by [`list_parts`]. Small and serializable to JSON, for a single task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourcePart {
-    /// Part number and total number of parts.
-    pub part: ShardPart,
-    /// Number of the first entry in the source, from 0.
-    pub first_entry: u64,
-    /// Number of entries, whether they become samples or are skipped.
-    pub entries: u64,
-    /// Keys for entries whose requested key belongs to an earlier entry, by entry number.
-    pub renamed: BTreeMap<u64, String>,
-    /// Listing digest; a part is only packed from the listed source.
-    pub source_digest: u64,
-}
+use super::account::{Packed, SkippedSource, Taken};
+use super::directory::hash_names;
+use super::options::{PackOptions, SourceFormat};
+use super::pack::{check_apart, no_samples, write_classes};
+use super::packer::{Packer, SourcePart};
+use super::source::Source;
+use dflop_loader::error::{Error, OutputError, Result};
+use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::shard::Shard;
+use dflop_loader::store::file;
+use dflop_loader::write::{PartDirectory, ShardPart};
 
 /// Result of [`pack_part`], for [`finish_parts`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,10 +50,10 @@ pub struct PackedPart {
 /// Splits a source into `parts` contiguous entry shares whose sizes differ by at most one entry; reads
 /// manifests and lists directories, but opens no media.
 ///
-/// Holds all keys in memory meanwhile, as [`pack`](super::pack) does.
+/// Holds all keys in memory meanwhile, as [`pack`](crate::pack) does.
 ///
 /// # Errors
-/// [`Error::Config`] if there are no parts or more than 100,000; else the errors of [`pack`](super::pack)
+/// [`Error::Config`] if there are no parts or more than 100,000; else the errors of [`pack`](crate::pack)
 /// that concern the source.
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
@@ -103,7 +88,7 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
 /// part. The index is not written; only index rows are created.
 ///
 /// # Errors
-/// See [`pack`](super::pack), except that a part may have no good sample; [`Error::Output`] if the source
+/// See [`pack`](crate::pack), except that a part may have no good sample; [`Error::Output`] if the source
 /// differs from the listed source or if `out` contains shards without a part or with a different number of
 /// parts, or if a second process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
@@ -234,7 +219,7 @@ fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u6
     match opened.format {
         // Only names: reading all files would take as long as packing them.
         SourceFormat::Files => {
-            directory::hash_names(source, is_outside_allowed, |name| hasher.update(name))?;
+            hash_names(source, is_outside_allowed, |name| hasher.update(name))?;
             Ok(hasher.digest())
         }
         SourceFormat::Table => {

@@ -5,12 +5,13 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use serde::{Deserialize, Deserializer};
 
+use super::account::Packed;
 use super::columnar::{declare, pack_batch};
+use super::options::{PackOptions, SourceFormat};
+use super::pack::{check_apart, finish};
 use super::packer::Packer;
 use super::row::{Columns, RowRules};
-use super::source::SourceFormat;
-use super::{PackOptions, Packed, check_apart, finish};
-use crate::error::Result;
+use dflop_loader::error::Result;
 
 /// Row that a caller decoded, for [`pack_rows`].
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Row {
 ///   a root is set
 ///
 /// # Errors
-/// The errors of [`pack`](super::pack) that concern `out` and the rows; the first error from `rows`.
+/// The errors of [`pack`](crate::pack) that concern `out` and the rows; the first error from `rows`.
 pub fn pack_rows(
     rows: impl Iterator<Item = Result<Row>>,
     source: &Path,
@@ -57,7 +58,7 @@ pub fn pack_rows(
     packer.enter(source, options);
     packer.begin(0);
     let rules = RowRules::new(&options.map);
-    let mut pack_each = || -> Result<()> {
+    let pack_each = || -> Result<()> {
         for row in rows {
             let Row { file, number, columns } = row?;
             packer.add_row(&file, number, || columns, &rules)?;
@@ -76,7 +77,7 @@ pub fn pack_rows(
 /// Hugging Face `datasets` features in the schema metadata are read.
 ///
 /// # Errors
-/// The errors of [`pack`](super::pack) that concern `out` and the rows; the first error from `batches`.
+/// The errors of [`pack`](crate::pack) that concern `out` and the rows; the first error from `batches`.
 pub fn pack_batches(
     batches: impl Iterator<Item = Result<RecordBatch>>,
     name: &str,
@@ -115,7 +116,7 @@ fn add_batches(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{Error, OutputError};
+    use dflop_loader::error::{Error, OutputError};
 
     fn row(file: &str, number: u64, columns: &str) -> Row {
         Row::read(file.to_owned(), number, &mut serde_json::Deserializer::from_str(columns))

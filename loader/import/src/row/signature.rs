@@ -11,7 +11,7 @@ const BASE64_CHARACTERS_MIN: usize = 64;
 const BASE64_LOOKED_AT: usize = 4096;
 
 /// Returns the field extension for these bytes; `None` if the format is not known.
-pub(in crate::import) fn detected_extension(bytes: &[u8]) -> Option<&'static str> {
+pub(crate) fn detected_extension(bytes: &[u8]) -> Option<&'static str> {
     let at = |offset: usize, wanted: &[u8]| bytes.get(offset..).is_some_and(|rest| rest.starts_with(wanted));
     let head = &bytes[..bytes.len().min(64)];
     let has = |wanted: &[u8]| head.windows(wanted.len()).any(|window| window == wanted);
@@ -44,14 +44,14 @@ pub(in crate::import) fn detected_extension(bytes: &[u8]) -> Option<&'static str
 }
 
 /// Returns the bytes in a data URL, such as `data:image/png;base64,iVBOR…`; `None` for any other text.
-pub(in crate::import) fn data_url(text: &str) -> Option<Result<Bytes, String>> {
+pub(crate) fn data_url(text: &str) -> Option<Result<Bytes, String>> {
     let (head, content) = text.trim_start().strip_prefix("data:")?.split_once(',')?;
     head.ends_with(";base64").then(|| decode_base64(content))
 }
 
 /// Returns the bytes of a text that is a base64 medium, not a path: longer, without a dot, with base64
 /// letters only.
-pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>> {
+pub(crate) fn bare_base64(text: &str) -> Option<Result<Bytes, String>> {
     let text = text.trim();
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"+/-_=\r\n".contains(&byte);
     let is_base64 = text.len() >= BASE64_CHARACTERS_MIN && text.bytes().take(BASE64_LOOKED_AT).all(is_letter);
@@ -65,7 +65,7 @@ pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>
 }
 
 /// Decodes base64 in either alphabet, with or without padding and line breaks.
-pub(in crate::import) fn decode_base64(text: &str) -> Result<Bytes, String> {
+pub(crate) fn decode_base64(text: &str) -> Result<Bytes, String> {
     let compact: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let is_url_safe = compact.iter().any(|byte| b"-_".contains(byte));
     let alphabet = if is_url_safe { &alphabet::URL_SAFE } else { &alphabet::STANDARD };

@@ -8,7 +8,7 @@ use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
 /// Column value in a row. Objects keep the column order.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::import) enum Cell {
+pub(crate) enum Cell {
     Null,
     Bool(bool),
     Int(i64),
@@ -26,12 +26,12 @@ pub(in crate::import) enum Cell {
 
 impl Cell {
     /// Moves the value out and leaves null.
-    pub(in crate::import) fn take(&mut self) -> Self {
+    pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::Null)
     }
 
     /// Returns the value for a name in an object.
-    pub(in crate::import) fn get(&self, name: &str) -> Option<&Self> {
+    pub(crate) fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Object(values) => values.iter().find(|(known, _)| known == name).map(|(_, value)| value),
             _ => None,
@@ -39,7 +39,7 @@ impl Cell {
     }
 
     /// Returns a text that is not blank.
-    pub(in crate::import) fn as_text(&self) -> Option<&str> {
+    pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) if !text.trim().is_empty() => Some(text),
             _ => None,
@@ -47,7 +47,7 @@ impl Cell {
     }
 
     /// Returns whether there is a value: no null, no blank text, no empty list.
-    pub(in crate::import) fn is_filled(&self) -> bool {
+    pub(crate) fn is_filled(&self) -> bool {
         match self {
             Self::Null => false,
             Self::Text(text) => !text.trim().is_empty(),
@@ -58,7 +58,7 @@ impl Cell {
     }
 
     /// Returns an integer, also if it is written as text.
-    pub(in crate::import) fn as_integer(&self) -> Option<i64> {
+    pub(crate) fn as_integer(&self) -> Option<i64> {
         match self {
             Self::Int(number) => Some(*number),
             Self::Unsigned(number) => i64::try_from(*number).ok(),
@@ -68,7 +68,7 @@ impl Cell {
     }
 
     /// Returns a text or a number as text.
-    pub(in crate::import) fn to_name(&self) -> Option<String> {
+    pub(crate) fn to_name(&self) -> Option<String> {
         match self {
             Self::Text(text) => Some(text.clone()),
             Self::Int(number) => Some(number.to_string()),
@@ -81,7 +81,7 @@ impl Cell {
     }
 
     /// Converts the value to JSON; bytes and media, which no text is read from, become null.
-    pub(in crate::import) fn to_json(&self) -> serde_json::Value {
+    pub(crate) fn to_json(&self) -> serde_json::Value {
         use serde_json::Value;
         match self {
             Self::Null | Self::Bytes(_) | Self::Medium(_) => Value::Null,
@@ -99,7 +99,7 @@ impl Cell {
     }
 
     /// Names the kind of value, for messages.
-    pub(in crate::import) fn kind(&self) -> &'static str {
+    pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "nothing",
             Self::Bool(_) => "a Boolean",

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::columnar::TableFile;
-use crate::error::{Error, OutputError, Result};
-use crate::store::file;
+use dflop_loader::error::{Error, OutputError, Result};
+use dflop_loader::store::file;
 
 /// Table file extensions in a directory.
 const TABLE_EXTENSIONS: [&str; 3] = ["parquet", "arrow", "feather"];

@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::is_media_column;
 use super::mapping::ColumnMap;
-use crate::import::record::LABEL_COLUMNS;
+use crate::record::LABEL_COLUMNS;
 
 /// Column rules for the rows of a source.
 #[derive(Debug, Clone, Default)]
-pub(in crate::import) struct RowRules {
+pub(crate) struct RowRules {
     /// Mapping that the caller gave.
-    pub(in crate::import) map: ColumnMap,
+    pub(crate) map: ColumnMap,
     /// Columns that the schema declares to hold media.
     media: Vec<String>,
     /// Columns that the schema declares as class labels, with class names.
@@ -21,13 +21,13 @@ pub(in crate::import) struct RowRules {
 
 impl RowRules {
     /// Creates the rules for a table without declarations.
-    pub(in crate::import) fn new(map: &ColumnMap) -> Self {
+    pub(crate) fn new(map: &ColumnMap) -> Self {
         Self { map: map.clone(), ..Self::default() }
     }
 
     /// Reads the features that Hugging Face `datasets` keeps in a schema, a JSON text under `huggingface`.
     /// Other content is ignored: the features only declare what the values show as well.
-    pub(in crate::import) fn declare(&mut self, metadata: &str) {
+    pub(crate) fn declare(&mut self, metadata: &str) {
         let Ok(metadata) = serde_json::from_str::<Value>(metadata) else { return };
         let Some(features) = metadata.pointer("/info/features").and_then(Value::as_object) else { return };
         for (column, feature) in features {
@@ -45,17 +45,17 @@ impl RowRules {
     }
 
     /// Returns whether texts in this column are paths or base64 of media.
-    pub(in crate::import) fn is_media(&self, column: &str) -> bool {
+    pub(crate) fn is_media(&self, column: &str) -> bool {
         is_media_column(column) || self.media.iter().any(|known| known == column)
     }
 
     /// Returns whether the schema declares the column a class label.
-    pub(in crate::import) fn is_label(&self, column: &str) -> bool {
+    pub(crate) fn is_label(&self, column: &str) -> bool {
         self.labels.contains_key(column)
     }
 
     /// Returns the class names for the column that becomes `cls`, in label order; empty if none are declared.
-    pub(in crate::import) fn label_classes(&self) -> &[String] {
+    pub(crate) fn label_classes(&self) -> &[String] {
         let column = match self.labels.len() {
             1 => self.labels.keys().next().map(String::as_str),
             _ => LABEL_COLUMNS.into_iter().find(|column| self.is_label(column)),

@@ -14,9 +14,9 @@ use dflop_samples::media::extension_modality;
 
 use super::cell::Cell;
 use super::signature::{bare_base64, data_url, detected_extension};
-use crate::error::excerpt;
-use crate::import::medium::split_extension;
-use crate::import::record::SHOWN_MAX;
+use crate::medium::split_extension;
+use crate::record::SHOWN_MAX;
+use dflop_loader::error::excerpt;
 
 /// Extension for bytes in an unknown format.
 const UNKNOWN: &str = "bin";
@@ -27,7 +27,7 @@ const PATH_NAMES: [&str; 2] = ["file", "path"];
 
 /// Medium content.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::import) enum Content {
+pub(crate) enum Content {
     /// Bytes that the row holds.
     Bytes(Bytes),
     /// Path of a file, as named.
@@ -36,12 +36,12 @@ pub(in crate::import) enum Content {
 
 /// Medium in a row.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::import) struct RowMedium {
+pub(crate) struct RowMedium {
     /// Row column that contains the medium.
-    pub(in crate::import) column: String,
+    pub(crate) column: String,
     /// Format extension, lower-cased.
-    pub(in crate::import) extension: String,
-    pub(in crate::import) content: Content,
+    pub(crate) extension: String,
+    pub(crate) content: Content,
 }
 
 /// Moves the media out of a column value and appends them to `media`.
@@ -50,7 +50,7 @@ pub(in crate::import) struct RowMedium {
 ///
 /// # Errors
 /// The reason, if a value in a media column is not a medium.
-pub(in crate::import) fn take_media(
+pub(crate) fn take_media(
     column: &str,
     cell: &mut Cell,
     is_media: bool,
@@ -66,7 +66,7 @@ pub(in crate::import) fn take_media(
 }
 
 /// Returns whether a value holds media even if the column is not known to.
-pub(in crate::import) fn has_embedded(cell: &Cell, is_media: bool) -> bool {
+pub(crate) fn has_embedded(cell: &Cell, is_media: bool) -> bool {
     match cell {
         Cell::Bytes(_) => true,
         Cell::Text(text) => data_url(text).is_some() || (is_media && bare_base64(text).is_some()),

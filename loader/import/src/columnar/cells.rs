@@ -13,7 +13,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, TimeUnit};
 use bytes::Bytes;
 
-use crate::import::row::{Cell, Columns};
+use crate::row::{Cell, Columns};
 
 /// Returns a row of a batch.
 ///

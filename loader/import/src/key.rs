@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::shard::is_metadata;
+use dflop_loader::shard::is_metadata;
 
 /// Maximum length of a key created from a name, which leaves room for an extension in an entry name.
 const KEY_BYTES_MAX: usize = 2048;

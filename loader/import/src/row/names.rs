@@ -72,7 +72,7 @@ pub(super) fn column_prefix(column: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::import::row::media::Content;
+    use crate::row::media::Content;
 
     fn names(media: &[(&str, &str)]) -> Vec<String> {
         let medium = |(column, extension): &(&str, &str)| RowMedium {

@@ -7,21 +7,37 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dflop_samples::media::repair_json;
+use serde::{Deserialize, Serialize};
 
-use super::account::Taken;
-use super::directory::LabelSource;
+use super::account::{SkippedSource, Taken};
 use super::key::{Keys, requested_key};
 use super::medium::{outside, read_medium, resolve_medium};
-use super::parts::SourcePart;
+use super::options::{LabelSource, PackOptions};
 use super::record::{Record, SHOWN_MAX};
 use super::row::{Cell, ColumnMap, Columns, Content, RowRules, holds_embedded, row_id, row_sample};
-use super::{PackOptions, SkippedSource};
-use crate::error::{Error, OutputError, Result, excerpt};
-use crate::flow::Progress;
-use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
+use dflop_loader::error::{Error, OutputError, Result, excerpt};
+use dflop_loader::flow::Progress;
+use dflop_loader::write::{
+    ShardCompression, ShardPart, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL,
+};
 
 /// Maximum number of path characters in the account; a longer path is content in place of a path.
 const PATH_SHOWN_MAX: usize = 255;
+
+/// Contiguous source share, created by [`list_parts`](crate::list_parts). Small and serializable to JSON, for a single task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourcePart {
+    /// Part number and total number of parts.
+    pub part: ShardPart,
+    /// Number of the first entry in the source, from 0.
+    pub first_entry: u64,
+    /// Number of entries, whether they become samples or are skipped.
+    pub entries: u64,
+    /// Keys for entries whose requested key belongs to an earlier entry, by entry number.
+    pub renamed: BTreeMap<u64, String>,
+    /// Listing digest; a part is only packed from the listed source.
+    pub source_digest: u64,
+}
 
 /// File that becomes a field.
 #[derive(Debug)]

@@ -7,10 +7,11 @@ use std::path::Path;
 use csv::{ReaderBuilder, StringRecord, Trim};
 use serde_json::{Map, Value};
 
+use super::lines::open_text;
 use super::packer::Packer;
 use super::record::{KNOWN_COLUMNS, SHOWN_MAX, is_known_column};
-use super::source::open_text;
-use crate::error::{Error, OutputError, Result, StorageError, error_reason, excerpt};
+use dflop_loader::error::{Error, OutputError, Result, StorageError, excerpt};
+use dflop_samples::error_reason;
 
 /// Packs every row; skips a row if the number of values differs from the header.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {

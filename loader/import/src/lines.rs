@@ -1,11 +1,12 @@
 //! Packs JSON Lines: an object per line; blank lines are ignored.
 
-use std::io::{BufRead, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use super::packer::Packer;
-use super::source::open_text;
-use crate::error::{Error, OutputError, Result, StorageError};
+use dflop_loader::error::{Error, OutputError, Result, StorageError};
+use dflop_loader::store::file;
 
 /// Longest line: 64 MiB.
 const LINE_BYTES_MAX: u64 = 64 << 20;
@@ -40,4 +41,14 @@ pub(super) fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> std::i
     line.clear();
     let read = reader.take(LINE_BYTES_MAX).read_until(b'\n', line)? as u64;
     Ok((read > 0).then_some(read < LINE_BYTES_MAX || line.ends_with(b"\n")))
+}
+
+/// Opens a text file after the byte order mark, if there is one.
+pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
+    const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+    let mut reader = BufReader::with_capacity(1 << 18, file::open(path)?);
+    if reader.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
+        reader.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(reader)
 }
