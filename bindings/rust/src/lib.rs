@@ -2,7 +2,7 @@
 //!
 //! One crate for the three uses: stream training data, balance global batches by predicted cost, train
 //! through the executor. Everything here is re-exported; the crates [`loader`], [`import`], [`balancer`],
-//! [`costmodel`] and `executor` (feature `train`) have the details.
+//! [`planner`], [`costmodel`] and `executor` (feature `train`) have the details.
 //!
 //! # Stream
 //! Decodes images, audio and text of WebDataset shards:
@@ -68,6 +68,7 @@ pub use dflop_costmodel as costmodel;
 pub use dflop_executor as executor;
 pub use dflop_import as import;
 pub use dflop_loader as loader;
+pub use dflop_planner as planner;
 
 /// Names that most programs need.
 pub mod prelude {

@@ -4,8 +4,9 @@
 use super::source::{files, root, shown, stripped_code};
 
 /// Directories whose code runs for users.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "balancer/src",
+    "balancer/planner/src",
     "costmodel/src",
     "loader/src",
     "loader/import/src",

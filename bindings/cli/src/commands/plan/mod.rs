@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use dflop_balancer::planner::{
-    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload,
-    plan,
-};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{
     CostModel, DevicePreset, ExpertImbalance, FrozenParts, LaunchLimit, ModelSpec, ProfileOptions,
+};
+use dflop_planner::{
+    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload,
+    plan,
 };
 
 use crate::args::model::model_spec;

@@ -1,8 +1,8 @@
 //! Arguments for the plan kinds that are searched.
 
 use clap::{Args, ValueEnum};
-use dflop_balancer::planner::SearchSpaceOptions;
 use dflop_balancer::schedule::ScheduleKind;
+use dflop_planner::SearchSpaceOptions;
 
 /// Plan kinds to search, and what ranks share.
 #[derive(Debug, Args)]

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_balancer::planner::{
+use dflop_costmodel::DevicePreset;
+use dflop_planner::{
     MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, StepWaits, Workload, compare, plan,
 };
-use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
 use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, default_encoder_split, shapes};
