@@ -1,4 +1,4 @@
-"""Tests how rows of MDS and litdata become samples: with stand-ins for their libraries, and with them if installed."""
+"""Tests how rows of MDS and litdata become samples, with the libraries and with stand-ins for them."""
 
 import importlib.util
 import json

@@ -24,7 +24,8 @@ use dflop_loader::write::{
 /// Maximum number of path characters in the account; a longer path is content in place of a path.
 const PATH_SHOWN_MAX: usize = 255;
 
-/// Contiguous source share, created by [`list_parts`](crate::list_parts). Small and serializable to JSON, for a single task.
+/// Contiguous source share, created by [`list_parts`](crate::list_parts). Small and serializable to JSON, for
+/// a single task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePart {
     /// Part number and total number of parts.

@@ -1,8 +1,8 @@
 """Reads the items of litdata with its library.
 
-``index.json`` lists chunks, the formats of the leaves of an item, and the tree that the leaves form. The library
-is asked for the stored bytes of each leaf, and decompresses chunks, batches and items. Chunks of texts and
-numbers may hold their items as an Arrow table instead, whose values come as they are. Pickled leaves become null:
+``index.json`` lists chunks, the formats of the leaves of an item, and the tree that the leaves form. The
+library returns the stored bytes of each leaf, and decompresses chunks, batches and items. Chunks of texts and
+numbers may hold their items as an Arrow table instead, whose values are kept. Pickled leaves become null:
 reading one can run any code.
 """
 

@@ -1,7 +1,8 @@
 """Decodes values that MosaicML Streaming and litdata store in the same way, or in almost the same.
 
 Media keep the bytes that were stored, where the libraries would decode them. Arrays become `.npy` files, and
-pixels without compression PNG files. What cannot be read is an `UnreadableError`, the reason for skipping a row.
+pixels without compression PNG files. What cannot be read is an `UnreadableError`, the reason for skipping a
+row.
 """
 
 from __future__ import annotations
