@@ -127,15 +127,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (source, out) = (directory.path().join("source"), directory.path().join("out"));
         std::fs::create_dir(&source).unwrap();
-        std::fs::write(source.join("a.txt"), "words").unwrap();
+        std::fs::write(source.join("a.jpg"), b"\xff\xd8\xff\xe0").unwrap();
         let rows = [
             row("a", 0, r#"[["id", "x.y"], ["text", "t"]]"#),
-            row("a", 1, r#"[["path", "a.txt"]]"#),
+            row("a", 1, r#"[["path", "a.jpg"]]"#),
             row("b", 0, r#"[[1, "t"]]"#),
             Row::skipped("b".to_owned(), 1, "broken".to_owned()),
         ];
         let packed = pack_rows(rows.into_iter().map(Ok), &source, &out, &PackOptions::default()).unwrap();
-        assert_eq!((packed.samples, packed.taken.fields["txt"]), (2, 1));
+        assert_eq!((packed.samples, packed.taken.fields["jpg"]), (2, 1));
         let skipped: Vec<String> =
             packed.skipped.iter().map(|skip| format!("{}: {}", skip.path, skip.reason)).collect();
         assert!(skipped[0].starts_with("b:0: invalid type: integer"), "{skipped:?}");
