@@ -210,6 +210,7 @@ CONVERSIONS_VENV ?= $(BUILD)/conversions-venv
 test-conversions:
 	$(call install-package,$(CONVERSIONS_VENV),--requirement tests/python/conversion_requirements.txt)
 	$(CONVERSIONS_VENV)/bin/python tests/python/conversions.py
+	$(CONVERSIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests -p 'test_stored_*.py'
 	$(CONVERSIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests/integrations -p test_docstrings.py
 
 # Two ranks under every launcher that is installed; PYTHON may have torchrun and Ray.
@@ -392,8 +393,8 @@ HOST = $(shell rustc -vV | sed -n 's/^host: //p')
 sanitize-address:
 	ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
 		$(CARGO) test --locked --target $(HOST) \
-		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-loader -p dflop-executor \
-		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test models --test device
+		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-planner -p dflop-loader \
+		-p dflop-import -p dflop-executor -p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test models --test device
 
 # $(call toolchain-with,PATH): the first installed toolchain that has this file.
 toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \

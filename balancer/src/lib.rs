@@ -39,7 +39,6 @@ mod error;
 mod instance;
 mod partition;
 mod pipeline;
-pub mod planner;
 pub mod schedule;
 mod simulate;
 
@@ -53,7 +52,7 @@ pub use partition::{
 };
 pub use pipeline::{
     PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
-    assign_ranks, balance_pipeline, peak_order,
+    assign_ranks, balance_pipeline, peak_order, search_pipeline,
 };
 pub use simulate::{
     Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,

@@ -2,7 +2,6 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_balancer::planner::{Cluster, EncoderSplit, PlanProblem, SearchSpaceOptions, plan};
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind, schedule};
 use dflop_balancer::{
     Budget, Caps, Communication, CompiledSchedule, Instance, PipelineConfig, PipelineObjective, StageTimes,
@@ -10,6 +9,7 @@ use dflop_balancer::{
 };
 use dflop_benches::families::Family;
 use dflop_benches::instances::{Target, instance};
+use dflop_planner::{Cluster, EncoderSplit, PlanProblem, SearchSpaceOptions, plan};
 use dflop_tests::plan_cases::CASES;
 
 /// Number of items and groups in each partition problem.

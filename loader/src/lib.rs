@@ -7,10 +7,10 @@
 //!
 //! The modules of the crate follow a sample's path: [`store`], [`shard`], [`index`], then dataset, order,
 //! plan and fetch, whose types are re-exported at the root, [`decode`] and the loaders; each module imports
-//! only earlier modules. [`files`], [`flow`] and [`error`] are below all of them; [`write`](mod@write),
-//! [`import`] and [`model`] are beside this path, and [`settings`] has the names that users write. [`media`],
-//! [`sample`] and [`inputs`] are the crate
-//! `dflop-samples`, usable without shards. With the feature `processors`, `processors` is the crate
+//! only earlier modules. [`files`], [`flow`] and [`error`] are below all of them; [`write`](mod@write) and
+//! [`model`] are beside this path, and [`settings`] has the names that users write. [`media`], [`sample`] and
+//! [`inputs`] are the crate `dflop-samples`, usable without shards; the crate `dflop-import` packs files and
+//! tables into shards. With the feature `processors`, `processors` is the crate
 //! `dflop-processors`, which turns samples into model inputs.
 //!
 //! ```text
@@ -53,7 +53,6 @@ pub mod error;
 mod fetch;
 pub mod files;
 pub mod flow;
-pub mod import;
 pub mod index;
 mod loader;
 pub mod model;

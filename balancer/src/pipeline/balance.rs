@@ -121,7 +121,7 @@ pub fn balance_pipeline(
 ///
 /// # Errors
 /// The errors of [`balance_pipeline`].
-pub(crate) fn search_pipeline(
+pub fn search_pipeline(
     instance: &Instance,
     config: &PipelineConfig,
     budget: &mut Budget,

@@ -21,8 +21,7 @@ mod relaxation;
 mod search;
 mod timeline;
 
-pub(crate) use balance::search_pipeline;
-pub use balance::{PipelineAssignment, balance_pipeline};
+pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
 pub use config::{PipelineConfig, PipelineObjective};
 pub use memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
 pub use order::{assign_ranks, peak_order};

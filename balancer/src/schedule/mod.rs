@@ -24,8 +24,9 @@ pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
 pub use layout::PipelineLayout;
 pub use module_stages::ModuleStages;
-pub(crate) use step_order::StepOrder;
-pub(crate) use step_shape::{ENCODERS_MAX, EncoderChain, EncoderChains, StepShape};
+pub use step_order::{StagePass, StepOrder};
+pub(crate) use step_shape::ENCODERS_MAX;
+pub use step_shape::{EncoderChain, EncoderChains, StepShape};
 
 use crate::error::{Error, Result};
 use lagged::{RankWork, StagePlace, lagged_passes};

@@ -16,21 +16,26 @@ use super::step_shape::StepShape;
 
 /// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StagePass {
-    pub(crate) stage: u32,
-    pub(crate) slot: u32,
-    pub(crate) is_forward: bool,
+pub struct StagePass {
+    /// Stage index.
+    pub stage: u32,
+    /// Microbatch index on the rank.
+    pub slot: u32,
+    /// Whether the pass is a forward pass.
+    pub is_forward: bool,
 }
 
 /// Ordered passes in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StepOrder {
-    pub(crate) passes: Vec<StagePass>,
+pub struct StepOrder {
+    /// Passes, each after all inputs.
+    pub passes: Vec<StagePass>,
 }
 
 impl StepOrder {
     /// Orders the passes for a step that [`StepShape::check`] accepts.
-    pub(crate) fn new(shape: &StepShape) -> Self {
+    #[must_use]
+    pub fn new(shape: &StepShape) -> Self {
         if let ScheduleKind::Interleaved { chunks } = shape.kind {
             return Self::from_chunks(shape, usize::from(chunks));
         }

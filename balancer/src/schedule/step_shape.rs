@@ -13,34 +13,37 @@ pub(crate) const ENCODERS_MAX: usize = 8;
 
 /// Stages in an encoder, or in several sequential encoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct EncoderChain {
-    pub(crate) stages: u16,
+pub struct EncoderChain {
+    /// Number of stages.
+    pub stages: u16,
     /// Whether the stages run backward; without trained parameters they do not.
-    pub(crate) has_backward: bool,
+    pub has_backward: bool,
 }
 
 /// Parallel encoders in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct EncoderChains {
+pub struct EncoderChains {
     chains: [EncoderChain; ENCODERS_MAX],
     count: u8,
 }
 
 /// Stages and schedule for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct StepShape {
-    pub(crate) kind: ScheduleKind,
+pub struct StepShape {
+    /// Schedule kind.
+    pub kind: ScheduleKind,
     /// Encoders, whose stages come first.
-    pub(crate) encoders: EncoderChains,
+    pub encoders: EncoderChains,
     /// Total number of stages.
-    pub(crate) stages: usize,
+    pub stages: usize,
     /// Number of microbatches on each rank.
-    pub(crate) slots: usize,
+    pub slots: usize,
 }
 
 impl EncoderChains {
     /// Creates parallel encoders; encoders without a stage are left out. There are at most [`ENCODERS_MAX`].
-    pub(crate) fn new(chains: impl IntoIterator<Item = EncoderChain>) -> Self {
+    #[must_use]
+    pub fn new(chains: impl IntoIterator<Item = EncoderChain>) -> Self {
         let mut all = Self::default();
         for (own, chain) in all.chains.iter_mut().zip(chains.into_iter().filter(|chain| chain.stages > 0)) {
             *own = chain;
@@ -50,12 +53,14 @@ impl EncoderChains {
     }
 
     /// Creates a single trained encoder; none if it has no stage.
-    pub(crate) fn one(stages: usize) -> Self {
+    #[must_use]
+    pub fn one(stages: usize) -> Self {
         Self::new([EncoderChain { stages: stages as u16, has_backward: true }])
     }
 
     /// Lists each encoder with the first stage.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
+    #[must_use]
+    pub fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
         let mut next = 0;
         self.chains[..usize::from(self.count)].iter().map(move |chain| {
             let first = next;
@@ -65,12 +70,14 @@ impl EncoderChains {
     }
 
     /// Lists each encoder's last stage.
-    pub(crate) fn ends(&self) -> impl Iterator<Item = usize> + '_ {
+    #[must_use]
+    pub fn ends(&self) -> impl Iterator<Item = usize> + '_ {
         self.each().map(|(first, chain)| first + usize::from(chain.stages) - 1)
     }
 
     /// Returns the number of stages.
-    pub(crate) fn stages(&self) -> usize {
+    #[must_use]
+    pub fn stages(&self) -> usize {
         self.each().map(|(_, chain)| usize::from(chain.stages)).sum()
     }
 
@@ -91,7 +98,7 @@ impl StepShape {
     ///
     /// # Errors
     /// [`Error::Config`] otherwise.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let refuse = |reason| Err(Error::Config { setting: "schedule", reason });
         let (kind, stages) = (self.kind, self.stages);
         match kind {
@@ -111,7 +118,8 @@ impl StepShape {
     }
 
     /// Returns the first stage on the rank that holds a stage: the stage itself, unless ranks hold several.
-    pub(crate) fn first_of_rank(&self, stage: usize) -> usize {
+    #[must_use]
+    pub fn first_of_rank(&self, stage: usize) -> usize {
         match self.kind {
             ScheduleKind::Interleaved { chunks } => stage % (self.stages / usize::from(chunks)),
             _ => stage,
@@ -119,12 +127,14 @@ impl StepShape {
     }
 
     /// Returns the number of encoder stages, which come first.
-    pub(crate) fn encoder_stages(&self) -> usize {
+    #[must_use]
+    pub fn encoder_stages(&self) -> usize {
         self.encoders.stages()
     }
 
     /// Returns a stage's place on the longest path.
-    pub(crate) fn depth(&self, stage: usize) -> usize {
+    #[must_use]
+    pub fn depth(&self, stage: usize) -> usize {
         let longest = self.encoders.longest();
         match self.encoders.stage_chain(stage) {
             Some((first, chain)) => longest - usize::from(chain.stages) + stage - first,
@@ -133,7 +143,8 @@ impl StepShape {
     }
 
     /// Returns the stage that receives the output; `None` for the last stage.
-    pub(crate) fn receiver(&self, stage: usize) -> Option<usize> {
+    #[must_use]
+    pub fn receiver(&self, stage: usize) -> Option<usize> {
         let first = self.encoder_stages();
         if self.encoders.ends().any(|end| end == stage) {
             return Some(first);
@@ -142,7 +153,8 @@ impl StepShape {
     }
 
     /// Lists the stages that send the input: for the last module's first stage, each encoder's last stage.
-    pub(crate) fn senders(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
+    #[must_use]
+    pub fn senders(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
         let is_first = self.encoders.each().any(|(first, _)| first == stage);
         let is_border = stage == self.encoder_stages();
         let before = stage.checked_sub(1).filter(|_| !is_first && !is_border);
@@ -164,7 +176,8 @@ impl StepShape {
     }
 
     /// Returns the maximum number of microbatches whose activations a stage holds at once.
-    pub(crate) fn in_flight(&self, stage: usize) -> usize {
+    #[must_use]
+    pub fn in_flight(&self, stage: usize) -> usize {
         if let ScheduleKind::Interleaved { chunks } = self.kind {
             let (ranks, rank) = (self.stages / usize::from(chunks), self.first_of_rank(stage));
             let passes = interleaved::passes(rank, ranks, usize::from(chunks), self.slots);

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use dflop_balancer::planner::ItemSize;
 use dflop_costmodel::{MediaUnits, ModelSpec};
 use dflop_executor::run::RunConfig;
+use dflop_planner::ItemSize;
 
 use crate::args::mixture::MixtureFile;
 use crate::commands::plan;

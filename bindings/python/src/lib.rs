@@ -67,7 +67,8 @@ mod _native {
     use crate::table::Table;
     #[pymodule_export]
     use crate::tasks::{
-        PyShardWriter, index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_tables,
+        PyShardWriter, index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_rows,
+        pack_tables,
     };
     #[pymodule_export]
     use crate::train::train;

@@ -1,8 +1,8 @@
 //! Feeds multimodal LLM training.
 //!
 //! One crate for the three uses: stream training data, balance global batches by predicted cost, train
-//! through the executor. Everything here is re-exported; the crates [`loader`], [`balancer`], [`costmodel`]
-//! and `executor` (feature `train`) have the details.
+//! through the executor. Everything here is re-exported; the crates [`loader`], [`import`], [`balancer`],
+//! [`planner`], [`costmodel`] and `executor` (feature `train`) have the details.
 //!
 //! # Stream
 //! Decodes images, audio and text of WebDataset shards:
@@ -66,7 +66,9 @@ pub use dflop_balancer as balancer;
 pub use dflop_costmodel as costmodel;
 #[cfg(feature = "train")]
 pub use dflop_executor as executor;
+pub use dflop_import as import;
 pub use dflop_loader as loader;
+pub use dflop_planner as planner;
 
 /// Names that most programs need.
 pub mod prelude {

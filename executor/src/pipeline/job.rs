@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::ScheduleKind;
+use dflop_planner::Placement;
 
 use super::module_parallelism::ModuleParallelism;
 use super::rank_map::RankMap;

@@ -105,7 +105,7 @@ mod unread_step;
 
 pub use assign_media::assign_media;
 pub use communication_times::{CommunicationKind, CommunicationLane, TimedCommunication};
-pub use dflop_balancer::planner::Placement;
+pub use dflop_planner::Placement;
 pub use job::{Job, JobStage};
 pub use module_parallelism::ModuleParallelism;
 pub use pass_times::PassTimes;

@@ -1,6 +1,6 @@
 //! Maps module pipeline ranks to world ranks, which are separate or shared.
 
-use dflop_balancer::planner::Placement;
+use dflop_planner::Placement;
 
 use super::module_parallelism::ModuleParallelism;
 use crate::error::{Error, Result};

@@ -9,8 +9,8 @@
 //! In both placements, a pass waits only for passes in earlier rounds or in earlier stages of the same round,
 //! which come earlier in the lists of their ranks; so lists never deadlock.
 
-use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{Action, Part, Pass, PassKind, PipelineLayout};
+use dflop_planner::Placement;
 
 use super::job::Job;
 use super::rank_roles::RankRole;

@@ -130,8 +130,8 @@ fn pass_ns(times: &PassTimes, Pass { kind, part }: Pass) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use dflop_balancer::planner::Placement;
     use dflop_balancer::schedule::ScheduleKind;
+    use dflop_planner::Placement;
 
     use super::*;
     use crate::pipeline::ModuleParallelism;

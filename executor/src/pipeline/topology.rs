@@ -1,8 +1,8 @@
 //! Maps step parts to pipeline ranks: the balancer's layout, replicated if it is a single pipeline, and with
 //! pass lists for ranks that several modules share.
 
-use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind};
+use dflop_planner::Placement;
 
 use super::job::Job;
 use super::module_parallelism::ModuleParallelism;

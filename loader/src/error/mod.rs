@@ -69,7 +69,8 @@ pub enum Error {
 
 impl Error {
     /// Creates the error for a file that cannot be accessed.
-    pub(crate) fn file(path: &Path, source: std::io::Error) -> Self {
+    #[must_use]
+    pub fn file(path: &Path, source: std::io::Error) -> Self {
         Self::Storage(StorageError::File { path: path.display().to_string(), source })
     }
 

@@ -18,7 +18,8 @@ pub(crate) fn parent_directory(file: &Path) -> &Path {
 
 /// Returns whether a path is in a directory, following links. For a path that does not exist, the existing
 /// part decides; a path that cannot be resolved is outside.
-pub(crate) fn lies_inside(directory: &Path, path: &Path) -> bool {
+#[must_use]
+pub fn lies_inside(directory: &Path, path: &Path) -> bool {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let (Some(directory), Some(path)) = (resolved(directory), resolved(path)) else { return false };
     path.starts_with(&directory) || blobs_directory(&directory).is_some_and(|blobs| path.starts_with(blobs))

@@ -18,7 +18,8 @@ use dflop_samples::file;
 use rustix::fs::OFlags;
 use tempfile::NamedTempFile;
 
-pub(crate) use self::confine::{lies_inside, parent_directory};
+pub use self::confine::lies_inside;
+pub(crate) use self::confine::parent_directory;
 
 /// Permissions of a new file, before the process mask (umask) applies.
 const MODE: u32 = 0o666;

@@ -1,7 +1,5 @@
 //! Settings of the search for a parallelism plan.
 
-use dflop_balancer::planner::SearchSpaceOptions;
-use dflop_balancer::schedule::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
 use super::spelling::choices;
@@ -97,23 +95,5 @@ impl SpaceSettings {
     #[must_use]
     pub fn is_full(&self, has_profile: bool) -> bool {
         self.kinds.map_or(!has_profile, bool::from)
-    }
-
-    /// Returns the plan kinds that are searched.
-    #[must_use]
-    pub fn options(&self, is_full: bool, schedule: ScheduleKind) -> SearchSpaceOptions {
-        let [is_disaggregated, is_colocated, is_joint] = self.placement.into();
-        // Other schedules have no rounds ahead.
-        let is_plain = schedule == ScheduleKind::OneForwardOneBackward;
-        SearchSpaceOptions {
-            is_disaggregated,
-            is_colocated,
-            is_joint,
-            has_uneven_layers: is_full || self.uneven_layers,
-            has_recomputation: is_full || self.recompute,
-            has_encoder_ahead: is_plain && (is_full || self.encoder_ahead),
-            has_sharded_optimizer: self.zero1,
-            schedule,
-        }
     }
 }

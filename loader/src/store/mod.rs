@@ -47,7 +47,7 @@ pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, ShardStore, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
-pub(crate) use self::url::is_remote;
+pub use self::url::is_remote;
 pub(crate) use self::url_parts::percent_decoded;
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;

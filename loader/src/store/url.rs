@@ -56,7 +56,8 @@ impl StoreKind {
 }
 
 /// Returns whether a name is a URL on a built-in remote store.
-pub(crate) fn is_remote(url: &str) -> bool {
+#[must_use]
+pub fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| StoreKind::from_scheme(scheme).is_some())
 }
 

@@ -32,8 +32,7 @@ use crate::store::Stores;
 
 use self::check::check_sample;
 use self::destination::{Destination, Existing, find_shard};
-pub(crate) use self::part::PartDirectory;
-pub use self::part::ShardPart;
+pub use self::part::{PartDirectory, ShardPart};
 use self::shard_file::{END_BYTES, ShardFile, entries_bytes, sample_entries, shard_name};
 
 /// Default shard size limit: 256 MiB before compression.

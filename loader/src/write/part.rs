@@ -29,7 +29,7 @@ impl ShardPart {
     ///
     /// # Errors
     /// [`Error::Config`] if `part` is not below `parts`, or if there are more than 100,000 parts.
-    pub(crate) fn check(self) -> Result<()> {
+    pub fn check(self) -> Result<()> {
         let Self { part, parts } = self;
         if part < parts && parts <= PARTS_MAX {
             return Ok(());
@@ -85,14 +85,14 @@ impl ShardPart {
 
 /// Directory that all parts are written to.
 #[derive(Debug)]
-pub(crate) struct PartDirectory(Destination);
+pub struct PartDirectory(Destination);
 
 impl PartDirectory {
     /// Opens the directory.
     ///
     /// # Errors
     /// [`Error::Storage`] if it is missing and cannot be created.
-    pub(crate) fn open(directory: &Path, stores: &Stores) -> Result<Self> {
+    pub fn open(directory: &Path, stores: &Stores) -> Result<Self> {
         Destination::open(directory, stores).map(Self)
     }
 
@@ -100,7 +100,7 @@ impl PartDirectory {
     ///
     /// # Errors
     /// [`Error::Storage`] if the directory cannot be listed.
-    pub(crate) fn shards(&self) -> Result<BTreeMap<String, Shard>> {
+    pub fn shards(&self) -> Result<BTreeMap<String, Shard>> {
         shard_names(&self.0)?.into_iter().map(|name| Ok((name.clone(), self.0.shard(&name)?))).collect()
     }
 }

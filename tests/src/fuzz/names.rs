@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use dflop_import::PackOptions;
 use dflop_loader::Splits;
-use dflop_loader::import::PackOptions;
 use dflop_loader::shard::{expand_shards, parse_shard_list};
 use dflop_loader::store::{Location, redact};
 
@@ -46,7 +46,7 @@ pub(super) fn pack(bytes: &[u8]) {
     let list = place.path().join(if bytes.starts_with(b"[") { "list.json" } else { "list.jsonl" });
     std::fs::write(&list, bytes).expect("the list is written");
     let out = place.path().join("shards");
-    let packed = dflop_loader::import::pack(&list, &out, &PackOptions::default());
+    let packed = dflop_import::pack(&list, &out, &PackOptions::default());
     assert!(packed.is_err() || out.is_dir());
 }
 

@@ -8,8 +8,8 @@ pub mod rules;
 
 use std::path::PathBuf;
 
-use dflop_balancer::planner::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, PlannedModel, Workload};
 use dflop_costmodel::profile::{Profile, reference_model};
+use dflop_planner::{Cluster, ItemSize, ModelCosts, ModelCostsBuilder, PlannedModel, Workload};
 
 pub use profile::files;
 

@@ -8,12 +8,10 @@
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
 
-use dflop_balancer::planner::{
-    Degrees, ItemSize, ModuleCosts, ModulePlan, ParallelismPlan, Placement, StagePart,
-};
 use dflop_costmodel::Module;
 use dflop_costmodel::memory::MeasuredMemory;
 use dflop_costmodel::profile::{Part, Phase, reference_model};
+use dflop_planner::{Degrees, ItemSize, ModuleCosts, ModulePlan, ParallelismPlan, Placement, StagePart};
 
 use super::{Case, MEMORY_BYTES, Prepared};
 

@@ -1,6 +1,6 @@
 //! Compares the planner with the reference implementation's rule and the paper's, all on the same simulation.
 
-use dflop_balancer::planner::{
+use dflop_planner::{
     EncoderSplit, Evaluation, ParallelismPlan, PlanProblem, SearchSpaceOptions, Workload, evaluate, plan,
 };
 use dflop_tests::plan_cases::rules::{Rule, choose, is_complete};

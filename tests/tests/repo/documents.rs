@@ -15,7 +15,7 @@ use super::floors::FLOORS;
 use super::source::NESTED;
 
 /// Things that a snippet may need and a test does not have.
-const NEEDS: [&str; 17] = [
+const NEEDS: [&str; 18] = [
     "browser",
     "bucket",
     "checkout",
@@ -31,6 +31,7 @@ const NEEDS: [&str; 17] = [
     "network",
     "polars",
     "pyarrow",
+    "streaming",
     "torch",
     "tools",
 ];

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::source::{root, shown, stripped_code};
 
 /// The source directory and rooms of each crate, from the ground up.
-pub(super) const FLOORS: [(&str, &[&str]); 14] = [
+pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "costmodel/src",
         &[
@@ -35,17 +35,27 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     ),
     (
         "balancer/src",
+        &["budget", "error", "instance", "caps", "digest", "partition", "schedule", "simulate", "pipeline"],
+    ),
+    (
+        "balancer/planner/src",
         &[
-            "budget",
-            "error",
-            "instance",
-            "caps",
-            "digest",
-            "partition",
-            "schedule",
-            "simulate",
-            "pipeline",
-            "planner",
+            "cluster",
+            "item_size",
+            "workload",
+            "costs",
+            "space",
+            "problem",
+            "score",
+            "parallelism_plan",
+            "report",
+            "search",
+            "compare",
+            "refine",
+            "explain",
+            "remedy",
+            "evaluate",
+            "plan",
         ],
     ),
     (
@@ -65,9 +75,30 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "decode",
             "loader",
             "write",
-            "import",
             "model",
             "settings",
+        ],
+    ),
+    (
+        "loader/import/src",
+        &[
+            "account",
+            "key",
+            "medium",
+            "record",
+            "row",
+            "options",
+            "packer",
+            "columnar",
+            "tables",
+            "directory",
+            "lines",
+            "document",
+            "table",
+            "source",
+            "pack",
+            "rows",
+            "parts",
         ],
     ),
     ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),

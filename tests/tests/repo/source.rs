@@ -16,7 +16,9 @@ pub(super) const CRATES: [&str; 9] = [
 ];
 
 /// Crates nested in the directory of the crate that they are parts of.
-pub(super) const NESTED: [&str; 8] = [
+pub(super) const NESTED: [&str; 10] = [
+    "balancer/planner",
+    "loader/import",
     "loader/samples",
     "loader/processors",
     "executor/comm",

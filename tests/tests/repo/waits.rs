@@ -4,10 +4,12 @@
 use super::source::{files, root, shown, stripped_code};
 
 /// Directories whose code runs for users.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     "balancer/src",
+    "balancer/planner/src",
     "costmodel/src",
     "loader/src",
+    "loader/import/src",
     "loader/samples/src",
     "loader/processors/src",
     "executor/src",

@@ -4,10 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use dflop_import::{PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part};
 use dflop_loader::error::{DataError, OutputError};
-use dflop_loader::import::{
-    PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
-};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{Error, Result};

@@ -1,11 +1,11 @@
-//! `dflop pack`: writes shards from files, manifests, tables and the datasets of other loaders.
+//! `dflop pack`: writes shards from files, manifests and tables.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use dflop_loader::import::{
+use dflop_import::{
     ColumnMap, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, Taken, pack_all,
 };
 use dflop_loader::store::Stores;
@@ -16,22 +16,21 @@ use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, format_bytes, write_json};
 use crate::progress::Bars;
 
-/// Write shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
+/// Write shards from files, manifests, Parquet, Arrow or Hugging Face datasets.
 ///
 /// The content determines each source format. Files and rows that cannot be packed are listed; they do not
 /// fail the command.
 #[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Directories with files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files, MDS or litdata
-    /// directories; without `--out` the last source names the output.
+    /// Directories with files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files; without `--out`
+    /// the last source names the output.
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
     /// Directory or URL of the shards, such as `s3://bucket/prefix/`; must not contain shards yet.
     #[arg(short, long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Format of the sources: files, jsonl, json, csv, parquet, arrow, huggingface, mds or litdata [default:
-    /// recognized].
+    /// Format of the sources: files, jsonl, json, csv, parquet, arrow or huggingface [default: recognized].
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
     /// Split to pack from tables with several, such as train.

@@ -43,6 +43,7 @@ __all__ = [
     "pack_finish",
     "pack_list",
     "pack_one",
+    "pack_rows",
     "pack_tables",
 ]
 __version__: str
@@ -457,6 +458,12 @@ def merge_index(dataset: Dataset, parts: Sequence[bytes]) -> None: ...
 def pack_all(sources: Sequence[_Path], out: _Path, settings: Mapping[str, Any]) -> dict[str, Any]: ...
 def pack_tables(
     tables: Iterable[bytes], name: str, out: _Path, settings: Mapping[str, Any]
+) -> dict[str, Any]: ...
+def pack_rows(
+    rows: Iterable[tuple[str, int, list[tuple[str, Any]] | str]],
+    source: _Path,
+    out: _Path,
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]: ...
 def pack_list(source: _Path, parts: int, settings: Mapping[str, Any]) -> list[bytes]: ...
 def pack_one(source: _Path, out: _Path, part: bytes, settings: Mapping[str, Any]) -> bytes: ...

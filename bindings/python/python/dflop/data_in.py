@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflop import _native
+from dflop._litdata import litdata_rows
+from dflop._mds import mds_rows
+from dflop._stored_rows import pack_stored
 from dflop.offline import pack, pack_settings
 
 if TYPE_CHECKING:
@@ -184,13 +188,17 @@ def from_mds(
 ) -> _native.Dataset:
     """Converts a local directory of MosaicML Streaming, format MDS, to shards; pickled columns are left out.
 
+    The library ``streaming`` of MosaicML reads the directory: ``pip install mosaicml-streaming``. Columns become
+    fields as in a table, see `from_parquet`; media keep the bytes that are stored, arrays become ``npy``.
+
     Args:
-        source: directory with ``index.json`` and the shards, compressed with Zstandard, gzip or not at all.
+        source: directory with ``index.json`` and the shards, compressed or not.
         out: directory or URL of the shards; must not contain shards yet.
         columns: what columns become, where their names do not tell; see `pack`.
         settings: further settings of `pack`: ``shard_bytes``, ``shard_samples``, ``zstd``.
 
     Raises:
+        ImportError: ``mosaicml-streaming`` is not installed.
         DataError: no row is a sample, a file is damaged, or ``out`` contains shards.
 
     Examples:
@@ -202,13 +210,17 @@ def from_mds(
         >>> [(sample["txt"], sample["cls"]) for sample in dataset[:]]
         [('a red kite', 0), ('a lake', 1)]
     """
-    return _packed(source, out, format="mds", columns=columns, **settings)
+    report = pack_stored("mds", mds_rows, pathlib.Path(source), os.fspath(out), columns=columns, **settings)
+    return _dataset(report, out)
 
 
 def from_litdata(
     source: Path, out: Path, *, columns: Mapping[str, str] | None = None, **settings: Any
 ) -> _native.Dataset:
     """Converts a local directory of litdata to shards; pickled values are left out.
+
+    The library reads the directory: ``pip install litdata``. The values of an item become fields as the columns
+    of a table do, see `from_parquet`: those of a list are named ``0``, ``1``, …, a single value ``value``.
 
     Args:
         source: directory with ``index.json`` and the chunks.
@@ -217,12 +229,16 @@ def from_litdata(
         settings: further settings of `pack`: ``shard_bytes``, ``shard_samples``, ``zstd``.
 
     Raises:
+        ImportError: ``litdata`` is not installed.
         DataError: no item is a sample, a file is damaged, or ``out`` contains shards.
 
     Examples:
         >>> dataset = dflop.from_litdata("optimized/", "captions/", columns={"text": "txt"})  # doctest: +SKIP
     """
-    return _packed(source, out, format="litdata", columns=columns, **settings)
+    report = pack_stored(
+        "litdata", litdata_rows, pathlib.Path(source), os.fspath(out), columns=columns, **settings
+    )
+    return _dataset(report, out)
 
 
 def _packed(source: Names, out: Path, **settings: Any) -> _native.Dataset:

@@ -103,7 +103,7 @@ def pack(
     map: Map | None = None,
     tasks: int | None = None,
 ) -> dict[str, Any]:
-    """Writes shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
+    """Writes shards from files, manifests, Parquet, Arrow or Hugging Face datasets.
 
     Args:
         source: directory, manifest (LLaVA-style JSON or JSONL, audio manifest, CSV), Parquet or Arrow file,
@@ -113,8 +113,8 @@ def pack(
         shard_samples: number of samples at which the next shard starts. Default: no limit.
         index: writes the index too.
         zstd: compresses shards; ranges of them cannot be read then.
-        format: ``files``, ``jsonl``, ``json``, ``csv``, ``parquet``, ``arrow``, ``huggingface``, ``mds`` or
-            ``litdata``. Default: recognized by the content.
+        format: ``files``, ``jsonl``, ``json``, ``csv``, ``parquet``, ``arrow`` or ``huggingface``. Default:
+            recognized by the content.
         split: split to pack of tables that have several.
         columns: what columns become: the extension of a field (``{"caption": "txt", "photo": "jpg"}``), a
             column that loaders know (``{"chat": "messages"}``), or the key (``{"uid": "__key__"}``). Others

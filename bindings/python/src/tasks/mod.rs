@@ -9,18 +9,19 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use bytes::Bytes;
-use dflop_loader::error::excerpt;
-use dflop_loader::flow::NoProgress;
-use dflop_loader::import::{
-    ColumnMap, LabelSource, PackOptions, Packed, PackedPart, SourceFormat, SourcePart, finish_parts,
+use dflop_import::{
+    ColumnMap, LabelSource, PackOptions, Packed, PackedPart, Row, SourceFormat, SourcePart, finish_parts,
     list_parts, pack_batches, pack_part,
 };
+use dflop_loader::error::excerpt;
+use dflop_loader::flow::NoProgress;
 use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyIterator};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyString};
+use pythonize::Depythonizer;
 
 use crate::dataset::PyDataset;
 use crate::error::{DflopError, to_python};
@@ -115,9 +116,8 @@ pub(crate) fn pack_all(
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
     let options = settings.options()?;
-    let packed = runtime::run(py, move || {
-        dflop_loader::import::pack_all(&sources, &out, &options).map_err(DflopError::from)
-    })?;
+    let packed =
+        runtime::run(py, move || dflop_import::pack_all(&sources, &out, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
 
@@ -135,31 +135,76 @@ pub(crate) fn pack_tables(
     let options = settings.options()?;
     let tables = tables.bind(py).try_iter()?.unbind();
     let mut failure = None;
-    let batches = std::iter::from_fn(|| match next_batches(&tables) {
-        Ok(batches) => batches.map(|batches| batches.into_iter().map(Ok).collect::<Vec<_>>()),
-        Err(error) => {
-            failure = Some(error);
-            // The error ends packing, so that partial rows do not pass for all rows; the caller gets the
-            // failure itself.
-            Some(vec![Err(dflop_loader::Error::StageEnded { stage: "tables" })])
-        }
+    let batches = items(&tables, &mut failure, read_batches).flat_map(|batches| match batches {
+        Ok(batches) => batches.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error)],
     });
     // On this thread, because the iterator is a Python object, and may depend on the thread.
-    let packed = py.detach(|| pack_batches(batches.flatten(), &name, &out, &options));
+    let packed = py.detach(|| pack_batches(batches, &name, &out, &options));
     match failure {
         Some(error) => Err(error),
         None => report(py, packed.map_err(DflopError::from)?),
     }
 }
 
-/// Returns the record batches in the next table; `None` after the last table.
-fn next_batches(tables: &Py<PyIterator>) -> PyResult<Option<Vec<RecordBatch>>> {
-    Python::attach(|py| {
-        let Some(table) = tables.clone_ref(py).into_bound(py).next() else { return Ok(None) };
-        let bytes: PyBackedBytes = table?.extract()?;
-        let read = || arrow_ipc::reader::StreamReader::try_new(Cursor::new(bytes), None)?.collect();
-        let batches: Result<_, arrow_schema::ArrowError> = read();
-        Ok(Some(batches.map_err(|error| DflopError::config("tables", error.to_string()))?))
+/// Packs rows from an iterator: each is the file, the row number in it, and the columns, a list of pairs of
+/// name and value, or the reason for skipping the row.
+///
+/// - `source`: directory that the rows come from
+#[pyfunction]
+pub(crate) fn pack_rows(
+    py: Python<'_>,
+    rows: Py<PyAny>,
+    source: PathBuf,
+    out: PathBuf,
+    settings: PackSettings,
+) -> PyResult<Bound<'_, PyDict>> {
+    let options = settings.options()?;
+    let rows = rows.bind(py).try_iter()?.unbind();
+    let mut failure = None;
+    let read = items(&rows, &mut failure, read_row);
+    // On this thread, like tables.
+    let packed = py.detach(|| dflop_import::pack_rows(read, &source, &out, &options));
+    match failure {
+        Some(error) => Err(error),
+        None => report(py, packed.map_err(DflopError::from)?),
+    }
+}
+
+/// Reads the items of a Python iterator. An exception goes to `failure`, and the error in its place ends
+/// packing, so that partial rows do not pass for all rows.
+fn items<'a, T>(
+    iterator: &'a Py<PyIterator>,
+    failure: &'a mut Option<PyErr>,
+    read: impl Fn(&Bound<'_, PyAny>) -> PyResult<T> + 'a,
+) -> impl Iterator<Item = dflop_loader::Result<T>> + 'a {
+    std::iter::from_fn(move || {
+        let next = Python::attach(|py| {
+            let next = iterator.clone_ref(py).into_bound(py).next()?;
+            Some(next.and_then(|item| read(&item)))
+        });
+        next.map(|item| {
+            item.map_err(|error| {
+                *failure = Some(error);
+                dflop_loader::Error::StageEnded { stage: "rows" }
+            })
+        })
+    })
+}
+
+/// Returns the record batches in a table.
+fn read_batches(table: &Bound<'_, PyAny>) -> PyResult<Vec<RecordBatch>> {
+    let bytes: PyBackedBytes = table.extract()?;
+    let read = || arrow_ipc::reader::StreamReader::try_new(Cursor::new(bytes), None)?.collect();
+    let batches: Result<_, arrow_schema::ArrowError> = read();
+    Ok(batches.map_err(|error| DflopError::config("tables", error.to_string()))?)
+}
+
+fn read_row(row: &Bound<'_, PyAny>) -> PyResult<Row> {
+    let (file, number, columns): (String, u64, Bound<'_, PyAny>) = row.extract()?;
+    Ok(match columns.cast::<PyString>() {
+        Ok(reason) => Row::skipped(file, number, reason.to_string()),
+        Err(_) => Row::read(file, number, &mut Depythonizer::from_object(&columns)),
     })
 }
 

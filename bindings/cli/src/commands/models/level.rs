@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use dflop_balancer::planner::ModelCostsBuilder;
 use dflop_costmodel::{DevicePreset, FamilyId, ModelSpec};
 use dflop_executor::models::families::BlockFamilies;
 use dflop_loader::processors::ProcessorFamilies;
+use dflop_planner::ModelCostsBuilder;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 

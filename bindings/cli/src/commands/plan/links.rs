@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use csv::{ReaderBuilder, Trim};
-use dflop_balancer::planner::{Link, Links};
+use dflop_planner::{Link, Links};
 use serde::Deserialize;
 
 use crate::failure::Failure;

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use dflop_balancer::planner::{
-    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload,
-    plan,
-};
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
+use dflop_planner::{
+    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, SearchSpaceOptions,
+    Workload, plan,
+};
 
 use crate::args::model::model_spec;
 use crate::args::profile::checked;
@@ -110,7 +111,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &model.llm,
         workload: &workload,
         cluster,
-        options: space.options(is_full, settings.plan.schedule),
+        options: search_space(space, is_full, settings.plan.schedule),
         encoder_split,
         memory_margin: space.memory_margin,
     };
@@ -159,6 +160,27 @@ impl PlanArgs {
             Some(path) => path.display().to_string(),
             None => format!("{} (a stated rate)", self.device),
         }
+    }
+}
+
+/// Returns the plan kinds that are searched.
+pub(super) fn search_space(
+    space: &SpaceSettings,
+    is_full: bool,
+    schedule: ScheduleKind,
+) -> SearchSpaceOptions {
+    let [is_disaggregated, is_colocated, is_joint] = space.placement.into();
+    // Other schedules have no rounds ahead.
+    let is_plain = schedule == ScheduleKind::OneForwardOneBackward;
+    SearchSpaceOptions {
+        is_disaggregated,
+        is_colocated,
+        is_joint,
+        has_uneven_layers: is_full || space.uneven_layers,
+        has_recomputation: is_full || space.recompute,
+        has_encoder_ahead: is_plain && (is_full || space.encoder_ahead),
+        has_sharded_optimizer: space.zero1,
+        schedule,
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-use dflop_balancer::planner::{
-    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport,
-};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{LaunchLimit, ModelSpec};
+use dflop_planner::{
+    Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport,
+};
 use serde::Serialize;
 
 use super::BYTES_PER_GIB;

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use dflop_balancer::planner::ItemSize;
 use dflop_costmodel::{ModelSpec, SampleShape, SampleUnits};
 use dflop_loader::Dataset;
+use dflop_planner::ItemSize;
 use serde::Serialize;
 
 use super::{PlanAccepted, shapes};

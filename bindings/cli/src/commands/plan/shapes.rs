@@ -13,8 +13,8 @@
 use std::path::Path;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
-use dflop_balancer::planner::ItemSize;
 use dflop_costmodel::{MediaUnits, ModelSpec, Module};
+use dflop_planner::ItemSize;
 use std::str::FromStr;
 
 use crate::failure::Failure;

@@ -4,13 +4,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_balancer::planner::{
+use dflop_costmodel::DevicePreset;
+use dflop_planner::{
     MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, StepWaits, Workload, compare, plan,
 };
-use dflop_costmodel::DevicePreset;
 use serde::Serialize;
 
-use super::super::plan::{DegreesJson, cluster, costs, default_encoder_split, shapes};
+use super::super::plan::{DegreesJson, cluster, costs, default_encoder_split, search_space, shapes};
 use super::SimulateArgs;
 use super::report::shapes_report;
 use crate::failure::Failure;
@@ -134,7 +134,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &costs.llm,
         workload: &workload,
         cluster,
-        options: settings.space.options(is_full, settings.plan.schedule),
+        options: search_space(&settings.space, is_full, settings.plan.schedule),
         encoder_split: default_encoder_split(&spec),
         memory_margin: settings.space.memory_margin,
     };

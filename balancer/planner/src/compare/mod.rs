@@ -1,0 +1,213 @@
+//! Compares planning and balancing methods on the same batches, and with the ideal.
+//!
+//! Each method is a plan and a way to partition batches, judged by the same simulation:
+//!
+//! | method | plan | batches |
+//! | --- | --- | --- |
+//! | data-blind, joint | every rank the whole model: the best TP, stages and microbatches | dealt round robin |
+//! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
+//! | by hand | the least TP, then the fewest stages that fit, encoder first; a sample a microbatch | dealt round robin |
+//! | data-blind | ours | dealt round robin |
+//! | LPT | ours | longest processing time first, on each sample's slower module |
+//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
+//! | ours | ours | the makespan itself |
+//!
+//! LPT and the paper's method create microbatches without an order: they run in an arbitrary order and, as
+//! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
+//! share an encoder wait less for each other.
+//!
+//! A method's idle time is divided by cause ([`StepWaits`]), on the same batches.
+//!
+//! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
+
+mod by_makespan;
+mod data_blind;
+pub(super) mod joint;
+mod outcome;
+pub(super) mod paper;
+mod step_waits;
+pub(super) mod uniform;
+mod waits;
+
+pub use step_waits::StepWaits;
+
+use super::parallelism_plan::ParallelismPlan;
+use super::problem::PlanProblem;
+use super::report::PlanReport;
+use super::score::Score;
+use super::score::batch_balance::GroupOrder;
+use super::score::step_timeline::StepTimeline;
+use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
+use super::workload::ItemSize;
+use dflop_balancer::{Error, Result, Strategy};
+use outcome::Outcome;
+use waits::WaitTimes;
+
+/// Planning and balancing method.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Method {
+    /// Every rank holds the whole model, with TP, stages and microbatches tuned; samples dealt round robin.
+    DataBlindJoint,
+    /// Equal TP and DP degrees for both modules, samples dealt round robin.
+    DataBlindUniform,
+    /// Minimum TP, then the minimum number of stages that fits, encoder in the first stage; samples dealt
+    /// round robin, one per microbatch.
+    ByHand,
+    /// Our plan, samples dealt round robin.
+    DataBlind,
+    /// Our plan, microbatches by LPT in an arbitrary order.
+    Lpt,
+    /// Our plan, microbatches by LPT, sorted by size.
+    LptSorted,
+    /// The paper's plan and its min-max microbatches in an arbitrary order.
+    Paper,
+    /// The paper's plan and its min-max microbatches, sorted by size.
+    PaperSorted,
+    /// Our plan, microbatches by makespan.
+    Ours,
+}
+
+impl Method {
+    /// All methods, ours last.
+    pub const ALL: [Self; 9] = [
+        Self::DataBlindUniform,
+        Self::DataBlindJoint,
+        Self::ByHand,
+        Self::DataBlind,
+        Self::Lpt,
+        Self::LptSorted,
+        Self::Paper,
+        Self::PaperSorted,
+        Self::Ours,
+    ];
+
+    /// Returns the name that is printed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DataBlindUniform => "data-blind, uniform",
+            Self::DataBlindJoint => "data-blind, joint",
+            Self::ByHand => "by hand",
+            Self::DataBlind => "data-blind",
+            Self::Lpt => "lpt",
+            Self::LptSorted => "lpt, sorted",
+            Self::Paper => "paper",
+            Self::PaperSorted => "paper, sorted",
+            Self::Ours => "dflop",
+        }
+    }
+}
+
+/// Score for a method.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MethodScore {
+    /// Scored method.
+    pub method: Method,
+    /// Plan that the method uses.
+    pub plan: ParallelismPlan,
+    /// Mean makespan over the batches, in seconds.
+    pub step_seconds: f64,
+    /// Smallest makespan that 95 % of the batches do not exceed, in seconds.
+    pub step_seconds_p95: f64,
+    /// Share of the plan's GPU time without computation, in `0..=1`.
+    pub idle_fraction: f64,
+    /// Idle fraction by cause.
+    pub waits: StepWaits,
+    /// Whether every batch fits into memory; data-blind microbatches may not.
+    pub fits: bool,
+}
+
+/// Scores for all methods on one problem's batches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MethodComparison {
+    /// Methods that have a plan, in [`Method::ALL`] order.
+    pub methods: Vec<MethodScore>,
+    /// Lower bound on the mean makespan for any plan in the search space and any balancing, in seconds.
+    pub ideal_seconds: f64,
+}
+
+/// Compares all methods on the batches of a problem whose plan was found.
+///
+/// Data-blind samples and arbitrary microbatches come in a random order that depends only on the batch.
+///
+/// # Errors
+/// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
+pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
+    let space = problem.space()?;
+    let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
+    let ours = found.plan.candidate(&space).ok_or_else(outside)?;
+    // Other methods have different placements, under the same memory and link rules.
+    let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
+    let others = PlanProblem { options, ..problem.clone() }.space()?;
+    let papers = paper::plans(&others);
+    let mut methods = Vec::new();
+    for method in Method::ALL {
+        let (space, candidates) = match method {
+            Method::DataBlindUniform => (&others, uniform::best(&others).into_iter().collect()),
+            Method::DataBlindJoint => (&others, joint::best(&others).into_iter().collect()),
+            Method::ByHand => (&others, joint::by_hand(&others).into_iter().collect()),
+            Method::Paper | Method::PaperSorted => (&others, papers.clone()),
+            Method::DataBlind | Method::Lpt | Method::LptSorted | Method::Ours => (&space, vec![ours]),
+        };
+        let scores = candidates.iter().map(|candidate| judge(space, method, candidate));
+        let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
+        // A plan that fits beats any plan that does not.
+        let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
+        methods.extend(scores.into_iter().min_by(|a, b| {
+            let (a, b) = (rank(a), rank(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        }));
+    }
+    Ok(MethodComparison { methods, ideal_seconds: found.lower_bound_seconds })
+}
+
+fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Result<MethodScore> {
+    let batches = space.workload.batches();
+    let mut timeline = StepTimeline::default();
+    let (mut score, mut busy_ns, mut bytes) = (Score::default(), 0.0, 0.0_f64);
+    let mut waits = WaitTimes::default();
+    for batch in batches {
+        let (outcome, of_batch) = run_batch(space, method, candidate, batch, &mut timeline)?;
+        score.makespans_ns.push(outcome.makespan_ns);
+        busy_ns += outcome.busy_ns;
+        bytes = bytes.max(outcome.bytes);
+        waits += of_batch;
+    }
+    let steps_ns = score.mean_ns() * batches.len() as f64;
+    let all_ns = steps_ns * f64::from(space.gpus(&candidate.family));
+    Ok(MethodScore {
+        method,
+        plan: ParallelismPlan::new(space, candidate),
+        step_seconds: score.mean_ns() / 1e9,
+        step_seconds_p95: score.p95_ns() as f64 / 1e9,
+        idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
+        waits: waits.over(steps_ns),
+        fits: bytes <= space.budget_bytes,
+    })
+}
+
+fn run_batch(
+    space: &SearchSpace<'_>,
+    method: Method,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<(Outcome, WaitTimes)> {
+    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
+    let assignment = match method {
+        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
+            let pipelines = data_blind::pipelines(space, candidate, batch);
+            let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
+            return Ok((outcome, waits::for_pipelines(space, candidate, &pipelines, &outcome, timeline)));
+        }
+        Method::DataBlind => data_blind::one_job(space, candidate, batch),
+        Method::Ours => by_makespan::best(space, candidate, batch, timeline)?,
+        Method::Lpt => partition(Strategy::LPT, GroupOrder::Arbitrary)?,
+        Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
+        Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,
+        Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
+    };
+    let outcome = outcome::run(space, candidate, &assignment, timeline);
+    Ok((outcome, waits::for_job(space, candidate, &assignment, &outcome, timeline)))
+}

@@ -1,0 +1,50 @@
+//! Plans parallelism: finds degrees, GPU split and number of microbatches for a fast step.
+//!
+//! [`plan`] requires module costs ([`ModuleCosts`]: at least one encoder and an LLM), the dataset's samples
+//! and a [`Cluster`]. It covers every plan that node size, heads, layers and the global batch allow, bounds
+//! all plans from mean times, simulates the promising plans on sampled and balanced global batches, few plans
+//! on many batches, and explains its choice. Equal arguments give equal results on every machine.
+//!
+//! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`],
+//!   [`ModelCosts`], [`PlannedModel`]
+//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same
+//!   way, [`compare`] compares with other planning and balancing methods
+//! - inside: `space` (all plans; bounds and memory without simulation), `score` (one plan on sampled batches),
+//!   `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
+//!
+//! # Source
+//! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by
+//! the mean batch's makespan, here by the mean makespan over batches.
+
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod compare;
+mod costs;
+mod evaluate;
+mod explain;
+mod item_size;
+mod parallelism_plan;
+mod plan;
+mod problem;
+mod refine;
+mod remedy;
+mod report;
+mod score;
+mod search;
+mod space;
+mod workload;
+
+pub use cluster::{Cluster, Link, Links, Placement};
+pub use compare::{Method, MethodComparison, MethodScore, StepWaits, compare};
+pub use costs::{
+    ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
+    StagePart,
+};
+pub use evaluate::{Evaluation, evaluate};
+pub use parallelism_plan::{Degrees, ModulePlan, ParallelismPlan};
+pub use plan::plan;
+pub use problem::PlanProblem;
+pub use report::{Bottleneck, Explanation, ModuleBytes, PlanReport, RunnerUp};
+pub use space::{EncoderSplit, SearchSpaceOptions};
+pub use workload::{ItemSize, Workload};

@@ -1,0 +1,180 @@
+//! Scores the search's finalists with the best balancing, together with plans from other methods.
+
+use super::cluster::Placement;
+use super::compare::{joint, paper, uniform};
+use super::score::step_timeline::StepTimeline;
+use super::score::{Score, ScoredPlan, refined};
+use super::search::Search;
+use super::space::memory;
+use super::space::shape::StageShape;
+use super::space::{Candidate, Family, SearchSpace};
+use dflop_balancer::Result;
+
+/// Maximum number of scored finalists.
+const FINALISTS: usize = 64;
+/// Factor to the best finalist's time up to which better balancing may change the order.
+const NEAR: f64 = 1.1;
+/// Number of trial batches on which a plan has to keep up with the best plan to be scored on all batches.
+const TRIAL_BATCHES: usize = 4;
+/// Factor to the best plan's time up to which a plan keeps up.
+const KEEPS_UP: f64 = 1.005;
+/// Maximum number of plans compared on more batches.
+const LEADERS: usize = 3;
+/// Number of batches for that comparison; only the winner is scored on all batches.
+const LEADER_BATCHES: usize = 16;
+
+/// Range of microbatch numbers tried below and above the best plan's number.
+const COUNTS_AROUND: u32 = 2;
+
+/// Numbers of rounds that an encoder may run ahead.
+const AHEAD: [u16; 4] = [1, 2, 4, 8];
+/// Number of plans tried with encoders that run ahead.
+const AHEAD_PLANS: usize = 6;
+
+/// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
+/// plans that are as fast on the first batches, then the best plan from a different family; all but the best
+/// may be scored only on the first batches.
+///
+/// # Errors
+/// [`dflop_balancer::Error`] if times overflow.
+pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<ScoredPlan>> {
+    let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
+    let batches = space.workload.batches().len();
+    let trial = TRIAL_BATCHES.min(batches);
+    let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
+    let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
+    let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
+    let mut others = paper::plans(space);
+    if search.is_tight {
+        // If few plans fit, the search knows least about these.
+        others.extend(uniform::promising(space));
+        others.extend(joint::promising(space));
+    }
+    for candidate in others {
+        if space.contains(&candidate) && !seeds.contains(&candidate) {
+            seeds.push(candidate);
+        }
+    }
+    let mut trials = Vec::with_capacity(seeds.len());
+    for candidate in seeds {
+        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+    }
+    let fits = |score: &Score| score.requirement().most() <= space.budget_bytes;
+    let sort = |trials: &mut Vec<(Score, Candidate)>| {
+        trials.retain(|(score, _)| fits(score));
+        trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
+    };
+    sort(&mut trials);
+    let mut more = ahead(space, &trials);
+    if search.is_tight {
+        more.extend(other_counts(space, &trials));
+    }
+    for candidate in more {
+        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+    }
+    sort(&mut trials);
+    let mut scored = choose(space, &trials, &mut timeline)?;
+    let runner_up = scored.first().and_then(|best| {
+        let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
+        trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
+    });
+    // Its score on the first batches is enough to explain why it is slower.
+    scored.extend(
+        runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
+    );
+    Ok(scored)
+}
+
+/// Scores the best of these plans on all batches, shortest on the first batches first. Equally fast plans
+/// follow it; none if no plan fits.
+fn choose(
+    space: &SearchSpace<'_>,
+    trials: &[(Score, Candidate)],
+    timeline: &mut StepTimeline,
+) -> Result<Vec<ScoredPlan>> {
+    let batches = space.workload.batches().len();
+    let fits = |plan: &ScoredPlan| plan.score.requirement().most() <= space.budget_bytes;
+    let mut more = |plan: &mut ScoredPlan, batches: usize| -> Result<()> {
+        let done = plan.score.makespans_ns.len();
+        plan.score.append(refined(space, &plan.candidate, done..batches, timeline)?);
+        Ok(())
+    };
+    let plan =
+        |(score, candidate): &(Score, Candidate)| ScoredPlan { candidate: *candidate, score: score.clone() };
+    let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
+    let mut leaders: Vec<ScoredPlan> = Vec::new();
+    for trial in trials.iter().take_while(|(score, _)| score.mean_ns() <= keeps_up_ns) {
+        let mut plan = plan(trial);
+        let tried = trial.0.makespans_ns.len();
+        more(&mut plan, LEADER_BATCHES.clamp(tried, batches))?;
+        leaders.extend(Some(plan).filter(fits));
+        if leaders.len() == LEADERS {
+            break;
+        }
+    }
+    // Leaders differ by less than time uncertainty: the plan with the lower upper end is the safer choice.
+    leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
+    while let Some(best) = leaders.first_mut() {
+        more(best, batches)?;
+        if fits(best) {
+            return Ok(leaders);
+        }
+        leaders.remove(0);
+    }
+    // Plans that do not fit on all batches are replaced by the next plans.
+    for trial in trials {
+        let mut plan = plan(trial);
+        more(&mut plan, batches)?;
+        if fits(&plan) {
+            return Ok(vec![plan]);
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// Returns the mean step time at the upper end of the 90 % interval for the module with the largest
+/// uncertainty.
+fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
+    let (family, workload) = (&plan.candidate.family, space.workload);
+    let mean = |units: f64, dp: u32| units / (f64::from(plan.candidate.microbatches) * f64::from(dp));
+    let mut half_width = space.llm_times(family).half_width(mean(workload.batch_tokens, family.llm_dp));
+    for (encoder, part) in family.encoders.iter().enumerate() {
+        let units = mean(workload.media(encoder).batch_units, part.dp);
+        half_width = half_width.max(space.encoder_times(family, encoder).half_width(units));
+    }
+    plan.score.mean_ns() * (1.0 + half_width)
+}
+
+/// Lists the best plan with other numbers of microbatches: if memory is tight, estimates are unreliable for
+/// them.
+fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
+    let Some((_, best)) = trials.first() else { return Vec::new() };
+    let counts = (1..=COUNTS_AROUND)
+        .flat_map(|step| [best.microbatches.saturating_sub(step), best.microbatches + step]);
+    let is_new = |plan: &Candidate| {
+        space.contains(plan)
+            && trials.iter().all(|(_, known)| known != plan)
+            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+    };
+    counts.map(|microbatches| Candidate { microbatches, ..*best }).filter(is_new).collect()
+}
+
+/// Lists the best plans with encoders that run ahead, if the search covers that.
+fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
+    let best = trials.iter().map(|(_, candidate)| candidate);
+    // Without gradients to wait for, an encoder is as far ahead as it can be.
+    let waits = |plan: &&Candidate| space.encoder_shapes(&plan.family).any(StageShape::has_backward);
+    let disaggregated = best.filter(waits).filter(|plan| plan.family.placement == Placement::Disaggregated);
+    let with = |plan: &Candidate| {
+        let plan = *plan;
+        AHEAD.map(|ahead| Candidate { family: Family { ahead, ..plan.family }, ..plan })
+    };
+    let plans = disaggregated.take(AHEAD_PLANS).flat_map(with);
+    let may_fit = |plan: &Candidate| {
+        space.contains(plan)
+            // Rounds beyond the number of microbatches have no effect.
+            && u32::from(plan.family.ahead) < plan.microbatches
+            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+    };
+    plans.filter(may_fit).collect()
+}

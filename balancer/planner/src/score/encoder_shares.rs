@@ -1,0 +1,174 @@
+//! Divides media that run at the same time between encoder ranks.
+//!
+//! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
+//! the encoder is colocated. Tiles are divided evenly, or whole samples are assigned by LPT.
+//! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
+
+use crate::cluster::Placement;
+use crate::score::UnitTimes;
+use crate::space::shape::TpTimes;
+use crate::space::{Candidate, EncoderSplit, SearchSpace};
+use crate::workload::ItemSize;
+use dflop_costmodel::MediaUnits;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Media in some samples: tiles or patches, and query-key pairs for native resolution.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MediaLoad {
+    pub(crate) tiles: u64,
+    pub(crate) pairs: u64,
+}
+
+/// Largest rank shares for an encoder in each pool.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LargestShares {
+    /// Maximum number of tiles on a rank.
+    pub(crate) tiles: Vec<u64>,
+    /// Slowest rank's time in one layer.
+    pub(super) layer_ns: Vec<f64>,
+}
+
+/// Media in each pool for an encoder.
+pub(super) struct MediaPools<'a> {
+    encoder: usize,
+    times: &'a TpTimes,
+    cells_per_pool: usize,
+    sharers: u32,
+    pools: Vec<MediaLoad>,
+    /// Media of every sample by pool; empty if tiles are divided.
+    samples: Vec<Vec<MediaLoad>>,
+    /// Tile time in a layer, for comparing samples.
+    tile_ns: f64,
+}
+
+impl MediaLoad {
+    /// Adds a sample's media in an encoder.
+    pub(crate) fn add(&mut self, media: MediaUnits) {
+        self.tiles += u64::from(media.units);
+        self.pairs = self.pairs.saturating_add(media.pairs);
+    }
+
+    fn layer_ns(self, times: &TpTimes) -> f64 {
+        times.layer.at(self.tiles as f64) + self.pairs as f64 * times.pair_ns
+    }
+}
+
+impl LargestShares {
+    /// Adds a pool with these rank shares.
+    pub(super) fn push(&mut self, shares: &[MediaLoad], times: &TpTimes) {
+        self.tiles.push(shares.iter().map(|share| share.tiles).max().unwrap_or(0));
+        self.layer_ns.push(shares.iter().map(|share| share.layer_ns(times)).fold(0.0, f64::max));
+    }
+}
+
+impl<'a> MediaPools<'a> {
+    pub(super) fn new(
+        space: &'a SearchSpace<'_>,
+        candidate: &Candidate,
+        encoder: usize,
+        split: EncoderSplit,
+    ) -> Self {
+        let family = &candidate.family;
+        let times = space.encoder_times(family, encoder);
+        let dp = family.encoders[encoder].dp;
+        let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
+        let (cells_per_pool, sharers) = match family.placement {
+            Placement::Joint => (1, space.llm_shape(family).tp),
+            Placement::Disaggregated if family.is_shared(encoder) => (ranks, dp),
+            Placement::Disaggregated => (1, 1),
+            Placement::Colocated => (groups, dp),
+        };
+        let count = groups / cells_per_pool;
+        let is_native = space.workload.media(encoder).is_native();
+        // Over a whole batch, samples with tiles are about as even as tiles.
+        let is_even = split == EncoderSplit::Tile || (family.placement == Placement::Colocated && !is_native);
+        Self {
+            encoder,
+            times,
+            cells_per_pool,
+            sharers,
+            pools: vec![MediaLoad::default(); count],
+            samples: vec![Vec::new(); if is_even { 0 } else { count }],
+            tile_ns: if is_native { UnitTimes::new(space, candidate).media[encoder].unit_ns } else { 1.0 },
+        }
+    }
+
+    /// Adds the media of a sample in a cell.
+    pub(super) fn add(&mut self, cell: usize, item: &ItemSize) {
+        let (pool, media) = (cell / self.cells_per_pool, item.media(self.encoder));
+        self.pools[pool].add(media);
+        if let Some(samples) = self.samples.get_mut(pool) {
+            samples.push(MediaLoad { tiles: u64::from(media.units), pairs: media.pairs });
+        }
+    }
+
+    /// Returns the largest shares of the ranks.
+    pub(super) fn largest(self) -> LargestShares {
+        let mut largest = LargestShares::default();
+        if self.samples.is_empty() {
+            for MediaLoad { tiles, pairs } in self.pools {
+                let tiles = tiles.div_ceil(u64::from(self.sharers));
+                let attention_ns = pairs as f64 / f64::from(self.sharers) * self.times.pair_ns;
+                largest.tiles.push(tiles);
+                largest.layer_ns.push(self.times.layer.at(tiles as f64) + attention_ns);
+            }
+            return largest;
+        }
+        let weight = |media: &MediaLoad| {
+            (media.tiles as f64 * self.tile_ns + media.pairs as f64 * self.times.pair_ns) as u64
+        };
+        for samples in self.samples {
+            largest.push(&lpt_shares(samples, self.sharers as usize, weight), self.times);
+        }
+        largest
+    }
+}
+
+/// Assigns whole samples to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer samples.
+fn lpt_shares(
+    mut samples: Vec<MediaLoad>,
+    ranks: usize,
+    weight: impl Fn(&MediaLoad) -> u64,
+) -> Vec<MediaLoad> {
+    samples.sort_unstable_by_key(|media| Reverse((weight(media), *media)));
+    let idle = Reverse((0, MediaLoad::default()));
+    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = vec![idle; ranks.min(samples.len())].into();
+    for media in &samples {
+        if let Some(mut least) = heap.peek_mut() {
+            let (load, share) = &mut least.0;
+            *load += weight(media);
+            share.tiles += media.tiles;
+            share.pairs = share.pairs.saturating_add(media.pairs);
+        }
+    }
+    heap.into_iter().map(|Reverse((_, share))| share).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest_share(tiles: &[u64], ranks: usize) -> u64 {
+        let samples = tiles.iter().map(|&tiles| MediaLoad { tiles, pairs: 0 }).collect();
+        let shares = lpt_shares(samples, ranks, |media| media.tiles);
+        shares.iter().map(|share| share.tiles).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn shares_by_sample_are_whole_samples() {
+        assert_eq!(largest_share(&[5, 3, 3, 1], 2), 6);
+        assert_eq!(largest_share(&[5, 1], 4), 5);
+        assert_eq!(largest_share(&[], 3), 0);
+    }
+
+    /// An image with 40 patches takes as long as four with 20, whose attention is a fourth each.
+    #[test]
+    fn samples_are_shared_by_their_time() {
+        let media = |patches: u64| MediaLoad { tiles: patches, pairs: patches * patches };
+        let samples = vec![media(20), media(40), media(20), media(20), media(20)];
+        let mut shares = lpt_shares(samples, 2, |media| media.pairs);
+        shares.sort_unstable();
+        assert_eq!(shares, [MediaLoad { tiles: 40, pairs: 1600 }, MediaLoad { tiles: 80, pairs: 1600 }]);
+    }
+}

@@ -1,0 +1,319 @@
+//! Slot assignment for one batch, with the resulting pass times and memory.
+
+use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
+use super::link_times;
+use super::step_timeline::{ChainTimes, StepTimes};
+use crate::cluster::Placement;
+use crate::costs::StageBytes;
+use crate::space::memory::{self, MemoryRequirement};
+use crate::space::shape::{StageShape, TpTimes};
+use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
+use crate::workload::ItemSize;
+
+/// Units in each cell and each slot in a step.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct SlotAssignment {
+    pub(crate) ranks: usize,
+    /// Tokens per cell, `[slots * ranks]`.
+    pub(crate) tokens: Vec<u64>,
+    /// Attention time for each cell's samples in one layer.
+    samples_ns: Vec<f64>,
+    /// Largest rank shares for each encoder, `[slots]`; `[slots * ranks]` if media stay in their rank; `[1]`
+    /// (whole batch) for a colocated encoder.
+    pub(crate) shares: Vec<LargestShares>,
+}
+
+impl SlotAssignment {
+    /// Sums samples by cell.
+    pub(crate) fn new(
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        batch: &[ItemSize],
+        cell_of: impl Fn(usize) -> u32,
+        split: EncoderSplit,
+    ) -> Self {
+        let family = &candidate.family;
+        let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
+        let llm = space.llm_times(family);
+        let encoders = 0..family.encoders.len();
+        let mut pools: Vec<MediaPools<'_>> =
+            encoders.map(|encoder| MediaPools::new(space, candidate, encoder, split)).collect();
+        let mut cells = Self {
+            ranks,
+            tokens: vec![0; ranks * slots],
+            samples_ns: vec![0.0; ranks * slots],
+            ..Self::default()
+        };
+        for (item, size) in batch.iter().enumerate() {
+            let cell = cell_of(item) as usize;
+            cells.tokens[cell] += u64::from(size.tokens);
+            cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
+            for pools in &mut pools {
+                pools.add(cell, size);
+            }
+        }
+        cells.shares = pools.into_iter().map(MediaPools::largest).collect();
+        cells
+    }
+
+    /// Replaces an encoder's media shares, `[slots][ranks]`.
+    pub(crate) fn set_shares(
+        &mut self,
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        encoder: usize,
+        shares: &[Vec<MediaLoad>],
+    ) {
+        let times = space.encoder_times(&candidate.family, encoder);
+        let mut largest = LargestShares::default();
+        for of_slot in shares {
+            largest.push(of_slot, times);
+        }
+        self.shares[encoder] = largest;
+    }
+
+    /// Returns all pass times.
+    pub(crate) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
+        let family = &candidate.family;
+        let mut step = StepTimes::new(space.step_shape(family, candidate.microbatches), self.ranks);
+        let encoder_times: Vec<CellTimes> = match family.placement {
+            Placement::Colocated => Vec::new(),
+            _ => self.encoder_times(space, family).collect(),
+        };
+        let llm = (space.llm_shape(family), &self.llm_times(space.llm_times(family)));
+        let encoders = space.encoder_shapes(family).zip(&encoder_times);
+        match family.placement {
+            Placement::Disaggregated => {
+                let chain = |(encoder, module): (usize, (&StageShape, &CellTimes))| {
+                    let lanes = if family.is_shared(encoder) { 1 } else { self.ranks };
+                    ChainTimes::new(lanes, rows(&[module]))
+                };
+                step.encoders = encoders.enumerate().map(chain).collect();
+                step.llm = ChainTimes::new(self.ranks, rows(&[llm]));
+            }
+            Placement::Colocated => step.llm = ChainTimes::new(self.ranks, rows(&[llm])),
+            Placement::Joint => {
+                let all: Vec<(&StageShape, &CellTimes)> = encoders.chain([llm]).collect();
+                step.llm = ChainTimes::new(self.ranks, rows(&all));
+            }
+        }
+        link_times::add_links(space, candidate, &self.tokens, &self.shares, &mut step);
+        step
+    }
+
+    fn llm_times(&self, times: &TpTimes) -> CellTimes {
+        let cells = self.tokens.iter().zip(&self.samples_ns);
+        CellTimes {
+            layer_ns: cells.map(|(tokens, samples_ns)| times.layer.at(*tokens as f64) + samples_ns).collect(),
+            outside_ns: self.tokens.iter().map(|tokens| times.outside.at(*tokens as f64)).collect(),
+        }
+    }
+
+    fn encoder_times<'a>(
+        &'a self,
+        space: &'a SearchSpace<'_>,
+        family: &'a Family,
+    ) -> impl Iterator<Item = CellTimes> + 'a {
+        self.shares.iter().enumerate().map(|(encoder, shares)| {
+            let times = space.encoder_times(family, encoder);
+            let outside_ns = shares.tiles.iter().map(|tiles| times.outside.at(*tiles as f64)).collect();
+            CellTimes { layer_ns: shares.layer_ns.clone(), outside_ns }
+        })
+    }
+
+    /// Returns the time for all media in an encoder, forward and backward, on its colocated ranks,
+    /// nanoseconds.
+    pub(crate) fn phase_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate, encoder: usize) -> u64 {
+        let shape = space.encoder_shape(&candidate.family, encoder);
+        let times = space.encoder_times(&candidate.family, encoder);
+        let shares = &self.shares[encoder];
+        let phase = shares.tiles.iter().zip(&shares.layer_ns);
+        let ns = phase.map(|(tiles, layer_ns)| shape.all * layer_ns + times.outside.at(*tiles as f64));
+        ns.sum::<f64>().ceil() as u64
+    }
+
+    /// Returns the time for all media in colocated encoders, run sequentially, nanoseconds.
+    pub(crate) fn phases_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
+        (0..self.shares.len()).map(|encoder| self.phase_ns(space, candidate, encoder)).sum()
+    }
+
+    /// Returns the memory on each module's fullest GPU.
+    pub(crate) fn requirement(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> MemoryRequirement {
+        self.memory_requirement(space, candidate, &candidate.family)
+    }
+
+    /// Returns the memory on each module's fullest GPU if the `sharers` ranks share optimizer state.
+    pub(crate) fn memory_requirement(
+        &self,
+        space: &SearchSpace<'_>,
+        candidate: &Candidate,
+        sharers: &Family,
+    ) -> MemoryRequirement {
+        let family = &candidate.family;
+        let llm = space.llm_shape(family);
+        let llm_ranks = space.optimizer_ranks(sharers.llm_dp);
+        let encoder_ranks = |encoder: usize| space.optimizer_ranks(sharers.encoders[encoder].dp);
+        let shape = space.step_shape(family, candidate.microbatches);
+        if family.placement == Placement::Joint {
+            let joint = &space.joint[family.llm];
+            let parts = |stage: usize| -> Vec<StageBytes> {
+                let encoders = 0..family.encoders.len();
+                let encoders = encoders
+                    .map(|encoder| joint.encoder_memory(encoder, stage).shared_by(encoder_ranks(encoder)));
+                encoders.chain([joint.llm_memory(stage).shared_by(llm_ranks)]).collect()
+            };
+            let parts: Vec<Vec<StageBytes>> = (0..shape.stages).map(parts).collect();
+            let of_rank = |rank| {
+                let media = self.shares.iter().map(|shares| lane_units(&shares.tiles, rank, self.ranks));
+                let units: Vec<Vec<u64>> =
+                    media.chain([lane_units(&self.tokens, rank, self.ranks)]).collect();
+                let of_stage = |(stage, parts): (usize, &Vec<StageBytes>)| {
+                    held_by_all(parts, &units, shape.in_flight(stage))
+                };
+                parts.iter().enumerate().map(of_stage).fold(0.0, f64::max)
+            };
+            let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
+            return MemoryRequirement::for_all_modules(family, all);
+        }
+        let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
+        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &lane_units(&self.tokens, rank, self.ranks));
+        let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
+        if family.placement == Placement::Colocated {
+            let largest =
+                |encoder: usize| self.shares[encoder].tiles.iter().copied().max().unwrap_or(0) as f64;
+            return MemoryRequirement::for_all_modules(
+                family,
+                llm_bytes + memory::phase_bytes(space, family, largest),
+            );
+        }
+        let mut all = MemoryRequirement { llm_bytes, ..MemoryRequirement::default() };
+        for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
+            let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize);
+            let tiles = &self.shares[encoder].tiles;
+            let lanes = tiles.len() / shape.slots;
+            let lane_bytes = |lane| {
+                let own = lane_units(tiles, lane, lanes);
+                fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), in_flight, &own)
+            };
+            all.encoder_bytes[encoder] = (0..lanes).map(lane_bytes).fold(0.0, f64::max);
+        }
+        all
+    }
+}
+
+/// Returns the units in one lane.
+fn lane_units(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
+    units.iter().skip(lane).step_by(lanes).copied().collect()
+}
+
+/// Returns the fullest stage's memory over consecutive microbatches, as many as are in flight.
+fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, units: &[u64]) -> f64 {
+    let largest = units.iter().copied().max().unwrap_or(0) as f64;
+    let of_stage = |(stage, bytes): &(u32, StageBytes)| {
+        let windows = Windows::new(units, in_flight(*stage));
+        let held = windows.max().unwrap_or(0);
+        bytes.shared_by(ranks).at(held as f64, largest)
+    };
+    shape.memory.iter().map(of_stage).fold(0.0, f64::max)
+}
+
+/// Returns the memory for a stage with layers from all modules, whose units are held together.
+fn held_by_all(parts: &[StageBytes], units: &[Vec<u64>], in_flight: usize) -> f64 {
+    let modules = parts.iter().zip(units);
+    let mut windows: Vec<(f64, Windows<'_>)> =
+        modules.clone().map(|(part, units)| (part.kept_per_unit, Windows::new(units, in_flight))).collect();
+    let mut next = || -> Option<f64> {
+        windows.iter_mut().map(|(kept, units)| units.next().map(|units| *kept * units as f64)).sum()
+    };
+    let held = std::iter::from_fn(&mut next).fold(0.0, f64::max);
+    // Layers from two modules are not computed at the same time.
+    let working = modules.map(|(part, units)| {
+        let largest = units.iter().copied().max().unwrap_or(0);
+        part.working_per_unit * largest as f64
+    });
+    let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
+    fixed + held + working.fold(0.0, f64::max)
+}
+
+/// Sums of consecutive units, as many as are in flight.
+struct Windows<'a> {
+    units: &'a [u64],
+    in_flight: usize,
+    end: usize,
+    sum: u64,
+}
+
+impl<'a> Windows<'a> {
+    fn new(units: &'a [u64], in_flight: usize) -> Self {
+        let end = in_flight.min(units.len());
+        Self { units, in_flight, end, sum: units[..end].iter().sum() }
+    }
+}
+
+impl Iterator for Windows<'_> {
+    type Item = u64;
+
+    fn next(&mut self) -> Option<u64> {
+        if self.end > self.units.len() {
+            return None;
+        }
+        let sum = self.sum;
+        if let Some(next) = self.units.get(self.end) {
+            self.sum = self.sum + next - self.units[self.end - self.in_flight];
+        }
+        self.end += 1;
+        Some(sum)
+    }
+}
+
+/// Times per cell for a module: one layer, and outside the layers.
+struct CellTimes {
+    layer_ns: Vec<f64>,
+    outside_ns: Vec<f64>,
+}
+
+/// Computes rows with forward and backward times for stages that hold layers from one or both modules: one
+/// row for each number of layers, and one for each stage that ends a module.
+fn rows(modules: &[(&StageShape, &CellTimes)]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
+    let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<Vec<u32>>) = Default::default();
+    let cells = modules.iter().map(|(_, times)| times.layer_ns.len()).max().unwrap_or(0);
+    for stage in 0..modules.last().map_or(0, |(shape, _)| shape.layers.len()) {
+        let ends = modules.iter().any(|(shape, _)| shape.end() == stage);
+        let layers: Vec<u32> = modules.iter().map(|(shape, _)| shape.layers[stage]).collect();
+        if let Some(row) = known.iter().position(|of| *of == layers).filter(|_| !ends) {
+            stages.push(row);
+            continue;
+        }
+        let mut both = [vec![0.0; cells], vec![0.0; cells]];
+        for (shape, times) in modules {
+            add_stage(shape, stage, times, &mut both);
+        }
+        stages.push(rows.len());
+        rows.push(both.map(|pass_ns| pass_ns.into_iter().map(whole_ns).collect()));
+        // A stage that ends a module is unlike any other stage.
+        known.push(if ends { Vec::new() } else { layers });
+    }
+    (stages, rows)
+}
+
+/// Adds a module's layer times in a stage, forward and backward.
+fn add_stage(shape: &StageShape, stage: usize, times: &CellTimes, both: &mut [Vec<f64>; 2]) {
+    let (of_layers, of_outside) = (shape.stage_shares[stage], shape.outside_shares);
+    let outside = if shape.end() == stage { 1.0 / (of_outside.forward + of_outside.backward) } else { 0.0 };
+    let factors = [
+        (of_layers.forward, outside * of_outside.forward),
+        (of_layers.backward, outside * of_outside.backward),
+    ];
+    for (pass_ns, (layers, outside)) in both.iter_mut().zip(factors) {
+        let cells = times.layer_ns.iter().zip(&times.outside_ns);
+        for (ns, (layer_ns, outside_ns)) in pass_ns.iter_mut().zip(cells) {
+            *ns += layers * layer_ns + outside * outside_ns;
+        }
+    }
+}
+
+/// Rounds a time up.
+fn whole_ns(ns: f64) -> u64 {
+    let whole = ns as u64;
+    whole + u64::from((whole as f64) < ns)
+}

@@ -1,0 +1,173 @@
+//! Enumerates the families in a space, and checks whether a plan belongs to it.
+
+use super::encoder_parts::{EncoderPart, EncoderParts};
+use super::shape::StageShape;
+use super::{Candidate, Family, SearchSpace};
+use crate::cluster::Placement;
+use crate::item_size::ENCODERS_MAX;
+
+impl SearchSpace<'_> {
+    /// Calls `visit` with every family.
+    pub(crate) fn visit(&self, mut visit: impl FnMut(&Family)) {
+        self.visit_llms(|llm, llm_dp| self.visit_encoders(llm, llm_dp, &mut visit));
+        self.joint_families().for_each(|family| visit(&family));
+    }
+
+    /// Lists the joint families: more ranks are never slower, so each shape has as many as fit.
+    pub(crate) fn joint_families(&self) -> impl Iterator<Item = Family> + '_ {
+        (0..self.joint.len()).filter_map(|index| {
+            let shape = &self.joint[index].llm;
+            let llm_dp = (self.cluster.gpus / shape.gpus()).min(self.workload.global_batch());
+            (llm_dp > 0).then(|| self.joint_family(index, llm_dp))
+        })
+    }
+
+    fn joint_family(&self, index: usize, llm_dp: u32) -> Family {
+        let part = EncoderPart { shape: index as u32, dp: llm_dp * self.joint[index].llm.tp };
+        let encoders = EncoderParts::alike(part, self.encoders.len());
+        Family { placement: Placement::Joint, encoders, llm: index, llm_dp, ahead: 0 }
+    }
+
+    /// Calls `visit` with every LLM: the shape index, and rank counts in descending order.
+    pub(crate) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
+        for llm in 0..self.llm.shapes.len() {
+            let ranks_max =
+                (self.cluster.gpus / self.llm.shapes[llm].gpus()).min(self.workload.global_batch());
+            let groups_max = ranks_max / self.expert_parallel;
+            for groups in (1..=groups_max).rev() {
+                visit(llm, groups * self.expert_parallel);
+            }
+        }
+    }
+
+    /// Calls `visit` with the families for an LLM.
+    pub(crate) fn visit_encoders(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(&Family)) {
+        let family =
+            |placement, encoders: EncoderParts| Family { placement, encoders, llm, llm_dp, ahead: 0 };
+        if let [encoder] = &self.encoders[..] {
+            for shape in 0..encoder.shapes.len() {
+                if let Some(ranks) = self.encoder_ranks(shape, llm, llm_dp) {
+                    visit(&family(Placement::Disaggregated, EncoderParts::one(shape, ranks)));
+                }
+                if let Some(ranks) = self.colocated_ranks(0, shape, llm, llm_dp) {
+                    visit(&family(Placement::Colocated, EncoderParts::one(shape, ranks)));
+                }
+            }
+            return;
+        }
+        self.visit_shares(llm, llm_dp, &mut |encoders| visit(&family(Placement::Disaggregated, encoders)));
+        for encoders in self.colocated_parts(llm, llm_dp) {
+            visit(&family(Placement::Colocated, encoders));
+        }
+    }
+
+    /// Calls `visit` with the GPU shares for several encoders on the GPUs that an LLM leaves free.
+    fn visit_shares(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(EncoderParts)) {
+        let used = self.llm.shapes[llm].gpus().checked_mul(llm_dp);
+        let left = used.and_then(|used| self.cluster.gpus.checked_sub(used)).unwrap_or(0);
+        let has_room = |shares: &&EncoderParts| self.has_room(llm, llm_dp, shares);
+        // Nodes may leave gaps that no tensor-parallel group fits.
+        let fewer = (left.saturating_sub(self.cluster.gpus_per_node)..=left).rev();
+        let found = fewer
+            .map(|gpus| self.gpu_shares.of(gpus))
+            .find(|shares| shares.iter().any(|shares| has_room(&shares)));
+        found.unwrap_or(&[]).iter().filter(has_room).for_each(|shares| visit(*shares));
+    }
+
+    /// Whether encoders fit into the nodes next to an LLM.
+    fn has_room(&self, llm: usize, llm_dp: u32, encoders: &EncoderParts) -> bool {
+        let groups = |shape: &StageShape, dp: u32| (shape.tp, u64::from(shape.pp) * u64::from(dp));
+        let mut all = [(1, 0); ENCODERS_MAX + 1];
+        all[0] = groups(&self.llm.shapes[llm], llm_dp);
+        for (encoder, part) in encoders.iter().enumerate() {
+            let Some(shape) = self.part_shape(encoder, *part) else { return false };
+            all[encoder + 1] = groups(shape, part.dp);
+        }
+        self.cluster.has_room(&all[..=encoders.len()])
+    }
+
+    /// Whether a plan composed by a search belongs to this space.
+    pub(crate) fn contains(&self, candidate: &Candidate) -> bool {
+        let Family { placement, encoders, llm, llm_dp, ahead } = candidate.family;
+        let may_run_ahead = placement == Placement::Disaggregated && self.options.has_encoder_ahead;
+        if ahead > 0 && !may_run_ahead {
+            return false;
+        }
+        let items = u64::from(self.workload.global_batch());
+        if llm_dp == 0 || encoders.iter().any(|part| part.dp == 0) || candidate.microbatches == 0 {
+            return false;
+        }
+        if u64::from(candidate.microbatches) * u64::from(llm_dp) > items {
+            return false;
+        }
+        if !llm_dp.is_multiple_of(self.expert_parallel) {
+            return false;
+        }
+        match placement {
+            Placement::Disaggregated => {
+                self.options.is_disaggregated
+                    && llm < self.llm.shapes.len()
+                    && self.has_room(llm, llm_dp, &encoders)
+            }
+            Placement::Joint => {
+                let gpus = self.joint.get(llm).and_then(|shape| shape.llm.gpus().checked_mul(llm_dp));
+                gpus.is_some_and(|gpus| gpus <= self.cluster.gpus)
+                    && self.joint_family(llm, llm_dp) == candidate.family
+            }
+            // A colocated encoder uses all of the LLM's GPUs, never fewer.
+            Placement::Colocated => encoders.iter().enumerate().all(|(encoder, part)| {
+                self.colocated_ranks(encoder, part.shape as usize, llm, llm_dp) == Some(part.dp)
+            }),
+        }
+    }
+
+    /// Returns the maximum number of ranks for a single encoder next to an LLM.
+    fn encoder_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
+        if !self.options.is_disaggregated {
+            return None;
+        }
+        let (encoder, llm) = (&self.encoders[0].shapes[encoder], &self.llm.shapes[llm]);
+        let left = self.cluster.gpus.checked_sub(llm.gpus().checked_mul(llm_dp)?)?;
+        let llm_groups = (llm.tp, u64::from(llm.pp) * u64::from(llm_dp));
+        let mut ranks = left / encoder.gpus();
+        while ranks > 0 {
+            let groups = (encoder.tp, u64::from(encoder.pp) * u64::from(ranks));
+            if self.cluster.has_room(&[llm_groups, groups]) {
+                return Some(ranks);
+            }
+            // Nodes may leave gaps that no tensor-parallel group fits.
+            ranks -= 1;
+        }
+        None
+    }
+
+    /// Returns the number of encoder ranks on an LLM's GPUs: all GPUs, divided into tensor-parallel groups.
+    fn colocated_ranks(&self, encoder: usize, shape: usize, llm: usize, llm_dp: u32) -> Option<u32> {
+        if !self.options.is_colocated {
+            return None;
+        }
+        let (shape, llm) = (self.encoders[encoder].shapes.get(shape)?, self.llm.shapes.get(llm)?);
+        let gpus = llm.gpus().checked_mul(llm_dp).filter(|gpus| *gpus <= self.cluster.gpus)?;
+        let is_whole = shape.pp == 1 && gpus.is_multiple_of(shape.tp);
+        let groups = u64::from(gpus / llm.tp);
+        (is_whole && self.cluster.has_room(&[(llm.tp, groups)])).then_some(gpus / shape.tp)
+    }
+
+    /// Lists several encoders on an LLM's GPUs, with every shape combination.
+    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Vec<EncoderParts> {
+        let mut all = vec![EncoderParts::default()];
+        for (encoder, module) in self.encoders.iter().enumerate() {
+            let part = |shape: usize| {
+                let dp = self.colocated_ranks(encoder, shape, llm, llm_dp)?;
+                Some(EncoderPart { shape: shape as u32, dp })
+            };
+            let parts: Vec<EncoderPart> = (0..module.shapes.len()).filter_map(part).collect();
+            let with = |before: &EncoderParts| {
+                let before = *before;
+                parts.iter().map(move |part| before.iter().copied().chain([*part]).collect())
+            };
+            all = all.iter().flat_map(with).collect();
+        }
+        all
+    }
+}

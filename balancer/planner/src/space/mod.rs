@@ -1,0 +1,309 @@
+//! Space with every plan that node size, heads, layers and the global batch allow; `families` enumerates it.
+//!
+//! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder uses
+//! all remaining GPUs: more ranks have smaller shares of a microbatch, so fewer ranks are never faster.
+//! Several encoders share them (`gpu_shares`), minimizing the slowest encoder's time.
+
+pub(super) mod bound;
+mod encoder_parts;
+mod families;
+mod gpu_shares;
+pub(super) mod joint;
+pub(super) mod memory;
+mod options;
+pub(super) mod shape;
+
+use super::cluster::{Cluster, Placement};
+use super::costs::{ModuleCosts, StagePart};
+use super::workload::Workload;
+use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
+use gpu_shares::GpuShares;
+use joint::{JointModules, JointShape};
+use shape::{StageShape, TpTimes};
+
+pub(super) use encoder_parts::{EncoderPart, EncoderParts};
+pub use options::{EncoderSplit, SearchSpaceOptions};
+
+/// Plans that differ only in the number of microbatches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Family {
+    pub(super) placement: Placement,
+    /// Encoder shapes and ranks.
+    pub(super) encoders: EncoderParts,
+    /// LLM shape index; joint shape index if placement is joint.
+    pub(super) llm: usize,
+    pub(super) llm_dp: u32,
+    /// Number of rounds that the encoders run ahead of the schedule.
+    pub(super) ahead: u16,
+}
+
+/// Plan in the space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    pub(super) family: Family,
+    pub(super) microbatches: u32,
+}
+
+impl Family {
+    /// Whether the ranks of a pipeline-stage encoder share the media from all LLM ranks; with the LLM's DP
+    /// degree each encoder rank belongs to an LLM rank.
+    pub(super) fn is_shared(&self, encoder: usize) -> bool {
+        self.placement == Placement::Disaggregated && self.encoders[encoder].dp != self.llm_dp
+    }
+}
+
+impl Candidate {
+    /// Returns the number of microbatches on all LLM ranks.
+    pub(super) fn groups(&self) -> usize {
+        self.family.llm_dp as usize * self.microbatches as usize
+    }
+}
+
+/// Search space for a module.
+#[derive(Debug, Clone)]
+pub(super) struct ModuleSpace {
+    /// Module name for messages.
+    pub(super) name: &'static str,
+    /// Times for every tensor-parallel degree.
+    pub(super) times: Vec<TpTimes>,
+    /// All stage cuts for the module.
+    pub(super) shapes: Vec<StageShape>,
+    /// Bytes per unit that a stage sends to the next stage.
+    pub(super) border_bytes: f64,
+    /// Gradient bytes by shape and stage.
+    pub(super) gradient_bytes: Vec<Vec<f64>>,
+    /// Gradient bytes for experts that ranks share, by shape and stage.
+    pub(super) expert_gradient_bytes: Vec<Vec<f64>>,
+}
+
+/// All module shapes, and the cluster that they are placed on.
+#[derive(Debug, Clone)]
+pub(super) struct SearchSpace<'a> {
+    pub(super) encoders: Vec<ModuleSpace>,
+    pub(super) llm: ModuleSpace,
+    /// GPU shares for several encoders on the GPUs that an LLM leaves free.
+    gpu_shares: GpuShares,
+    /// Joint placement shapes.
+    pub(super) joint: Vec<JointShape>,
+    pub(super) cluster: Cluster,
+    /// Number of LLM DP ranks that divide the experts.
+    pub(super) expert_parallel: u32,
+    /// Memory per GPU that plans may use.
+    pub(super) budget_bytes: f64,
+    pub(super) options: SearchSpaceOptions,
+    pub(super) encoder_split: EncoderSplit,
+    /// Factor on mean microbatches in the memory check, for microbatches above the mean.
+    pub(super) slack: f64,
+    pub(super) workload: &'a Workload,
+}
+
+/// Mean sample in a module: units, and query-key pairs in native-resolution media.
+#[derive(Clone, Copy)]
+struct ItemMean {
+    units: f64,
+    pairs: f64,
+}
+
+impl ModuleSpace {
+    fn new(
+        costs: &dyn ModuleCosts,
+        times: Vec<TpTimes>,
+        item: ItemMean,
+        gpus: u32,
+        options: SearchSpaceOptions,
+    ) -> Self {
+        let shapes = shapes(costs, &times, item, gpus, options);
+        Self {
+            name: costs.name(),
+            gradient_bytes: by_stage(&shapes, |tp, part| costs.gradient_bytes(tp, part)),
+            expert_gradient_bytes: by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part)),
+            border_bytes: costs.border_bytes(),
+            times,
+            shapes,
+        }
+    }
+}
+
+impl<'a> SearchSpace<'a> {
+    pub(super) fn new(
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        workload: &'a Workload,
+        cluster: Cluster,
+        options: SearchSpaceOptions,
+    ) -> Self {
+        let degrees = |costs: &dyn ModuleCosts| {
+            // A group stays within a node, so its degree must divide the node.
+            let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
+            costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
+        };
+        let encoder_times: Vec<Vec<TpTimes>> = encoders
+            .iter()
+            .enumerate()
+            .map(|(encoder, costs)| {
+                let times = |tp| TpTimes::for_encoder(*costs, tp, workload, encoder);
+                degrees(*costs).into_iter().map(times).collect()
+            })
+            .collect();
+        let llm_times: Vec<TpTimes> =
+            degrees(llm).into_iter().map(|tp| TpTimes::for_llm(llm, tp, workload)).collect();
+        let items = f64::from(workload.global_batch());
+        let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
+        let of_encoders = encoders.iter().copied().zip(&encoder_times);
+        let modules = JointModules {
+            encoders: of_encoders.map(|(costs, times)| (costs, times.as_slice())).collect(),
+            llm: (llm, &llm_times),
+        };
+        // Stages in joint plans have no experts that ranks share.
+        let joint = if options.is_joint && llm.expert_parallel() == 1 {
+            modules.shapes(workload, cluster.gpus, options.recomputations())
+        } else {
+            Vec::new()
+        };
+        let module = |(encoder, times): (usize, Vec<TpTimes>)| {
+            let media = workload.media(encoder);
+            let mean = ItemMean { units: media.batch_units / items, pairs: media.batch_pairs / items };
+            let mut module = ModuleSpace::new(encoders[encoder], times, mean, cluster.gpus, options);
+            if encoders.len() == 1 {
+                module.name = "encoder";
+            }
+            module
+        };
+        Self {
+            joint,
+            encoders: encoder_times.into_iter().enumerate().map(module).collect(),
+            llm: ModuleSpace { name: "llm", ..ModuleSpace::new(llm, llm_times, text, cluster.gpus, options) },
+            gpu_shares: GpuShares::default(),
+            cluster,
+            expert_parallel: llm.expert_parallel(),
+            budget_bytes: cluster.memory_bytes as f64,
+            options,
+            encoder_split: EncoderSplit::Tile,
+            slack: 1.0,
+            workload,
+        }
+    }
+
+    /// Returns the space with a different factor on mean microbatches in the memory check.
+    pub(super) fn with_slack(&self, slack: f64) -> Self {
+        Self { slack, ..self.clone() }
+    }
+
+    /// Returns an encoder's shape.
+    pub(super) fn encoder_shape(&self, family: &Family, encoder: usize) -> &StageShape {
+        let shape = family.encoders[encoder].shape as usize;
+        match family.placement {
+            Placement::Joint => &self.joint[shape].encoders[encoder],
+            _ => &self.encoders[encoder].shapes[shape],
+        }
+    }
+
+    /// Lists the encoder shapes.
+    pub(super) fn encoder_shapes<'s>(
+        &'s self,
+        family: &'s Family,
+    ) -> impl ExactSizeIterator<Item = &'s StageShape> + Clone {
+        (0..family.encoders.len()).map(|encoder| self.encoder_shape(family, encoder))
+    }
+
+    /// Returns the times for an encoder at the encoder's degree.
+    pub(super) fn encoder_times(&self, family: &Family, encoder: usize) -> &TpTimes {
+        &self.encoders[encoder].times[self.encoder_shape(family, encoder).times]
+    }
+
+    /// Returns the LLM shape.
+    pub(super) fn llm_shape(&self, family: &Family) -> &StageShape {
+        match family.placement {
+            Placement::Joint => &self.joint[family.llm].llm,
+            _ => &self.llm.shapes[family.llm],
+        }
+    }
+
+    /// Returns the times for the LLM at the LLM's degree.
+    pub(super) fn llm_times(&self, family: &Family) -> &TpTimes {
+        &self.llm.times[self.llm_shape(family).times]
+    }
+
+    /// Returns the shape for a part that is a separate pipeline, if the encoder has it.
+    fn part_shape(&self, encoder: usize, part: EncoderPart) -> Option<&StageShape> {
+        self.encoders[encoder].shapes.get(part.shape as usize)
+    }
+
+    /// Returns the number of a module's ranks that share optimizer state.
+    pub(super) fn optimizer_ranks(&self, dp: u32) -> u32 {
+        if self.options.has_sharded_optimizer { dp } else { 1 }
+    }
+
+    /// Returns the stages in a step with this many microbatches per rank, and the schedule.
+    pub(super) fn step_shape(&self, family: &Family, slots: u32) -> StepShape {
+        let chain = |encoder: &StageShape| EncoderChain {
+            stages: encoder.pp as u16,
+            has_backward: encoder.has_backward(),
+        };
+        let encoders = match family.placement {
+            Placement::Disaggregated => EncoderChains::new(self.encoder_shapes(family).map(chain)),
+            Placement::Colocated | Placement::Joint => EncoderChains::default(),
+        };
+        let kind = match family.ahead {
+            0 => self.options.schedule,
+            rounds => ScheduleKind::EncoderAhead { rounds },
+        };
+        let stages = encoders.stages() + self.llm_shape(family).pp as usize;
+        StepShape { kind, encoders, stages, slots: slots as usize }
+    }
+
+    /// Returns the maximum number of microbatches per LLM rank.
+    pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
+        self.workload.global_batch() / family.llm_dp
+    }
+
+    /// Returns the number of GPUs that a family uses.
+    pub(super) fn gpus(&self, family: &Family) -> u32 {
+        let llm = self.llm_shape(family).gpus() * family.llm_dp;
+        match family.placement {
+            Placement::Disaggregated => {
+                let parts = self.encoder_shapes(family).zip(family.encoders.iter());
+                llm + parts.map(|(shape, part)| shape.gpus() * part.dp).sum::<u32>()
+            }
+            Placement::Colocated | Placement::Joint => llm,
+        }
+    }
+}
+
+/// Lists every module shape: degrees, stages and the enabled options.
+fn shapes(
+    costs: &dyn ModuleCosts,
+    times: &[TpTimes],
+    ItemMean { units, pairs }: ItemMean,
+    gpus: u32,
+    options: SearchSpaceOptions,
+) -> Vec<StageShape> {
+    let mut shapes = Vec::new();
+    for (index, of_degree) in times.iter().enumerate() {
+        for pp in 1..=costs.layers().min(gpus / of_degree.tp) {
+            for &is_recomputed in options.recomputations() {
+                let cut = (index, of_degree.tp, pp);
+                shapes.extend(StageShape::new(costs, cut, is_recomputed, None));
+                if options.has_uneven_layers {
+                    let attention = of_degree.sample.at(units) + of_degree.pair_ns * pairs;
+                    let layer = of_degree.layer.at(units) + attention;
+                    // Recomputed layers take longer, so the work outside them is worth fewer layers.
+                    let factor = 1.0 + f64::from(is_recomputed) / 3.0;
+                    let outside_as_layers =
+                        if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };
+                    shapes.extend(StageShape::new(costs, cut, is_recomputed, Some(outside_as_layers)));
+                }
+            }
+        }
+    }
+    shapes
+}
+
+/// Returns a quantity for each stage in each shape.
+fn by_stage(shapes: &[StageShape], of_part: impl Fn(u32, StagePart) -> f64) -> Vec<Vec<f64>> {
+    let of = |shape: &StageShape| {
+        let stages = 0..shape.pp as usize;
+        stages.map(|stage| of_part(shape.tp, shape.part(stage))).collect()
+    };
+    shapes.iter().map(of).collect()
+}

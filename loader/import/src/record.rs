@@ -1,0 +1,209 @@
+//! Reads a manifest entry: the named files, and the remaining sample contents.
+//!
+//! Columns are recognized by the names that LLaVA, `NeMo`, `SpeechBrain` and similar datasets use. For each
+//! modality the first known column that is not empty counts; `path` and similar columns count only if no
+//! media column does, so a file that is named twice is packed once. The entry itself is kept verbatim, in
+//! addition to the media.
+
+use dflop_samples::media::{DecodeLimits, Modality, decode_json, extension_modality};
+use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
+use serde_json::{Map, Value};
+
+use super::medium::split_extension;
+use dflop_loader::error::excerpt;
+
+/// Maximum number of value characters in a message.
+pub(super) const SHOWN_MAX: usize = 80;
+/// Row of [`MEDIA_COLUMNS`] for audio.
+const AUDIO: usize = 1;
+
+/// Columns that name a medium of any modality.
+pub(super) const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_name", "filename"];
+
+/// Columns with the transcript of a recording, in order of precedence.
+pub(super) const TRANSCRIPT_COLUMNS: [&str; 7] =
+    ["text", "transcript", "transcription", "wrd", "words", "sentence", "caption"];
+
+/// Columns for a request without an answer, which form a sample all the same.
+pub(super) const REQUEST_COLUMNS: [&str; 3] = ["instruction", "question", "prompt"];
+
+/// Columns whose value becomes the key.
+pub(super) const ID_COLUMNS: [&str; 6] = ["__key__", "id", "ID", "utt_id", "uttid", "key"];
+
+/// Columns for a class label, where no schema declares a label.
+pub(super) const LABEL_COLUMNS: [&str; 2] = ["label", "cls"];
+
+/// Known columns, for messages.
+pub(super) const KNOWN_COLUMNS: &str = "a medium (`image`, `audio`, `audio_filepath`, `wav`, `video`, `path`, \
+     `file`, …) or text (`conversations`, `messages`, `text`, `caption`, `instruction` and `output`, `question` \
+     and `answer`, `prompt` and `completion`, `query` and `response`, …)";
+
+/// Returns whether a column can form a sample.
+pub(super) fn is_known_column(column: &str) -> bool {
+    let mut media = MEDIA_COLUMNS.iter().copied().chain([FILE_COLUMNS]);
+    media.any(|columns| columns.contains(&column)) || is_text_column(column)
+}
+
+/// Sample description from an entry.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// Identifier in the entry.
+    pub(super) id: Option<String>,
+    /// Extension and path as named, for each medium: `jpg` if it is the only medium of the modality, else
+    /// `0.jpg`, `1.jpg`.
+    pub(super) media: Vec<(String, String)>,
+    /// Transcript, if the entry is a recording and has no turns.
+    pub(super) transcript: Option<String>,
+    /// Class label: an integer next to media.
+    pub(super) label: Option<u64>,
+}
+
+impl Record {
+    /// Reads an entry; fails with the reason if it does not describe a sample.
+    pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
+        let limits = DecodeLimits::default();
+        let document =
+            decode_json(entry, limits.text_bytes_max).map_err(|error| format!("not JSON: {error}"))?;
+        let Value::Object(entry) = &document else { return Err("expected a JSON object".to_owned()) };
+        let mut media = Vec::new();
+        for columns in MEDIA_COLUMNS {
+            add_media(entry, columns, &mut media)?;
+        }
+        // Columns for any modality come last, because they often repeat a medium path.
+        if media.is_empty() {
+            add_media(entry, FILE_COLUMNS, &mut media)?;
+        }
+        let is_request = || REQUEST_COLUMNS.iter().any(|column| is_filled(entry, column));
+        if media.is_empty() && !has_text(&document) && !is_request() {
+            return Err(format!("expected a column for {KNOWN_COLUMNS}"));
+        }
+        let id = ID_COLUMNS.iter().find_map(|column| id_text(entry.get(*column)?));
+        let label = LABEL_COLUMNS.iter().find_map(|column| entry.get(*column));
+        // A number that is written as text may be an answer.
+        let label = label.filter(|label| !label.is_string() || !has_turns(&document)).and_then(label_number);
+        let label = label.filter(|_| !media.is_empty());
+        let transcript = if has_turns(&document) { None } else { transcript(entry, &media) };
+        Ok(Self { id, media, transcript, label })
+    }
+}
+
+fn is_filled(entry: &Map<String, Value>, column: &str) -> bool {
+    match entry.get(column) {
+        None | Some(Value::Null) => false,
+        Some(Value::String(text)) => !text.trim().is_empty(),
+        Some(Value::Array(values)) => !values.is_empty(),
+        Some(_) => true,
+    }
+}
+
+fn id_text(id: &Value) -> Option<String> {
+    match id {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// Returns a class label, which CSV holds as text.
+fn label_number(label: &Value) -> Option<u64> {
+    label.as_u64().or_else(|| label.as_str()?.trim().parse().ok())
+}
+
+fn add_media(
+    entry: &Map<String, Value>,
+    columns: &[&str],
+    media: &mut Vec<(String, String)>,
+) -> Result<(), String> {
+    let Some(column) = columns.iter().find(|column| is_filled(entry, column)) else { return Ok(()) };
+    let paths =
+        named_paths(&entry[*column]).ok_or_else(|| format!("column `{column}` must contain a path"))?;
+    for (at, path) in paths.iter().enumerate() {
+        let (_, extension) = split_extension(path).ok_or_else(|| {
+            format!("`{}` in column `{column}` needs an extension", excerpt(path, SHOWN_MAX))
+        })?;
+        let numbered = if paths.len() > 1 { format!("{at}.{extension}") } else { extension };
+        media.push((numbered, (*path).to_owned()));
+    }
+    Ok(())
+}
+
+/// Returns a path, a list of paths, or the paths of objects with `file` or `path` next to a segment.
+fn named_paths(value: &Value) -> Option<Vec<&str>> {
+    match value {
+        Value::Array(values) => values.iter().map(named_path).collect(),
+        value => Some(vec![named_path(value)?]),
+    }
+}
+
+/// Returns the transcript of a recording.
+fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
+    let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
+        || media.iter().any(|(extension, _)| extension_modality(extension) == Some(Modality::Audio));
+    if !is_recording {
+        return None;
+    }
+    let mut filled = TRANSCRIPT_COLUMNS.iter().filter(|column| is_filled(entry, column));
+    filled.find_map(|column| entry[*column].as_str()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(entry: &str) -> Record {
+        Record::parse(entry.as_bytes()).unwrap()
+    }
+
+    fn media(record: &Record) -> Vec<(&str, &str)> {
+        record.media.iter().map(|(extension, path)| (extension.as_str(), path.as_str())).collect()
+    }
+
+    #[test]
+    fn media_are_numbered_where_there_are_several_of_a_kind() {
+        let record = parse(r#"{"id": 7, "image": ["x/a.JPG", "b.png"], "wav": "c.flac", "text": "t"}"#);
+        assert_eq!(media(&record), [("0.jpg", "x/a.JPG"), ("1.png", "b.png"), ("flac", "c.flac")]);
+        assert_eq!((record.id.as_deref(), record.transcript.as_deref()), (Some("7"), Some("t")));
+        assert_eq!(media(&parse(r#"{"images": ["a.jpg"]}"#)), [("jpg", "a.jpg")]);
+    }
+
+    #[test]
+    fn a_file_that_is_named_twice_counts_once() {
+        let record = parse(r#"{"wav": "a.wav", "path": "a.wav", "audio": "", "wrd": "HI"}"#);
+        assert_eq!(media(&record), [("wav", "a.wav")]);
+        assert_eq!(record.transcript.as_deref(), Some("HI"));
+        assert_eq!(media(&parse(r#"{"file_name": "a.png"}"#)), [("png", "a.png")]);
+    }
+
+    #[test]
+    fn a_segment_names_its_file() {
+        assert_eq!(media(&parse(r#"{"wav": {"file": "a.wav", "start": 0}}"#)), [("wav", "a.wav")]);
+    }
+
+    #[test]
+    fn only_recordings_without_turns_have_a_transcript() {
+        for entry in [
+            r#"{"image": "a.jpg", "caption": "x"}"#,
+            r#"{"text": "x"}"#,
+            r#"{"audio": "a.wav", "text": "x", "conversations": [{"from": "human", "value": "hi"}]}"#,
+            r#"{"audio": "a.wav", "text": " "}"#,
+        ] {
+            assert_eq!(parse(entry).transcript, None, "{entry}");
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_no_sample_says_why() {
+        let table = [
+            ("{", "not JSON"),
+            ("[1]", "expected a JSON object"),
+            (r#"{"model": "x", "image": null, "text": ""}"#, "expected a column for a medium"),
+            (r#"{"image": {"bytes": "x"}}"#, "column `image` must contain a path"),
+            (r#"{"image": ["a.jpg", 3]}"#, "column `image` must contain a path"),
+            (r#"{"image": "image"}"#, "needs an extension"),
+        ];
+        for (entry, reason) in table {
+            let found = Record::parse(entry.as_bytes()).unwrap_err();
+            assert!(found.contains(reason), "{entry}: {found}");
+        }
+    }
+}
