@@ -111,11 +111,14 @@ fn start_parts(line: &Value) -> BTreeMap<String, f64> {
 #[test]
 fn the_first_line_of_a_run_has_all_parts_of_its_start() {
     let job = Job::with(&[("[parallel]\n", "[checkpoint]\nevery = 3\n\n[parallel]\n")]);
-    let record = job.path("steps.jsonl");
-    let states = job.path("states");
-    let args = ["--checkpoints", text(&states), "--record", text(&record)];
-    // processes, threads, and a run that goes on
-    for (more, first) in [(&["--steps", "3"][..], 0), (&["--pipeline-stages", "1"], 0), (&["--resume"], 3)] {
+    // processes, the same run going on, threads
+    for (states, more, first) in [
+        ("one", &["--steps", "3"][..], 0),
+        ("one", &["--resume"], 3),
+        ("other", &["--pipeline-stages", "1"], 0),
+    ] {
+        let (record, states) = (job.path(states).with_extension("jsonl"), job.path(states));
+        let args = ["--checkpoints", text(&states), "--record", text(&record)];
         let began = Instant::now();
         let lines = job.lines(&[&args[..], more].concat());
         let elapsed = began.elapsed().as_secs_f64();
