@@ -124,11 +124,12 @@ impl StartTimes {
     fn end_at(&mut self, part: StartPart, now: Instant, [kernels, connections]: [Duration; 2]) {
         let elapsed = now.saturating_duration_since(self.ended);
         let connected = connections.saturating_sub(self.connections).min(elapsed);
+        let rest = elapsed.saturating_sub(connected);
         // other threads may load kernels meanwhile
-        let loaded = kernels.saturating_sub(self.kernels).min(elapsed - connected);
+        let loaded = kernels.saturating_sub(self.kernels).min(rest);
         self.spent[StartPart::Communicators as usize] += connected;
         self.spent[StartPart::Kernels as usize] += loaded;
-        self.spent[part as usize] += elapsed - connected - loaded;
+        self.spent[part as usize] += rest.saturating_sub(loaded);
         (self.ended, self.kernels, self.connections) = (now, kernels, connections);
     }
 

@@ -149,8 +149,8 @@ fn the_first_line_of_a_run_has_all_parts_of_its_start() {
         assert!(parts["first_step"] <= step_seconds + 0.01, "{}", lines[0]);
         assert!(lines[1..].iter().all(|line| line["start"].is_null()), "only the first step ends a start");
         let recorded = std::fs::read_to_string(&record).expect("a record");
-        let steps = recorded.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        let step = steps.filter(|line| line["step"] == first).next_back().expect("the first step");
+        let mut steps = recorded.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let step = steps.rfind(|line| line["step"] == first).expect("the first step");
         assert_eq!(start_parts(&step), parts);
     }
 }
