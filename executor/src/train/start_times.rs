@@ -1,8 +1,8 @@
 //! Divides the time from a rank's start to the end of its first step into parts.
 //!
-//! [`StartTimes`] runs like a stopwatch with laps: the time since the last lap belongs to the part that the lap
-//! ends, so the parts add up to the whole. Kernels are loaded and devices are connected within other parts;
-//! devices count the time for both, which is moved to [`StartPart::Kernels`] and
+//! [`StartTimes`] runs like a stopwatch with laps: the time since the last lap belongs to the part that the
+//! lap ends, so the parts add up to the whole. Kernels are loaded and devices are connected within other
+//! parts; devices count the time for both, which is moved to [`StartPart::Kernels`] and
 //! [`StartPart::Communicators`].
 
 use std::fmt;

@@ -157,8 +157,8 @@ impl<D: Device> TrainingRank<D> {
         }
     }
 
-    /// Reports these times, which end with the first step, in the first report. All ranks report them, or none
-    /// does.
+    /// Reports these times, which end with the first step, in the first report. All ranks report them, or
+    /// none does.
     pub fn record_start(&mut self, mut start: StartTimes) {
         start.end_on(StartPart::Ranks, self.pipeline.device(), &*self.pipeline.tensors());
         self.start = Some(start);

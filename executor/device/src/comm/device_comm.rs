@@ -75,8 +75,8 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         self.host().bytes_sent()
     }
 
-    /// Returns the time that this rank has taken so far to connect devices, over all communicators in the job.
-    /// Default: zero, for tensors that go through the host.
+    /// Returns the time that this rank has taken so far to connect devices, over all communicators in the
+    /// job. Default: zero, for tensors that go through the host.
     fn connect_time(&self) -> Duration {
         Duration::ZERO
     }

@@ -156,9 +156,8 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
                 / steps.iter().map(|step| step.seconds).sum::<f64>().max(f64::MIN_POSITIVE)
         ),
     ));
-    report.verdict.extend(start_report(&text).map(|start| {
-        verdict(Basis::Measured, format!("From the start to the end of the first step: {start}."))
-    }));
+    let start = start_report(&text).map(|start| format!("The start with the first step takes {start}."));
+    report.verdict.extend(start.map(|text| verdict(Basis::Measured, text)));
     report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));
     let measured = MeasuredRun { strategy: config.parallel.strategy, trace, mean: None };
     let RunStudy { study, measured, notes } = study_of_runs(run, "Passes of the run", &[measured], previews)?;
