@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -395,6 +395,13 @@ sanitize-address:
 		$(CARGO) test --locked --target $(HOST) \
 		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-planner -p dflop-loader \
 		-p dflop-import -p dflop-executor -p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test models --test device
+
+# The CUDA device under it, on the stand-ins, which it does not instrument: their allocations and copies are checked. Two ranks
+# over NCCL by default; CUDA_TESTS="--test nccl_failures --test device" runs others. The stand-ins keep what they allocate.
+CUDA_TESTS ?= --test short
+sanitize-address-cuda:
+	ASAN_OPTIONS=detect_leaks=0 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address $(CARGO) test --locked --target $(HOST) \
+		--target-dir $(BUILD)/sanitize-address --manifest-path $(STAND_INS) -p dflop-cuda-tests $(CUDA_TESTS)
 
 # $(call toolchain-with,PATH): the first installed toolchain that has this file.
 toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \

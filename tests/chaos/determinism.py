@@ -173,7 +173,7 @@ def commands_in(place: pathlib.Path) -> dict[str, Command]:
     measured_train = seconds | {"tokens_per_second", "mfu", "bubble_fraction", "data_wait_seconds"}
     measured_train |= {"replayed_seconds", "pipeline_seconds", "pass_seconds", "update_seconds", "input_seconds"}
     measured_train |= {"plan_seconds", "result_seconds", "report_seconds", "checkpoint_seconds"}
-    measured_train |= {"communication_seconds", "exposed_communication_seconds"}
+    measured_train |= {"communication_seconds", "exposed_communication_seconds", "start"}
     balance = ("balance", "--instance", instance, "--json")
     # An index holds the time at which its shards were written.
     pack = ("pack", source, place / "packed", "--shard-samples", 40, "--no-index", "--json")

@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use dflop_device::Dtype;
+use dflop_device::{Dtype, KernelLoads};
 
 use crate::compiler::{Compiler, Source};
 use crate::driver::{Context, Function, Module};
@@ -92,11 +93,26 @@ pub(crate) struct Kernels {
     loads: Arc<Loads>,
     modules: Mutex<HashMap<(Source, Macros), Module>>,
     functions: Mutex<HashMap<(&'static str, Macros), Function>>,
+    /// Time for compiling and loading.
+    load_ns: AtomicU64,
 }
 
 impl Kernels {
     pub(crate) fn new(context: Context, compiler: Compiler, loads: Arc<Loads>) -> Self {
-        Self { context, compiler, loads, modules: Mutex::default(), functions: Mutex::default() }
+        let (modules, functions) = (Mutex::default(), Mutex::default());
+        Self { context, compiler, loads, modules, functions, load_ns: AtomicU64::new(0) }
+    }
+
+    /// Returns the loads so far.
+    pub(crate) fn loads(&self) -> KernelLoads {
+        let modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
+        let time = Duration::from_nanos(self.load_ns.load(Ordering::Relaxed));
+        // without a cache on disk, a module may be compiled twice
+        KernelLoads { modules, compiled: self.compiler.compiled().min(modules), time }
+    }
+
+    fn add_time_since(&self, begin: Instant) {
+        self.load_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Runs work on this thread without launches or exchanges with other ranks, and returns the kernels that
@@ -126,7 +142,10 @@ impl Kernels {
         let kernels: HashSet<KernelKey> = of_other_shapes.chain(kernels.iter().copied()).collect();
         let sources: HashSet<(Source, Macros)> =
             kernels.iter().map(|&(source, _, macros, _)| (source, macros)).collect();
-        self.compile(&sources.into_iter().collect::<Vec<_>>())?;
+        let begin = Instant::now();
+        let compiled = self.compile(&sources.into_iter().collect::<Vec<_>>());
+        self.add_time_since(begin);
+        compiled?;
         kernels
             .into_iter()
             .try_for_each(|(source, name, macros, bytes)| self.get(source, name, macros, bytes).map(drop))
@@ -177,8 +196,10 @@ impl Kernels {
         if let Some(module) = modules.get(&(source, macros)) {
             return Ok(module.clone());
         }
+        let begin = Instant::now();
         let code = self.compiler.compile(source, &macros.definitions())?;
         let module = Module::load(&self.context, &code)?;
+        self.add_time_since(begin);
         modules.insert((source, macros), module.clone());
         Ok(module)
     }

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::cast_slice;
 use dflop_comm::{Buffer, Slice};
-use dflop_device::{Dtype, Error, HostTask, Lane, LateRead, Result, Runtime, Span, Tensor, Transfer};
+use dflop_device::{
+    Dtype, Error, HostTask, KernelLoads, Lane, LateRead, Result, Runtime, Span, Tensor, Transfer,
+};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
@@ -344,6 +346,10 @@ impl Runtime for Cuda {
         kernels.load(&recorded).map_err(Error::from)?;
         work()?;
         Ok(compute.synchronize().map_err(Error::from)?)
+    }
+
+    fn kernel_loads(&self) -> KernelLoads {
+        self.shared().kernels.loads()
     }
 
     fn host_task(

@@ -31,5 +31,5 @@ pub use error::{Error, Result};
 pub use key_ranges::KeyRanges;
 pub use ops::gemm::Epilogue;
 pub use ops::sparse_rows::{DeviceSparseRows, SparseBuffers};
-pub use runtime::{Bucket, HostTask, Lane, LateRead, Memory, Runtime, Span, Tensor, Transfer};
+pub use runtime::{Bucket, HostTask, KernelLoads, Lane, LateRead, Memory, Runtime, Span, Tensor, Transfer};
 pub use segments::{HostSegments, PlanKey, Segments, Tile};

@@ -239,6 +239,11 @@ impl<D: Device> PipelineRank<D> {
         Arc::clone(&self.comm)
     }
 
+    /// Returns the device that stages compute on.
+    pub(crate) fn device(&self) -> &D {
+        &self.device
+    }
+
     /// Returns the communicator for all ranks.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {

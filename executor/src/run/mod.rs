@@ -71,7 +71,7 @@ pub use setup::Setup;
 
 use crate::comm::Settings;
 use crate::comm::launch::{end_with_launcher, identity_from_environment};
-use crate::train::{StepReport, join_traces};
+use crate::train::{START_VARIABLE, StartPart, StartTimes, StepReport, join_traces};
 use crate::{Error, Result};
 
 /// A training run.
@@ -129,13 +129,20 @@ impl Run {
     /// # Errors
     /// [`Error::Config`] for an invalid configuration; the error of the rank that ended the run.
     pub fn start(&self, on_step: &mut dyn FnMut(&StepReport) -> ControlFlow<()>) -> Result<RunEnd> {
+        let mut times = StartTimes::begin();
         let identity = identity_from_environment()?;
         if identity.rendezvous.is_some() {
             end_with_launcher()?;
+            if let Ok(launch) = std::env::var(START_VARIABLE) {
+                times.add_launch(&launch);
+            }
             let stop = self.options.stop.listen()?;
-            return processes::run_rank(self.setup()?, stop, &identity, on_step);
+            let setup = self.setup()?;
+            times.end(StartPart::Files);
+            return processes::run_rank(setup, stop, times, &identity, on_step);
         }
         let setup = self.setup()?;
+        times.end(StartPart::Files);
         let ranks = setup.job.world_size();
         if let Some(expected) = self.options.local_ranks.filter(|expected| *expected != ranks) {
             return Err(Error::Config(format!(
@@ -146,11 +153,12 @@ impl Run {
         setup.recorded_corrections()?;
         // Builds the index once, before several ranks would do so at the same time.
         drop(setup.planner(None)?);
+        times.end(StartPart::Index);
         let ended = match &self.options.processes {
-            Some(program) if ranks > 1 => processes::launch(setup, program),
+            Some(program) if ranks > 1 => processes::launch(setup, program, &times),
             _ => {
                 let stop = self.options.stop.listen()?;
-                threads::run_threads(setup, &stop, on_step)
+                threads::run_threads(setup, &stop, &times, on_step)
             }
         };
         // The timeline of a failed run shows where it failed.

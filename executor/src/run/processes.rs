@@ -9,17 +9,20 @@ use super::rank::{OnStep, RankTask, rank_trace, run};
 use super::setup::Setup;
 use crate::comm::launch::{Launcher, RankStatus};
 use crate::comm::{RankIdentity, tcp};
-use crate::train::StopReason;
+use crate::train::{START_VARIABLE, StartTimes, StopReason};
 use crate::{Error, Result};
 
 /// Starts the ranks and waits for them.
-pub(super) fn launch(setup: &Setup, program: &RankProgram) -> Result<RunEnd> {
+///
+/// - `start`: times up to now, which count for every rank
+pub(super) fn launch(setup: &Setup, program: &RankProgram, start: &StartTimes) -> Result<RunEnd> {
     let parallel = &setup.config.parallel;
     let mut launcher = Launcher::new(&program.path, setup.job.world_size())?
         .args(&program.args)
         .first_rank_prints_plainly()
         // A thread pool per rank, with the configured size: by default each pool would use all cores.
-        .variable("RAYON_NUM_THREADS", parallel.threads.to_string());
+        .variable("RAYON_NUM_THREADS", parallel.threads.to_string())
+        .variable(START_VARIABLE, start.to_variable());
     for (name, value) in missing_variables(parallel.transport) {
         launcher = launcher.variable(name, value);
     }
@@ -42,6 +45,7 @@ pub(super) fn launch(setup: &Setup, program: &RankProgram) -> Result<RunEnd> {
 pub(super) fn run_rank(
     setup: &Setup,
     stop: StopRequest,
+    start: StartTimes,
     identity: &RankIdentity,
     on_step: &mut OnStep<'_>,
 ) -> Result<RunEnd> {
@@ -54,7 +58,7 @@ pub(super) fn run_rank(
     // Nothing is distributed through the store any more: its host keeps no connection per rank.
     session.store = None;
     let trace = setup.options.trace.as_deref().map(|trace| rank_trace(trace, identity.rank));
-    let task = RankTask { trace, stop, local_rank: Some(identity.local_rank) };
+    let task = RankTask { trace, stop, start, local_rank: Some(identity.local_rank) };
     let comm = Box::new(session.comm);
     match identity.rank {
         0 => run(setup, comm, &task, on_step),

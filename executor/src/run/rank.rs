@@ -18,7 +18,7 @@ use crate::comm::{Comm, StepContext};
 use crate::device::{Cpu, Device, DeviceComm, Dtype, Staged};
 use crate::inputs::{Settings, check_agreement};
 use crate::profile::gemm_peak_flops;
-use crate::train::{StepReport, StopCheck, StopReason, TrainingRank};
+use crate::train::{StartPart, StartTimes, StepReport, StopCheck, StopReason, TrainingRank};
 
 /// Number of large matrix products that are timed; the best product determines the peak FLOP rate.
 const PEAK_RUNS: usize = 3;
@@ -33,6 +33,8 @@ pub(super) struct RankTask {
     pub(super) trace: Option<PathBuf>,
     /// Requests to stop.
     pub(super) stop: StopRequest,
+    /// Times of the start up to now.
+    pub(super) start: StartTimes,
     /// Number of this rank on its machine; `None` if all ranks are threads in the same process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it chooses the CUDA device"))]
     pub(super) local_rank: Option<usize>,
@@ -47,6 +49,8 @@ pub(super) fn run(
 ) -> Result<RunEnd> {
     let comm: Arc<dyn Comm> = Arc::from(comm);
     check_agreement(&*comm, &agreed(setup))?;
+    let mut times = task.start.clone();
+    times.end(StartPart::Ranks);
     let config = &setup.config;
     let memory_bytes = config.parallel.memory_gib.map(|memory| (memory * f64::from(1 << 30)) as u64);
     let storage = match config.optimizer.precision {
@@ -56,18 +60,22 @@ pub(super) fn run(
     match config.parallel.compute_device {
         ComputeDevice::Cpu => {
             let cpu = Cpu::new(config.parallel.threads)?;
+            times.end(StartPart::Device);
             let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+            times.end(StartPart::Peak);
             let cpu = memory_bytes.into_iter().fold(cpu, Cpu::memory_limit).store(storage)?;
             let comm = Arc::new(Staged::new(cpu.clone(), comm));
-            run_on(&cpu, peak, setup, comm, task, on_step)
+            run_on(&cpu, (peak, times), setup, comm, task, on_step)
         }
         #[cfg(feature = "cuda")]
         ComputeDevice::Cuda(ordinal) => {
             let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
             let device = cuda::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
+            times.end(StartPart::Device);
             let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
+            times.end(StartPart::Peak);
             let comm = cuda::connect(&device, comm, config.parallel.transport)?;
-            run_on(&device, peak, setup, comm, task, on_step)
+            run_on(&device, (peak, times), setup, comm, task, on_step)
         }
         #[cfg(not(feature = "cuda"))]
         ComputeDevice::Cuda(_) => Err(cuda::unsupported()),
@@ -84,12 +92,13 @@ fn agreed(setup: &Setup) -> Settings {
 
 fn run_on<D: Device>(
     device: &D,
-    peak_flops_per_second: f64,
+    (peak_flops_per_second, mut times): (f64, StartTimes),
     setup: &Setup,
     comm: Arc<dyn DeviceComm<D>>,
     task: &RankTask,
     on_step: &mut OnStep<'_>,
 ) -> Result<RunEnd> {
+    times.end_on(StartPart::Communicators, device, &*comm);
     let checkpoints = checkpoints(setup)?;
     // Held to the end of the run: a second job in the directory is rejected.
     let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(comm.host())).transpose()?;
@@ -99,8 +108,9 @@ fn run_on<D: Device>(
     };
     let is_stopped = Arc::new(AtomicBool::new(false));
     let stop = stop_check(Arc::clone(&task.stop), is_stopped.clone());
-    let origin =
-        Origin { peak_flops_per_second, checkpoints: checkpoints.clone(), saved: saved.as_ref(), stop };
+    times.end(StartPart::Other);
+    let saved = saved.as_ref();
+    let origin = Origin { peak_flops_per_second, checkpoints: checkpoints.clone(), saved, stop, times };
     let mut rank = start(device, setup, comm, task.trace.as_deref(), origin)?;
     let mut record = open_records(&mut rank, setup, checkpoints.as_ref())?;
     let mut on_step = |report: &StepReport| {

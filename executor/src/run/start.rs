@@ -13,10 +13,13 @@ use super::setup::Setup;
 use crate::checkpoint::{CheckpointDirectory, SavedCheckpoint, open_weights};
 use crate::device::{Device, DeviceComm};
 use crate::inputs::InputReader;
-use crate::models::Activations;
 use crate::models::weights::{Seed, WeightSource};
+use crate::models::{Activations, Stage};
 use crate::optimizer::{AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
-use crate::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job_over};
+use crate::pipeline::PipelineRank;
+use crate::train::{
+    StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, build_stages_to_join,
+};
 use crate::{Error, Result};
 
 /// What a rank starts from, in addition to configuration and task.
@@ -29,6 +32,8 @@ pub(super) struct Origin<'a> {
     pub(super) saved: Option<&'a SavedCheckpoint>,
     /// Check whether the run should stop.
     pub(super) stop: StopCheck,
+    /// Times of the start up to now.
+    pub(super) times: StartTimes,
 }
 
 /// Builds all parts on a rank, together with the other ranks.
@@ -37,7 +42,7 @@ pub(super) fn start<D: Device>(
     setup: &Setup,
     comm: Arc<dyn DeviceComm<D>>,
     trace: Option<&Path>,
-    Origin { peak_flops_per_second, checkpoints, saved, stop }: Origin<'_>,
+    Origin { peak_flops_per_second, checkpoints, saved, stop, mut times }: Origin<'_>,
 ) -> Result<TrainingRank<D>> {
     let config = &setup.config;
     let rank = comm.host().rank();
@@ -46,10 +51,12 @@ pub(super) fn start<D: Device>(
     let state = state.transpose().map_err(|error| Error::Start(format!("state of the loader: {error}")))?;
     let planner = setup.planner(state)?;
     let correction = setup.corrections(&planner, saved)?;
+    times.end(StartPart::Index);
     let feed =
         InputReader::new(device.clone(), setup.job.clone(), roles, planner, &setup.preparer()?, |loader| {
             loader.workers(config.data.workers)
         })?;
+    times.end(StartPart::Inputs);
     let pretrained = match (saved, config.model.pretrained) {
         (None, true) => Some(open_weights(setup.model_directory())?),
         _ => None,
@@ -63,18 +70,9 @@ pub(super) fn start<D: Device>(
     };
     let activations =
         if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
-    let mut pipeline =
-        join_job_over(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
-    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
-    let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
-    optimizer = optimizer.exchange_over(pipeline.tensors());
-    if config.optimizer.zero_stage == 1 {
-        optimizer = optimizer.shard_states(pipeline.replicas());
-        pipeline = pipeline.shard_gradients();
-    }
-    if let Some(saved) = saved {
-        optimizer.restore(pipeline.stages_mut(), saved)?;
-    }
+    let stages = build_stages_to_join(&*comm, &setup.job, device, setup.frozen, activations, source)?;
+    times.end_on(StartPart::Weights, device, &*comm);
+    let (pipeline, optimizer) = join(comm, setup, stages, saved, &mut times)?;
     let trace = trace.map(open_trace).transpose()?;
     let options = TrainingRankOptions {
         correction,
@@ -87,7 +85,34 @@ pub(super) fn start<D: Device>(
         stop: Some(stop),
         until: Some(setup.end_step()),
     };
-    TrainingRank::new(pipeline, feed, optimizer, options)
+    let mut rank = TrainingRank::new(pipeline, feed, optimizer, options)?;
+    rank.record_start(times);
+    Ok(rank)
+}
+
+/// Joins the pipeline of the job, and creates or restores the optimizer.
+fn join<D: Device>(
+    comm: Arc<dyn DeviceComm<D>>,
+    setup: &Setup,
+    stages: Vec<Box<dyn Stage<D>>>,
+    saved: Option<&SavedCheckpoint>,
+    times: &mut StartTimes,
+) -> Result<(PipelineRank<D>, JobOptimizer<D>)> {
+    let config = &setup.config;
+    let mut pipeline = PipelineRank::over(comm, setup.job.clone(), stages)?.check_plans(true);
+    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+    let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
+    optimizer = optimizer.exchange_over(pipeline.tensors());
+    if config.optimizer.zero_stage == 1 {
+        optimizer = optimizer.shard_states(pipeline.replicas());
+        pipeline = pipeline.shard_gradients();
+    }
+    times.end_on(StartPart::Ranks, pipeline.device(), &*pipeline.tensors());
+    if let Some(saved) = saved {
+        optimizer.restore(pipeline.stages_mut(), saved)?;
+        times.end(StartPart::Weights);
+    }
+    Ok((pipeline, optimizer))
 }
 
 type Trace = TraceWriter<Box<dyn Write + Send>>;

@@ -6,10 +6,18 @@ use super::options::{RunEnd, StopRequest};
 use super::rank::{OnStep, RankTask, rank_trace, run};
 use super::setup::Setup;
 use crate::comm::{Comm, threads};
+use crate::train::StartTimes;
 use crate::{Error, Result};
 
 /// Runs all ranks as threads in this process; `on_step` is called for the steps on rank 0, on this thread.
-pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnStep<'_>) -> Result<RunEnd> {
+///
+/// - `start`: times up to now, which count for every rank
+pub(super) fn run_threads(
+    setup: &Setup,
+    stop: &StopRequest,
+    start: &StartTimes,
+    on_step: &mut OnStep<'_>,
+) -> Result<RunEnd> {
     let world = threads::world(setup.job.world_size(), setup.comm_settings())?;
     std::thread::scope(|scope| {
         let (sender, reports) = std::sync::mpsc::channel();
@@ -18,7 +26,7 @@ pub(super) fn run_threads(setup: &Setup, stop: &StopRequest, on_step: &mut OnSte
             .map(|comm| {
                 let sender = (comm.rank() == 0).then(|| sender.clone());
                 let trace = setup.options.trace.as_deref().map(|path| rank_trace(path, comm.rank()));
-                let task = RankTask { trace, stop: stop.clone(), local_rank: None };
+                let task = RankTask { trace, stop: stop.clone(), start: start.clone(), local_rank: None };
                 let rank = move || {
                     run(setup, Box::new(comm), &task, &mut |report| match &sender {
                         // The receiver is gone after `on_step` requested the end.

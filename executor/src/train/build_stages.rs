@@ -111,13 +111,23 @@ pub fn join_job_over<D: Device>(
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
+    let stages = build_stages_to_join(&*comm, job, device, frozen, activations, source)?;
+    PipelineRank::over(comm, job.clone(), stages)
+}
+
+/// Builds this rank's stages for [`PipelineRank::over`]; a failure ends the job on all ranks.
+pub(crate) fn build_stages_to_join<D: Device>(
+    comm: &dyn DeviceComm<D>,
+    job: &Job,
+    device: &D,
+    frozen: FrozenModules,
+    activations: Activations,
+    source: &dyn WeightSource,
+) -> Result<Vec<Box<dyn Stage<D>>>> {
     let settings = StageSettings { activations, ..StageSettings::default() };
-    match build_stages_over(&*comm, job, device, frozen, &settings, source) {
-        Ok(stages) => PipelineRank::over(comm, job.clone(), stages),
-        Err(error) => {
-            // The caller gets the error itself; the failure message is for the other ranks.
-            drop(comm.host().abort(StepContext::step(0, "build stages"), &error.to_string()));
-            Err(error)
-        }
-    }
+    let built = build_stages_over(comm, job, device, frozen, &settings, source);
+    built.inspect_err(|error| {
+        // The caller gets the error itself; the failure message is for the other ranks.
+        drop(comm.host().abort(StepContext::step(0, "build stages"), &error.to_string()));
+    })
 }

@@ -15,6 +15,8 @@
 //! The time of a step is divided into passes, the update, and what a device waits for between two steps
 //! ([`IdleTimes`]), as far as that is known on the device's own clock.
 //!
+//! The first report also divides the time from the start of the run ([`StartReport`]).
+//!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
 //! step.
 
@@ -26,6 +28,7 @@ mod mfu;
 mod pass_predictor;
 mod plan_correction;
 mod skip_warnings;
+mod start_times;
 mod step_end;
 mod step_report;
 mod step_times;
@@ -33,6 +36,7 @@ mod trace;
 mod trace_lanes;
 mod training_rank;
 
+pub(crate) use build_stages::build_stages_to_join;
 pub use build_stages::{build_stages, build_stages_over, join_job, join_job_over};
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
 pub use forecast::Forecast;
@@ -40,6 +44,8 @@ pub use measured_times::MeasuredTimes;
 pub use mfu::{model_flops, utilization};
 pub use pass_predictor::PassPredictor;
 pub use plan_correction::{CorrectionReport, CorrectionSettings};
+pub(crate) use start_times::START_VARIABLE;
+pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
 pub use step_end::StopReason;
 pub use step_report::StepReport;
 pub use step_times::IdleTimes;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::plan_correction::CorrectionReport;
+use super::start_times::StartReport;
 use super::step_times::IdleTimes;
 
 /// Step measurements; equal on all ranks, except for times and values computed from them.
@@ -61,4 +62,7 @@ pub struct StepReport {
     /// Correction learned from measured times in a step interval, reported at the interval's last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction: Option<CorrectionReport>,
+    /// Time from the start of the run to the end of this step, by part: in the first report of a run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start: Option<StartReport>,
 }

@@ -17,6 +17,7 @@ use super::mfu::{model_flops, utilization};
 use super::pass_predictor::PassPredictor;
 use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
+use super::start_times::{StartPart, StartReport, StartTimes};
 use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
 use super::step_times::{HostPart, HostTimes, Queued, StepTimes};
@@ -67,6 +68,8 @@ pub struct TrainingRank<D: Device> {
     unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
+    /// Times of the start, until the first step has ended.
+    start: Option<StartTimes>,
     is_pipeline: bool,
     /// Sum over all ranks, in FLOP/s.
     peak_flops_per_second: f64,
@@ -126,6 +129,7 @@ impl<D: Device> TrainingRank<D> {
         let is_device_apart = pipeline.stages().any(|(_, stage)| stage.device().host_threads().is_none());
         Ok(Self {
             skip_warnings,
+            start: None,
             is_pipeline,
             pipeline,
             inputs,
@@ -151,6 +155,13 @@ impl<D: Device> TrainingRank<D> {
         if let Some(corrector) = &mut self.corrector {
             corrector.record(recorder);
         }
+    }
+
+    /// Reports these times, which end with the first step, in the first report. All ranks report them, or
+    /// none does.
+    pub fn record_start(&mut self, mut start: StartTimes) {
+        start.end_on(StartPart::Ranks, self.pipeline.device(), &*self.pipeline.tensors());
+        self.start = Some(start);
     }
 
     /// Runs a step; returns `None` at the end of the data. Collective: every rank must call it.
@@ -205,7 +216,12 @@ impl<D: Device> TrainingRank<D> {
         let ending = match self.ending.take() {
             Some(ending) => ending,
             None => match self.take_inputs() {
-                Taken::Step(step) => return self.start(*step, asked).map(Some),
+                Taken::Step(step) => {
+                    if let Some(start) = &mut self.start {
+                        start.end(StartPart::Inputs);
+                    }
+                    return self.start(*step, asked).map(Some);
+                }
                 Taken::Other(ending) => ending,
             },
         };
@@ -333,7 +349,14 @@ impl<D: Device> TrainingRank<D> {
             communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,
             exposed_communication_seconds: times.communication_ns[1] as f64 / 1e9 / ranks,
             correction,
+            start: self.start_report(step.plan.step)?,
         }))
+    }
+
+    /// Ends the times of the start, if this is the first step.
+    fn start_report(&mut self, step: u64) -> Result<Option<StartReport>> {
+        let Some(start) = self.start.take() else { return Ok(None) };
+        start.finish(step, self.pipeline.device(), &*self.pipeline.tensors()).map(Some)
     }
 
     /// Predicts the step's passes from the profile, or else from planned module times.

@@ -28,7 +28,8 @@ class TrainStep:
         predicted_seconds: makespan of the passes as predicted.
         is_skipped: whether nothing was updated, because a loss or a gradient is not finite.
         dropped_samples: damaged samples that all ranks skipped.
-        report: every figure of the step, as ``steps.jsonl`` has it.
+        report: every figure of the step, as ``steps.jsonl`` has it; for the first step of a run also
+            ``start``, the time since the run began, by part.
 
     Examples:
         >>> config = {"model": {"directory": "model/"}, "data": {"shards": ["shards/"], "global_batch_size": 8}}

@@ -7,6 +7,7 @@ mod nvrtc;
 mod sources;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 use cubin_cache::CubinCache;
@@ -20,6 +21,8 @@ pub(crate) struct Compiler {
     architecture: String,
     cache: CubinCache,
     replaced: Vec<(String, String)>,
+    /// Number of compilations.
+    compiled: AtomicU64,
 }
 
 impl Compiler {
@@ -46,7 +49,13 @@ impl Compiler {
         // `a`: instructions specific to this architecture, since code is compiled where it runs
         let suffix = if major >= 9 { "a" } else { "" };
         let architecture = format!("sm_{major}{minor}{suffix}");
-        Ok(Self { version, architecture, cache: CubinCache::new(directory), replaced: Vec::new() })
+        let (cache, compiled) = (CubinCache::new(directory), AtomicU64::new(0));
+        Ok(Self { version, architecture, cache, replaced: Vec::new(), compiled })
+    }
+
+    /// Returns the number of sources that were compiled, because their code was not on disk.
+    pub(crate) fn compiled(&self) -> u64 {
+        self.compiled.load(Ordering::Relaxed)
     }
 
     /// Compiles replacement texts instead of the built-in files.
@@ -74,6 +83,7 @@ impl Compiler {
             return Ok(code);
         }
         let code = nvrtc::compile((source.file(), text), &headers, &options)?;
+        self.compiled.fetch_add(1, Ordering::Relaxed);
         self.cache.write(&key, &code);
         Ok(code)
     }

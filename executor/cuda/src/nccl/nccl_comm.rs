@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::Elementwise;
@@ -87,8 +88,10 @@ impl NcclComm {
         prepare_sums(device)?;
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
         watchdog::start(&session)?;
-        let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
-        Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
+        Arc::clone(&session).connecting(|| {
+            let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
+            Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
+        })
     }
 
     /// Creates the communicator for the ranks in `host`, which all have the same id.
@@ -107,6 +110,20 @@ impl NcclComm {
         let made = Self { session, host, name, group, lane, queued, messages };
         made.warm_up(at)?;
         Ok(made)
+    }
+
+    /// Creates the communicator for the ranks with the same color; `None` without a color.
+    fn split_off(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Self>> {
+        let group = self.host.split(at, color, key)?;
+        let leads = group.as_ref().is_some_and(|group| group.rank() == 0);
+        let ids = ids::exchange(&*self.host, at, &ids_of_leader(&self.session, leads)?, 1)?;
+        let Some(group) = group else { return Ok(None) };
+        let group: Arc<dyn Comm> = Arc::from(group);
+        let ranks: Vec<usize> = (0..group.size()).map(|rank| group.world_rank(rank)).collect();
+        let is_leader = |&rank: &usize| self.host.world_rank(rank) == ranks[0];
+        let leader = (0..self.host.size()).find(is_leader).unwrap_or_default();
+        let name = format!("ranks {ranks:?}");
+        Self::new(Arc::clone(&self.session), group, at, name, || ids(leader, 0)).map(Some)
     }
 
     /// Runs each kind of collective once. NCCL connects ranks at the first use, when a call waits for the
@@ -294,17 +311,8 @@ impl DeviceComm<Cuda> for NcclComm {
         color: Option<u64>,
         key: u64,
     ) -> Result<Option<Arc<dyn DeviceComm<Cuda>>>> {
-        let group = self.host.split(at, color, key)?;
-        let leads = group.as_ref().is_some_and(|group| group.rank() == 0);
-        let ids = ids::exchange(&*self.host, at, &ids_of_leader(&self.session, leads)?, 1)?;
-        let Some(group) = group else { return Ok(None) };
-        let group: Arc<dyn Comm> = Arc::from(group);
-        let ranks: Vec<usize> = (0..group.size()).map(|rank| group.world_rank(rank)).collect();
-        let is_leader = |&rank: &usize| self.host.world_rank(rank) == ranks[0];
-        let leader = (0..self.host.size()).find(is_leader).unwrap_or_default();
-        let name = format!("ranks {ranks:?}");
-        let made = Self::new(Arc::clone(&self.session), group, at, name, || ids(leader, 0))?;
-        Ok(Some(Arc::new(made)))
+        let split = self.session.connecting(|| self.split_off(at, color, key))?;
+        Ok(split.map(|made| Arc::new(made) as Arc<dyn DeviceComm<Cuda>>))
     }
 
     fn is_matched_by_order(&self) -> bool {
@@ -316,7 +324,11 @@ impl DeviceComm<Cuda> for NcclComm {
     }
 
     fn open_lanes(&self, at: StepContext, lanes: &BTreeSet<MessageLane>) -> Result<()> {
-        self.messages().open(&self.session, &*self.host, at, lanes)
+        self.session.connecting(|| self.messages().open(&self.session, &*self.host, at, lanes))
+    }
+
+    fn connect_time(&self) -> Duration {
+        self.session.connect_time()
     }
 
     fn shared_lane(&self, lane: MessageLane) -> Option<u64> {

@@ -38,6 +38,8 @@ pub(super) struct Session {
     next_lane: AtomicU64,
     /// Number of bytes sent to remote ranks.
     pub(super) bytes_sent: AtomicU64,
+    /// Time taken to create communicators.
+    connect_ns: AtomicU64,
 }
 
 impl Session {
@@ -55,6 +57,7 @@ impl Session {
             queues,
             next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
             bytes_sent: AtomicU64::new(0),
+            connect_ns: AtomicU64::new(0),
         }
     }
 
@@ -91,6 +94,19 @@ impl Session {
         let made = Arc::new(made);
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&made));
         Ok(made)
+    }
+
+    /// Runs work that creates communicators, and counts its time.
+    pub(super) fn connecting<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let begin = Instant::now();
+        let made = work();
+        self.connect_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        made
+    }
+
+    /// Returns the time taken so far to create communicators.
+    pub(super) fn connect_time(&self) -> Duration {
+        Duration::from_nanos(self.connect_ns.load(Ordering::Relaxed))
     }
 
     /// Returns the communicators created so far.

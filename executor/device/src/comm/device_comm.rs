@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dflop_comm::{Comm, StepContext};
 
@@ -72,6 +73,12 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
     /// ring.
     fn bytes_sent(&self) -> u64 {
         self.host().bytes_sent()
+    }
+
+    /// Returns the time that this rank has taken so far to connect devices, over all communicators in the
+    /// job. Default: zero, for tensors that go through the host.
+    fn connect_time(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// Prepares lanes for messages; all ranks call it with the same lanes, before the first message in each

@@ -1,5 +1,7 @@
 //! Trait for device memory, lanes and events, without operations.
 
+use std::time::Duration;
+
 use super::host_task::HostTask;
 use super::tensor::Tensor;
 use super::transfer::Transfer;
@@ -8,6 +10,17 @@ use crate::error::{Error, Result};
 
 /// Waits for numbers that are on their way to the host, and returns them.
 pub type LateRead = Box<dyn FnOnce() -> Result<Vec<f64>> + Send>;
+
+/// Kernels that a device has loaded so far, on all clones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KernelLoads {
+    /// Number of modules: kernel files, each for a set of types.
+    pub modules: u64,
+    /// Number of modules that were compiled, because they were not in the cache.
+    pub compiled: u64,
+    /// Time for compiling and loading.
+    pub time: Duration,
+}
 
 /// Device allocation.
 pub trait Memory: Send + Sync + 'static {
@@ -134,6 +147,11 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     fn prepare<E: From<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
         drop(work);
         Ok(())
+    }
+
+    /// Returns the kernels loaded so far. Default: none, for devices without kernels to load.
+    fn kernel_loads(&self) -> KernelLoads {
+        KernelLoads::default()
     }
 
     /// Runs a closure in which operations start without switching threads.

@@ -5,7 +5,7 @@ mod host_task;
 mod tensor;
 mod transfer;
 
-pub use device_runtime::{Lane, LateRead, Memory, Runtime};
+pub use device_runtime::{KernelLoads, Lane, LateRead, Memory, Runtime};
 pub use host_task::HostTask;
 pub use tensor::{Bucket, Tensor};
 pub use transfer::{Span, Transfer};

@@ -1,7 +1,10 @@
 //! `dflop train` and `dflop profile` on CUDA devices.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
+
+use serde_json::Value;
 
 use crate::command::{Run, command, text};
 use crate::config::{Job, loss_bits, losses};
@@ -79,11 +82,13 @@ fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_ker
         let beside = between.iter().filter(|(stream, name)| *stream != compute && is_copy(name)).count();
         assert_eq!(beside > 0, step + 3 < STEPS, "{beside} copies beside step {}", step + 1);
     }
-    // the first steps compile and load kernels
-    let seconds =
-        |name: &str| -> f64 { steps[2..].iter().map(|step| step[name].as_f64().expect("a number")).sum() };
-    let idle: f64 = IDLE_PARTS.into_iter().map(seconds).sum();
-    assert!(idle < 0.03 * seconds("seconds"), "{steps:?}");
+    // the first steps compile and load kernels; other work on the machine delays some of the others
+    let seconds = |step: &Value, name: &str| step[name].as_f64().expect("a number");
+    let idle = |step: &Value| IDLE_PARTS.into_iter().map(|name| seconds(step, name)).sum::<f64>();
+    let mut shares: Vec<f64> = steps[2..].iter().map(|step| idle(step) / seconds(step, "seconds")).collect();
+    shares.sort_by(f64::total_cmp);
+    let half = &shares[..shares.len() / 2];
+    assert!(half.iter().sum::<f64>() < 0.03 * half.len() as f64, "{shares:?} {steps:?}");
 }
 
 /// A state is of the step that was reported, though the device has begun with the next one.
@@ -135,6 +140,49 @@ fn a_run_over_nccl_has_the_losses_of_one_through_the_host() {
     assert!(truth.len() >= 6 && truth.len() == found.len(), "{truth:?} {found:?}");
     for (truth, found) in truth.iter().zip(&found) {
         assert!((truth - found).abs() < 1e-6 * truth, "{truth} {found}");
+    }
+}
+
+/// Seconds of a start by part, after a check that they are the whole.
+fn start_parts(start: &Value) -> BTreeMap<&str, f64> {
+    let parts = start["parts"].as_array().expect("the first line of a run has its start").iter();
+    let part = |part: &'_ Value| part["seconds"].as_f64().expect("a number");
+    let parts: BTreeMap<&str, f64> =
+        parts.map(|own| (own["part"].as_str().expect("a name"), part(own))).collect();
+    let (sum, whole) = (parts.values().sum::<f64>(), start["seconds"].as_f64().expect("a number"));
+    assert!((sum - whole).abs() < 1e-6, "{sum} is not {whole}: {start}");
+    parts
+}
+
+#[test]
+fn a_second_start_finds_its_kernels_compiled() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let one_rank = "placement = \"joint\"\nllm = { stages = 1 }";
+    for (parallel, layout) in [("[parallel]\ncompute_device = \"cuda\"\n", one_rank), (OVER_NCCL, "llm = { dp = 1 }")] {
+        let is_over_nccl = parallel == OVER_NCCL;
+        let job = Job::with(&[("[parallel]\n", parallel), ("llm = { stages = 1, dp = 1 }", layout)]);
+        let start = || {
+            let run = on(&libraries, connected(&mut job.command(&["--steps", "1"])));
+            assert_eq!(run.status, Some(0), "{}", run.stderr);
+            run.objects()[0]["start"].clone()
+        };
+        let (first, second) = (start(), start());
+        let modules = |start: &Value, name: &str| start[name].as_u64().expect("a number");
+        assert!(modules(&first, "kernel_modules") > 10, "{first}");
+        assert_eq!(modules(&first, "kernel_modules"), modules(&second, "kernel_modules"));
+        // the other rank may have compiled some of them
+        assert!(modules(&first, "compiled_modules") > 0, "{first}");
+        assert_eq!(modules(&second, "compiled_modules"), 0, "{second}");
+        let (first, second) = (start_parts(&first), start_parts(&second));
+        assert!(second["kernels"] < first["kernels"], "{first:?} {second:?}");
+        for parts in [&first, &second] {
+            let needed = ["files", "index", "device", "peak", "kernels", "weights", "inputs", "first_step"];
+            let missing: Vec<_> = needed.into_iter().filter(|name| parts[*name] <= 0.0).collect();
+            assert!(missing.is_empty(), "{missing:?} of {parts:?}");
+            // a part of tens of microseconds connects no devices
+            assert_eq!(parts["communicators"] > 1e-3, is_over_nccl, "{parts:?}");
+            assert_eq!(parts["launch"] > 0.0, is_over_nccl, "{parts:?}");
+        }
     }
 }
 

@@ -57,6 +57,9 @@ impl<'a> Printer<'a> {
     }
 
     fn line(&mut self, report: &StepReport) -> Result<(), Failure> {
+        if let Some(start) = &report.start {
+            writeln!(self.out, "start {start}")?;
+        }
         let StepReport { step, loss, tokens, seconds, tokens_per_second, .. } = report;
         write!(
             self.out,

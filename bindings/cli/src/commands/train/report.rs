@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use dflop_balancer::Strategy;
 use dflop_executor::comm::launch::{has_launcher, identity_from_environment};
 use dflop_executor::run::{Run, Setup, rank_trace, strategy_name};
-use dflop_executor::train::StepReport;
+use dflop_executor::train::{StartReport, StepReport};
 use dflop_loader::files::open_own;
 
 use crate::args::report::{PREVIEWS, ReportArgs};
@@ -156,6 +156,8 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
                 / steps.iter().map(|step| step.seconds).sum::<f64>().max(f64::MIN_POSITIVE)
         ),
     ));
+    let start = start_report(&text).map(|start| format!("The start with the first step takes {start}."));
+    report.verdict.extend(start.map(|text| verdict(Basis::Measured, text)));
     report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));
     let measured = MeasuredRun { strategy: config.parallel.strategy, trace, mean: None };
     let RunStudy { study, measured, notes } = study_of_runs(run, "Passes of the run", &[measured], previews)?;
@@ -186,6 +188,16 @@ fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Op
     report.notes = notes;
     report.studies.push(study);
     Ok(Some(report))
+}
+
+/// Returns the times of the start, which the first line has.
+fn start_report(steps: &str) -> Option<StartReport> {
+    #[derive(serde::Deserialize)]
+    struct First {
+        start: StartReport,
+    }
+    let first: First = serde_json::from_str(steps.lines().next()?).ok()?;
+    Some(first.start)
 }
 
 /// Returns the study of runs on the same steps: simulated plans by every strategy, then measurements.

@@ -19,6 +19,10 @@ fn a_run_has_its_steps_its_passes_and_their_samples() {
     for args in [&[][..], &["--stages", "1"]] {
         let report = document(&job, args);
         assert_eq!(report["training"]["taken"], 6);
+        let verdicts = report["verdict"].as_array().expect("verdicts").iter();
+        let texts: Vec<&str> = verdicts.filter_map(|verdict| verdict["text"].as_str()).collect();
+        let start = texts.iter().find(|text| text.starts_with("The start with the first step takes "));
+        assert!(start.is_some_and(|text| text.contains(" s: ") && text.contains(", other ")), "{texts:?}");
         let study = &report["studies"][0];
         let strategies = study["strategies"].as_array().expect("strategies");
         let bases: BTreeSet<&str> =

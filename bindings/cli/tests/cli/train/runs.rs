@@ -1,5 +1,8 @@
 //! Tests the lines from a run, and losses in the same run with other layouts.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
 use serde_json::Value;
 
 use super::config::{Job, difference, loss_bits, losses};
@@ -84,9 +87,72 @@ fn lines_for_people_name_steps_and_end_with_a_summary() {
     let run = crate::command::Run::from(run.expect("the command starts"));
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = run.stdout.lines().collect();
-    assert_eq!(lines.len(), 3);
-    assert!(lines[0].starts_with("step     0  loss ") && lines[1].starts_with("step     1  loss "));
-    assert!(lines[2].starts_with("2 steps in "), "{lines:?}");
+    assert_eq!(lines.len(), 4);
+    assert!(lines[0].starts_with("start ") && lines[0].contains(" s: "), "{lines:?}");
+    assert!(lines[1].starts_with("step     0  loss ") && lines[2].starts_with("step     1  loss "));
+    assert!(lines[3].starts_with("2 steps in "), "{lines:?}");
+}
+
+/// Parts of a start by name, in seconds, after a check that they are the whole.
+fn start_parts(line: &Value) -> BTreeMap<String, f64> {
+    let number = |value: &Value| value.as_f64().filter(|number| *number >= 0.0).expect("a number");
+    let parts = line["start"]["parts"].as_array().expect("the first line of a run has its start");
+    let part = |part: &Value| {
+        assert!(part["slowest_rank"].is_u64(), "{part}");
+        assert!(number(&part["slowest_seconds"]) >= number(&part["seconds"]), "{part}");
+        (part["part"].as_str().expect("a name").to_owned(), number(&part["seconds"]))
+    };
+    let parts: BTreeMap<String, f64> = parts.iter().map(part).collect();
+    let (sum, whole) = (parts.values().sum::<f64>(), number(&line["start"]["seconds"]));
+    assert!((sum - whole).abs() < 1e-6, "{sum} is not {whole}: {line}");
+    parts
+}
+
+#[test]
+fn the_first_line_of_a_run_has_all_parts_of_its_start() {
+    let job = Job::with(&[("[parallel]\n", "[checkpoint]\nevery = 3\n\n[parallel]\n")]);
+    // processes, the same run going on, threads
+    for (states, more, first) in [
+        ("one", &["--steps", "3"][..], 0),
+        ("one", &["--resume"], 3),
+        ("other", &["--pipeline-stages", "1"], 0),
+    ] {
+        let (record, states) = (job.path(states).with_extension("jsonl"), job.path(states));
+        let args = ["--checkpoints", text(&states), "--record", text(&record)];
+        let began = Instant::now();
+        let lines = job.lines(&[&args[..], more].concat());
+        let elapsed = began.elapsed().as_secs_f64();
+        let parts = start_parts(&lines[0]);
+        let names = [
+            "launch",
+            "files",
+            "index",
+            "ranks",
+            "device",
+            "peak",
+            "communicators",
+            "kernels",
+            "weights",
+            "inputs",
+            "first_step",
+            "other",
+        ];
+        assert_eq!(parts.keys().map(String::as_str).collect::<BTreeSet<_>>(), BTreeSet::from(names));
+        let has_processes = !more.contains(&"--pipeline-stages");
+        assert_eq!(parts["launch"] > 0.0, has_processes, "{parts:?}");
+        let missing = ["files", "index", "ranks", "device", "peak", "weights", "inputs", "first_step"];
+        let missing: Vec<_> = missing.into_iter().filter(|name| parts[*name] <= 0.0).collect();
+        assert!(missing.is_empty(), "{missing:?} of {parts:?}");
+        assert_eq!((parts["kernels"], &lines[0]["start"]["kernel_modules"]), (0.0, &0.into()));
+        assert!(parts.values().sum::<f64>() <= elapsed + 0.01, "{parts:?} in {elapsed} s");
+        let step_seconds = lines[0]["seconds"].as_f64().expect("a number");
+        assert!(parts["first_step"] <= step_seconds + 0.01, "{}", lines[0]);
+        assert!(lines[1..].iter().all(|line| line["start"].is_null()), "only the first step ends a start");
+        let recorded = std::fs::read_to_string(&record).expect("a record");
+        let mut steps = recorded.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let step = steps.rfind(|line| line["step"] == first).expect("the first step");
+        assert_eq!(start_parts(&step), parts);
+    }
 }
 
 /// Losses, tokens and norms on the same batches.
