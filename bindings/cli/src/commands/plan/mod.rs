@@ -13,8 +13,8 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
 use dflop_planner::{
-    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, SearchSpaceOptions,
-    Workload, plan,
+    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel,
+    SearchSpaceOptions, Workload, plan,
 };
 
 use crate::args::model::model_spec;
