@@ -7,18 +7,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
+use dflop_comm::{Comm, StepContext};
 use dflop_costmodel::SampleShape;
+use dflop_device::Device;
+use dflop_loader::BalancedLoader;
 use serde_json::Value;
 
 use super::correction_record::CorrectionRecorder;
-use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
-use super::mfu::{model_flops, utilization};
-use super::pass_predictor::PassPredictor;
+use super::pass_predictor::{Forecast, PassPredictor, planned_passes};
 use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::step_end::{StepEnd, StopReason};
-use super::step_report::StepReport;
+use super::step_report::{StepReport, model_flops, utilization};
 use super::step_times::{HostPart, HostTimes, Queued, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
@@ -26,9 +27,6 @@ use crate::error::{Error, Result};
 use crate::inputs::{Ending, InputReader, InputsAhead, PredictedTimes, StepInputs, Taken};
 use crate::optimizer::{JobOptimizer, UpdateReport};
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, UnreadStep, simulate};
-use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
-use dflop_loader::BalancedLoader;
 
 /// Rank options in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
