@@ -171,7 +171,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         device: &D,
         stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>,
         awaited: &mut Vec<Awaited<D>>,
-    ) -> crate::Result<()> {
+    ) -> crate::error::Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
         // Tied parameter sums over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(device, self.tied, (self.groups, at), awaited)?;
@@ -187,7 +187,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
 }
 
 impl<D: Device> State<D> {
-    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::Result<Tensor<D>> {
+    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::error::Result<Tensor<D>> {
         match self {
             Self::Reducing(place, sum) => {
                 Ok(wait(device, (place, sum), awaited)?.expect("a sum returns its tensor"))
@@ -208,7 +208,7 @@ fn sum_copies<D: Device>(
     tied: Vec<Taken<D>>,
     (groups, at): (&GradientGroups<D>, StepContext),
     awaited: &mut Vec<Awaited<D>>,
-) -> crate::Result<Vec<Taken<D>>> {
+) -> crate::error::Result<Vec<Taken<D>>> {
     let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
     for Taken { stage, bucket, lens, state, .. } in tied {
         let into = if matches!(state, State::Local(_)) { &mut local } else { &mut sums };
@@ -246,7 +246,7 @@ pub(super) struct GradientGroups<D: Device> {
 
 impl<D: Device> GradientGroups<D> {
     /// Splits the communicators from `world`; every rank in the job takes part.
-    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn DeviceComm<D>) -> crate::Result<Self> {
+    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn DeviceComm<D>) -> crate::error::Result<Self> {
         let at = StepContext::step(0, "split communicators");
         let mut replicas = BTreeMap::new();
         // A split is collective: ranks without such a stage also take part, without a color.
@@ -311,7 +311,7 @@ mod tests {
     use crate::pipeline::ModuleParallelism;
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::Result<[usize; 3]> {
+    fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::error::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let comm = Staged::new(device.clone(), Arc::new(comm));
         let roles = job.roles(comm.host().rank())?;

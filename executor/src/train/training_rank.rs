@@ -160,7 +160,7 @@ impl<D: Device> TrainingRank<D> {
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
-            let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
+            let is_over = matches!(error, Error::Comm(error) if error.failure().is_some());
             if !is_over {
                 let at = StepContext::step(self.optimizer.steps(), "train");
                 // The caller gets the error itself; the failure message is for the other ranks.

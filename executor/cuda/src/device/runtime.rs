@@ -1,4 +1,5 @@
 //! Memory, lanes, events and messages through the host.
+
 #![expect(unsafe_code, reason = "copies take addresses")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,12 +10,9 @@ use dflop_device::{Dtype, Error, HostTask, Lane, LateRead, Result, Runtime, Span
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::address::Address;
-use crate::device::{Cuda, Shared};
-use crate::driver::{Event, HostBuffer, Stream};
-use crate::event::CudaEvent;
-use crate::kernels::Kernels;
-use crate::memory::CudaMemory;
+use super::{Address, Cuda, Shared};
+use crate::compiler::Kernels;
+use crate::driver::{CudaEvent, CudaMemory, Event, HostBuffer, Stream};
 
 impl Cuda {
     /// Copies bytes that a closure writes to tensor elements, in stream order.
@@ -23,7 +21,7 @@ impl Cuda {
         stream: &Stream,
         tensor: &Tensor<Self>,
         fill: impl FnOnce(&mut [u8]),
-    ) -> crate::Result<()> {
+    ) -> crate::error::Result<()> {
         let bytes = tensor.bytes() as usize;
         // SAFETY: the tensor has this many bytes; freeing it is compute stream work, after which other
         // streams are waited for.
@@ -31,7 +29,7 @@ impl Cuda {
     }
 
     /// Copies tensor elements to the host, in stream order, and waits.
-    fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<HostBuffer> {
+    fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::error::Result<HostBuffer> {
         let bytes = tensor.bytes() as usize;
         if Kernels::is_recording() {
             return Ok(HostBuffer::pageable(bytes));
@@ -58,7 +56,7 @@ impl Cuda {
     }
 
     /// Writes numbers to a tensor, converted to the tensor type.
-    fn fill(&self, stream: &Stream, values: &[f32], into: &Tensor<Self>) -> crate::Result<()> {
+    fn fill(&self, stream: &Stream, values: &[f32], into: &Tensor<Self>) -> crate::error::Result<()> {
         assert_eq!(values.len(), into.len(), "every element is written");
         self.copy_up(stream, into, |bytes| match into.dtype() {
             Dtype::Bf16 => bytemuck::cast_slice_mut::<_, bf16>(bytes).convert_from_f32_slice(values),
@@ -74,7 +72,7 @@ impl Cuda {
     fn upload_with(
         &self,
         (dtype, len): (Dtype, usize),
-        fill: impl Fn(&Stream, &Tensor<Self>) -> crate::Result<()>,
+        fill: impl Fn(&Stream, &Tensor<Self>) -> crate::error::Result<()>,
     ) -> Result<Tensor<Self>> {
         let Some(stream) = self.uploads() else {
             let tensor = self.allocate(dtype, len)?;
@@ -90,7 +88,7 @@ impl Cuda {
     }
 
     /// Copies 64-bit numbers to the device, for kernels in this crate.
-    pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::Result<Tensor<Self>> {
+    pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::error::Result<Tensor<Self>> {
         let tensor = self.allocate(Dtype::F64, values.len())?;
         self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))?;
         Ok(tensor)

@@ -7,10 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_device::Dtype;
 
-use crate::compiler::{Compiler, Source};
-use crate::driver::{Context, Function, Module};
+use super::{Compiler, Source};
+use crate::driver::{Context, Function, Loads, Module};
 use crate::error::Result;
-use crate::loads::Loads;
 
 thread_local! {
     /// Kernels that this thread would launch, while recording.

@@ -1,25 +1,23 @@
 //! CUDA device and device settings.
 
+mod kernel_times;
+mod runtime;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use dflop_comm::Failure;
 use dflop_device::{Dtype, Tensor};
+pub use kernel_times::KernelTime;
+use kernel_times::KernelTimes;
 
 use crate::attention::{AttentionEngines, CudnnEngine};
 use crate::blas::Blas;
-use crate::compiler::Compiler;
-use crate::driver::{Context, Event, MemoryPool, Stream};
+use crate::compiler::{Compiler, Kernels};
+use crate::driver::{Context, CudaMemory, Event, Gate, Lanes, LateLoads, Loads, MemoryPool, Staging, Stream};
 use crate::error::{Error, Result};
-use crate::event::Gate;
-use crate::kernel_times::{KernelTime, KernelTimes};
-use crate::kernels::Kernels;
-use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
-use crate::loads::{LateLoads, Loads};
-use crate::memory::CudaMemory;
-use crate::staging::Staging;
 
 /// Computes on a CUDA device; numbers are stored as bf16 or `f32`, and added in `f32`.
 ///
@@ -257,7 +255,7 @@ impl Cuda {
     /// Returns the attention engines by shape, as far as they are known; none without
     /// [`AttentionEngines::Fastest`].
     #[must_use]
-    pub fn attention_choices(&self) -> Vec<crate::AttentionChoice> {
+    pub fn attention_choices(&self) -> Vec<crate::attention::AttentionChoice> {
         self.shared.cudnn.as_ref().map(CudnnEngine::choices).unwrap_or_default()
     }
 
@@ -326,5 +324,22 @@ impl Cuda {
     /// Allocates elements in stream order; other streams may use them after that point.
     pub(crate) fn allocate_in(&self, stream: &Stream, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         Ok(Tensor::new(CudaMemory::new_in(stream, &self.shared.pool, dtype, len)?, len))
+    }
+}
+
+/// Tensor address.
+pub(crate) trait Address {
+    /// Returns the address of the first element.
+    fn address(&self) -> u64;
+
+    /// Returns whether elements can be loaded and stored 16 bytes at a time.
+    fn is_aligned(&self) -> bool {
+        self.address().is_multiple_of(16)
+    }
+}
+
+impl Address for Tensor<Cuda> {
+    fn address(&self) -> u64 {
+        self.memory().address() + (self.range().start * self.dtype().bytes()) as u64
     }
 }

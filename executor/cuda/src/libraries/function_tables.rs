@@ -4,6 +4,7 @@
 //! instead of the wheels in a Python environment. Types and numbers come from the bindings.
 //!
 //! [`Libraries::open`]: crate::Libraries::open
+
 #![expect(unsafe_code, reason = "functions of C libraries")]
 
 use std::ffi::{c_char, c_int, c_void};

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use dflop_device::Result;
 
-use crate::driver::{Context, Event, Stream};
-use crate::event::Gate;
+use super::event::Gate;
+use super::{Context, Event, Stream};
 
 /// Lane work, which returns a stream event at the end.
 type Work = Box<dyn FnOnce(&Stream) -> Result<Event> + Send>;

@@ -1,22 +1,21 @@
-//! The backward graph as score products and functions.
+//! Composite graphs: products, sums and element functions, which an engine recognizes as attention.
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnDataType_t as DataType;
-use cudarc::cudnn::sys::cudnnPointwiseMode_t as Mode;
-use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduction;
+use cudarc::cudnn::sys::{
+    cudnnDataType_t as DataType, cudnnPointwiseMode_t as Mode, cudnnReduceTensorOp_t as Reduction,
+};
 
 use super::super::descriptor::Descriptor;
-use super::super::error::Result;
-use super::form::Form;
+use super::super::library::Result;
+use super::form::{Form, Id};
 use super::operations::{Operations, Product};
-use super::tensor::Id;
 
 /// Graph tensor.
 type Tensor = Arc<Descriptor>;
 
-/// Creates the graph: gradients of packed queries, keys and values.
-pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
+/// Creates the backward graph: gradients of packed queries, keys and values.
+pub(super) fn backward(mut operations: Operations<'_>) -> Result<Tensor> {
     let graph = &mut operations;
     let key = graph.tensors.key;
     let rows = graph.tensors.offsets(Id::RowOffsets)?;
@@ -88,4 +87,36 @@ fn add_gradient(
     let of_heads = graph.tensors.query_head_gradient(id_of_heads, offsets)?;
     graph.multiply(Product::KeysOverQueries, &transposed, factors, &of_heads)?;
     graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_ADD, &of_heads, &gradient)
+}
+
+/// Creates the forward graph: output and log-sum-exp for packed queries, keys and values.
+pub(super) fn forward(mut operations: Operations<'_>) -> Result<Tensor> {
+    let graph = &mut operations;
+    let key = graph.tensors.key;
+    let rows = graph.tensors.offsets(Id::RowOffsets)?;
+    let queries = graph.tensors.row_columns(Id::Queries, key.heads, &rows)?;
+    let keys = graph.tensors.transposed_of_row(Id::Keys, &rows)?;
+    let values = graph.tensors.row_columns(Id::Values, key.kv_heads, &rows)?;
+    let output = graph.tensors.output_rows(Id::Output, &graph.tensors.offsets(Id::OutputOffsets)?)?;
+    let log_sums = graph.tensors.log_sums(&graph.tensors.offsets(Id::LogSumOffsets)?)?;
+
+    let scale = Arc::clone(&graph.scale);
+    let scores = graph.scores(&queries, &keys)?;
+    let scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &scores, Some(&scale))?;
+    let scores = graph.mask(&scores)?;
+
+    let greatest = graph.tensors.row_numbers()?;
+    graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_MAX, &scores, &greatest)?;
+    let scores = graph.map(Mode::CUDNN_POINTWISE_SUB, &scores, Some(&greatest))?;
+    let powers = graph.map(Mode::CUDNN_POINTWISE_EXP, &scores, None)?;
+    let sums = graph.tensors.row_numbers()?;
+    graph.reduce_into(Reduction::CUDNN_REDUCE_TENSOR_ADD, &powers, &sums)?;
+    let logarithms = graph.tensors.row_numbers()?;
+    graph.map_into(Mode::CUDNN_POINTWISE_LOG, &sums, None, &logarithms)?;
+    graph.map_into(Mode::CUDNN_POINTWISE_ADD, &greatest, Some(&logarithms), &log_sums)?;
+    let probabilities = graph.tensors.scores(DataType::CUDNN_DATA_BFLOAT16)?.1;
+    graph.map_into(Mode::CUDNN_POINTWISE_DIV, &powers, Some(&sums), &probabilities)?;
+
+    graph.multiply(Product::QueriesOverKeys, &probabilities, &values, &output)?;
+    graph.graph()
 }

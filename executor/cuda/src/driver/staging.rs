@@ -1,11 +1,12 @@
 //! Buffers through which host numbers go to the device and back.
+
 #![expect(unsafe_code, reason = "copies take addresses")]
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Context, Event, HostBuffer, Stream};
+use super::loads::Loads;
+use super::{Context, Event, HostBuffer, Stream};
 use crate::error::Result;
-use crate::loads::Loads;
 
 /// Minimum buffer size in bytes.
 const BYTES_MIN: usize = 4 << 10;

@@ -12,8 +12,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::event::Gate;
 use crate::error::{Error, Result};
-use crate::event::Gate;
 
 /// Longest time that a load waits for messages in flight.
 const WAIT_MAX: Duration = Duration::from_secs(5);

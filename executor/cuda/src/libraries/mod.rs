@@ -3,16 +3,20 @@
 //! Search order for each library: directories in [`SearchPath`], the system loader (including
 //! `LD_LIBRARY_PATH`), wheels in Python environments, `/usr/local/cuda`. A found library stays open for the
 //! complete process: functions are called through pointers into it.
+
 #![expect(unsafe_code, reason = "libraries are opened, and their symbols looked up")]
+
+mod function_tables;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use function_tables::{CublasLt, Nvrtc};
+pub(crate) use function_tables::{cublas_lt, nvrtc};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, Result};
-use crate::function_tables::{self, CublasLt, Nvrtc};
 
 /// Environment variable with directories that are searched first, separated by `:`.
 pub const LIBRARY_PATH: &str = "DFLOP_CUDA_LIBRARY_PATH";

@@ -1,13 +1,16 @@
-//! Control messages: job end, farewells, status requests and replies, facts from all ranks.
+//! Wire format for message headers and control messages, and the sending half of control connections.
 
-use super::frame::{Frame, decode, encode};
+use std::io::{self, ErrorKind, Read};
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::socket::{Socket, send_now};
 use crate::communicator::NUMBERS_MAX;
 use crate::dtype::Dtype;
 use crate::endpoint::{OpenWait, Status};
 use crate::error::{ActionName, Cause, Failure, StepContext};
-use crate::message::{Header, PayloadShape};
-use std::io::{self, Read};
-use std::time::Duration;
+use crate::message::{Header, Op, PayloadShape};
 
 /// Maximum failure text length in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -183,8 +186,117 @@ fn take_at(body: &mut &[u8]) -> io::Result<StepContext> {
     Ok(StepContext::from_wire(step, microbatch, ActionName::from_padded(take(body)?)))
 }
 
+/// Header length in bytes.
+pub(super) const HEADER_BYTES: usize = 80;
+/// Header start, by which a reader notices that it lost synchronization.
+const MAGIC: [u8; 4] = *b"dflM";
+/// Operation code in the last frame from a rank that finished.
+const FAREWELL: u8 = 0xff;
+
+/// Decoded frame.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Message(Header),
+    Farewell,
+}
+
+pub(super) fn encode(header: &Header) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = header.op as u8;
+    bytes[5] = header.shape.dtype.code();
+    let words = [header.comm, header.tag, header.at.step, header.shape.rows as u64, header.shape.cols as u64];
+    for (index, word) in words.into_iter().enumerate() {
+        bytes[8 + 8 * index..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[48..52].copy_from_slice(&header.at.wire_microbatch().to_le_bytes());
+    bytes[52..76].copy_from_slice(header.at.action.padded());
+    bytes
+}
+
+pub(super) fn farewell() -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = FAREWELL;
+    bytes
+}
+
+/// Decodes a header; returns `None` if it is invalid.
+pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Frame> {
+    if bytes[..4] != MAGIC {
+        return None;
+    }
+    if bytes[4] == FAREWELL {
+        return Some(Frame::Farewell);
+    }
+    let word = |index: usize| bytes[8 + 8 * index..][..8].try_into().map(u64::from_le_bytes).ok();
+    let microbatch = bytes[48..52].try_into().map(u32::from_le_bytes).ok()?;
+    let action = ActionName::from_padded(bytes[52..76].try_into().ok()?);
+    let shape = PayloadShape {
+        dtype: Dtype::from_code(bytes[5])?,
+        rows: usize::try_from(word(3)?).ok()?,
+        cols: usize::try_from(word(4)?).ok()?,
+    };
+    // reject lengths that no allocation can satisfy before memory is reserved for them
+    shape.bytes().filter(|&bytes| isize::try_from(bytes).is_ok())?;
+    let at = StepContext::from_wire(word(2)?, microbatch, action);
+    Some(Frame::Message(Header { comm: word(0)?, op: Op::from_code(bytes[4])?, tag: word(1)?, at, shape }))
+}
+
+/// Sending half of the control connection to a peer.
+#[derive(Debug, Default)]
+pub(super) struct ControlLine {
+    /// `None` once the connection was closed.
+    stream: Option<Arc<Socket>>,
+    /// Message bytes that the socket has not accepted yet.
+    unsent: Vec<u8>,
+}
+
+impl ControlLine {
+    pub(super) fn new(stream: Arc<Socket>) -> Self {
+        Self { stream: Some(stream), unsent: Vec::new() }
+    }
+
+    /// Returns whether messages can still be sent.
+    pub(super) fn is_open(&self) -> bool {
+        self.stream.is_some()
+    }
+
+    /// Queues a message after all unsent messages.
+    pub(super) fn push(&mut self, frame: &[u8]) {
+        self.unsent.extend_from_slice(frame);
+    }
+
+    /// Sends as much as the socket accepts; closes a failed connection. Returns whether everything was sent.
+    pub(super) fn flush(&mut self) -> bool {
+        while let Some(stream) = self.stream.as_ref().filter(|_| !self.unsent.is_empty()) {
+            match send_now(stream, &self.unsent) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(_) => self.close(),
+            }
+        }
+        self.stream.is_some()
+    }
+
+    /// Closes the connection: a peer that does not accept messages must not receive a partial message.
+    pub(super) fn close(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            // closing a connection that has already ended is not an error
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        self.unsent.clear();
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+
+    use proptest::prelude::*;
+
     use super::*;
     use crate::message::Op;
 
@@ -252,5 +364,84 @@ mod tests {
         refused(&[&2_u32.to_le_bytes(), [2, 0].as_slice()].concat());
         refused(&[&1_u32.to_le_bytes(), [9].as_slice()].concat());
         refused(&u32::MAX.to_le_bytes());
+    }
+
+    proptest! {
+        #[test]
+        fn headers_round_trip(
+            words in any::<[u64; 3]>(), rows in 0_usize..1 << 20, cols in 0_usize..1 << 20,
+            microbatch in any::<Option<u32>>(), action in "[a-z ]{0,24}", code in 1_u8..=5, op in 0_u8..8,
+        ) {
+            let microbatch = microbatch.filter(|&microbatch| microbatch != u32::MAX);
+            let at = StepContext { step: words[2], microbatch, action: action.as_str().into() };
+            let shape = PayloadShape { dtype: Dtype::from_code(code).unwrap(), rows, cols };
+            let header = Header { comm: words[0], op: Op::from_code(op).unwrap(), tag: words[1], at, shape };
+            prop_assert_eq!(decode(&encode(&header)), Some(Frame::Message(header)));
+        }
+
+        #[test]
+        fn any_bytes_are_refused_or_decode_to_what_encodes_back(mut bytes in any::<[u8; HEADER_BYTES]>(), op in 0_u8..9) {
+            prop_assert_eq!(decode(&bytes), None);
+            bytes[..4].copy_from_slice(&MAGIC);
+            (bytes[4], bytes[5]) = (op, op);
+            if let Some(Frame::Message(header)) = decode(&bytes) {
+                prop_assert_eq!(decode(&encode(&header)), Some(Frame::Message(header)));
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_all_memory_are_refused() {
+        let at = StepContext::step(0, "");
+        let shape = PayloadShape { dtype: Dtype::F64, rows: usize::MAX / 2, cols: 3 };
+        assert_eq!(decode(&encode(&Header { comm: 0, op: Op::Point, tag: 0, at, shape })), None);
+        assert_eq!(decode(&farewell()), Some(Frame::Farewell));
+    }
+
+    fn pair() -> (ControlLine, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let line = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (ControlLine::new(Arc::new(line)), listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_in_order_after_a_full_buffer() {
+        let (mut line, mut peer) = pair();
+        let mut expected: Vec<u8> = Vec::new();
+        let mut number = 0_u32;
+        // until the socket accepts no more, most likely in the middle of a message
+        loop {
+            let frame: Vec<u8> = number.to_le_bytes().repeat(250);
+            expected.extend(&frame);
+            number += 1;
+            line.push(&frame);
+            if !line.flush() {
+                break;
+            }
+        }
+        let total = expected.len();
+        let reading = std::thread::spawn(move || {
+            let mut found = vec![0; total];
+            peer.read_exact(&mut found).unwrap();
+            found
+        });
+        while !line.flush() {
+            std::thread::yield_now();
+        }
+        assert_eq!(reading.join().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_closed_line_sends_nothing_more() {
+        let (mut line, mut peer) = pair();
+        line.push(&[7; 10]);
+        assert!(line.flush() && line.is_open());
+        line.push(&[8; 10]);
+        line.close();
+        line.push(&[9; 10]);
+        assert!(!line.flush() && !line.is_open());
+        let mut found = Vec::new();
+        peer.read_to_end(&mut found).unwrap();
+        assert_eq!(found, [7; 10]);
     }
 }
