@@ -1,4 +1,4 @@
-//! Microbatch segments, created once and used by every layer.
+//! Microbatch segments and key ranges, created once and used by every layer.
 
 use std::sync::Arc;
 

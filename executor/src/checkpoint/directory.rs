@@ -1,5 +1,6 @@
-//! Lists, renames and removes the checkpoints in a directory, and records which of them are being moved
-//! aside, so that a killed process has moved all or none.
+//! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete
+//! checkpoint, and records which checkpoints are being moved aside, so that a killed process has moved all or
+//! none.
 //!
 //! The record is published by one rename, before the first checkpoint moves. From then on the listed
 //! checkpoints belong to an earlier run, regardless of where they are.

@@ -1,6 +1,6 @@
 //! Updates all weights in a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
 //!
-//! Loads the kernels that an update needs before messages are posted, see
+//! The kernels that an update needs are loaded before messages are posted, see
 //! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
 use std::sync::Arc;

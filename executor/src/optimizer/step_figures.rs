@@ -11,7 +11,7 @@
 //! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012,
 //! arXiv:1211.5063, as in `torch.nn.utils.clip_grad_norm_`.
 //!
-//! Splits bucket gradients into complete and incomplete pieces on this rank.
+//! Bucket gradients are split into complete and incomplete pieces on this rank.
 //!
 //! If replicas divide gradients, a rank has the sums for a range in every bucket. The range may begin and end
 //! inside a parameter; the part of each parameter inside the range is a separate tensor while the pieces are

@@ -1,4 +1,5 @@
-//! Trait that all transports implement: sends, receives and collectives between ranks.
+//! Trait that all transports implement, with sends, receives and collectives between ranks, and handles for
+//! those that are pending.
 
 use std::any::Any;
 use std::fmt::{self, Debug};

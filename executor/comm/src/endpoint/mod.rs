@@ -1,5 +1,6 @@
 //! State shared by all communicators on a rank: mailbox, transport, failure.
 //!
+//! A wait that exceeds the short limit is reported: a dead rank, a deadlock, or a rank that is merely busy.
 //! The awaited rank may itself wait for another rank. First the status of the awaited rank is requested, then
 //! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
 

@@ -1,4 +1,4 @@
-//! Reads a rank identity from launcher environment variables.
+//! Reads a rank identity from launcher environment variables, with the host and task lists of Slurm.
 
 use std::str::FromStr;
 

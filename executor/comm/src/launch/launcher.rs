@@ -1,4 +1,4 @@
-//! Starts all ranks in a job on this machine, and ends them together.
+//! Starts all ranks in a job on this machine, passes their output on line by line, and ends them together.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Turns `SIGINT` and `SIGTERM` into stop requests; a second signal ends the process.
+//! Turns `SIGINT` and `SIGTERM` into stop requests, of which a second ends the process, and ends a rank whose
+//! launcher was killed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

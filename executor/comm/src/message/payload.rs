@@ -1,4 +1,4 @@
-//! Typed elements with a shape: message content.
+//! Typed elements with a shape, which are message content, and the pool of buffers to receive them in.
 
 use std::fmt;
 use std::sync::PoisonError;

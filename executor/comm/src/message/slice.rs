@@ -1,4 +1,4 @@
-//! Borrowed elements that a collective changes in place.
+//! Borrowed elements that a collective changes in place, and their division into a part per rank.
 
 use std::ops::Range;
 

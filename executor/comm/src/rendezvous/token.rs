@@ -1,4 +1,4 @@
-//! Shared job secret.
+//! Shared job secret, rank identity, and the address where ranks meet.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! Rank listener: accepts tree children while the job forms, and other ranks while it runs.
+//! Rank listener, which accepts tree children while the job forms and other ranks while it runs, and calls to
+//! the listeners of other ranks.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};

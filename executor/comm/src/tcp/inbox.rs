@@ -1,4 +1,5 @@
-//! Reads messages from one peer into the mailbox.
+//! Reads messages from one peer into the mailbox, and exchanges status requests, each on a separate
+//! connection.
 //!
 //! The requesting rank connects directly to the requested rank, so a rank that does not answer is the rank to
 //! blame.

@@ -1,4 +1,4 @@
-//! Attention engines: allowed engines, and cuDNN where it is faster.
+//! Attention engines: allowed engines, and cuDNN where measured times are shorter.
 
 mod cudnn_engine;
 

@@ -1,4 +1,4 @@
-//! CUDA device and device settings.
+//! CUDA device, device settings and tensor addresses.
 
 mod kernel_times;
 mod runtime;

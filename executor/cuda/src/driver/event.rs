@@ -1,4 +1,4 @@
-//! Events: points in streams.
+//! Events: points in streams and in lanes. A host thread may still have to reach the latter.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Device memory pool: allocations and frees are stream work.
+//! Device memory and its pool: allocations and frees are stream work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Safe CUDA driver wrappers: context, streams, events, memory, kernels.
+//! Safe CUDA driver wrappers: context, streams, events, memory, kernels, staging buffers, lanes.
 //!
 //! Every handle keeps the context alive. Calls first make the context current on the calling thread, because
 //! other code in the process may have made a different context current.

@@ -1,5 +1,5 @@
 //! Message lanes, each with a communicator and a stream: for a single direction and flow, for a rank pair, or
-//! for all ranks.
+//! for all ranks. New communicator ids go to the member ranks over the job's control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tensor communicator over NCCL.
+//! Tensor communicator over NCCL, and the calls that run collectives.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;

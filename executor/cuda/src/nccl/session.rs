@@ -1,9 +1,10 @@
 //! State shared by a rank's communicators: device, job, operations in flight.
 //!
-//! Every lane needs two queues on each rank. If both ranks in a pair have enough queues, each lane between
-//! the ranks is dedicated. Otherwise all lanes in a rank pair are merged, as long as both ranks have queues
-//! for the merged lane. All remaining lanes share a single lane with a communicator over all ranks; every
-//! rank reserves two queues for it.
+//! Message lanes get a dedicated communicator and stream as far as a device has queues. Every lane needs two
+//! queues on each rank. If both ranks in a pair have enough queues, each lane between the ranks is dedicated.
+//! Otherwise all lanes in a rank pair are merged, as long as both ranks have queues for the merged lane. All
+//! remaining lanes share a single lane with a communicator over all ranks; every rank reserves two queues for
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Work queues by lane, and execution.
+//! Work queues by lane, points in lanes, and execution in a chosen order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
