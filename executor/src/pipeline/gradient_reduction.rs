@@ -246,7 +246,11 @@ pub(super) struct GradientGroups<D: Device> {
 
 impl<D: Device> GradientGroups<D> {
     /// Splits the communicators from `world`; every rank in the job takes part.
-    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn DeviceComm<D>) -> crate::error::Result<Self> {
+    pub(super) fn split(
+        job: &Job,
+        roles: &[RankRole],
+        world: &dyn DeviceComm<D>,
+    ) -> crate::error::Result<Self> {
         let at = StepContext::step(0, "split communicators");
         let mut replicas = BTreeMap::new();
         // A split is collective: ranks without such a stage also take part, without a color.
@@ -311,7 +315,11 @@ mod tests {
     use crate::pipeline::ModuleParallelism;
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::error::Result<[usize; 3]> {
+    fn collectives(
+        job: &Job,
+        comm: threads::ThreadComm,
+        is_divided: bool,
+    ) -> crate::error::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let comm = Staged::new(device.clone(), Arc::new(comm));
         let roles = job.roles(comm.host().rank())?;
