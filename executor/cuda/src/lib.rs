@@ -5,7 +5,6 @@
 //! Kernels are CUDA C++, a file per operation in `kernels/`, and compiled for the available device; the
 //! machine code is kept on disk.
 
-mod address;
 mod attention;
 mod blas;
 mod compiler;
@@ -13,26 +12,14 @@ pub mod cudnn;
 mod device;
 mod driver;
 mod error;
-mod event;
-mod function_tables;
-mod kernel_times;
-mod kernels;
-mod lanes;
 mod libraries;
-mod loads;
-mod memory;
 mod nccl;
 mod ops;
-mod runtime;
-mod staging;
 
 pub use attention::{AttentionChoice, AttentionEngines};
-pub use device::{Cuda, CudaBuilder, Properties};
-pub use error::{Error, Result};
-pub use event::CudaEvent;
-pub use kernel_times::KernelTime;
-pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
+pub use device::{Cuda, CudaBuilder, KernelTime, Properties};
 #[doc(hidden)]
-pub use loads::LateLoads;
-pub use memory::CudaMemory;
+pub use driver::{CudaEvent, CudaMemory, LateLoads};
+pub use error::{Error, Result};
+pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
 pub use nccl::{NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, check_alone as check_nccl_alone};

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use dflop_comm::Buffer;
+use dflop_comm::{Buffer, Cause};
 
-use crate::collective::{Collective, Kind, Progress, Running, mix};
+use crate::collective::{Collective, Difference, Kind, Progress, Running, mix};
 use crate::raw::Channel;
 use crate::shared::Shared;
 
@@ -71,7 +71,7 @@ impl Channels {
             }) else {
                 continue;
             };
-            match running.advance(&member.channel, &member.ranks, shared) {
+            match running.advance(&member.channel, &member.ranks) {
                 Progress::Running(running) => member.running = Some(running),
                 Progress::Done(collective, result) => {
                     is_busy = true;
@@ -80,10 +80,10 @@ impl Channels {
                     shared.lock().complete(collective.number, Some(result));
                     shared.changed.notify_all();
                 }
-                Progress::Differs(failure) => {
+                Progress::Differs(Difference { rank, at, message }) => {
                     is_busy = true;
                     // The caller learns about it like any failure.
-                    drop(shared.fail(failure));
+                    drop(shared.fail(shared.failure(Cause::Mismatch, Some(rank), at, message)));
                 }
             }
         }

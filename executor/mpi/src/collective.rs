@@ -1,10 +1,9 @@
 //! Collectives in progress: ranks first compare descriptions, then MPI runs the collective.
 
-use dflop_comm::{Buffer, Cause, Dtype, Failure, PayloadShape, StepContext};
+use dflop_comm::{Buffer, Dtype, PayloadShape, StepContext};
 
 use crate::header::{CONTEXT_WORDS, code, context_from_words, context_words, dtype};
 use crate::raw::{Channel, Combination, Pending};
-use crate::shared::Shared;
 
 /// Number of words by which ranks name a collective.
 const WORDS: usize = CONTEXT_WORDS + 4;
@@ -51,7 +50,15 @@ enum Stage {
 pub(crate) enum Progress {
     Running(Running),
     Done(Collective, Buffer),
-    Differs(Failure),
+    Differs(Difference),
+}
+
+/// Collective that differs from the majority.
+pub(crate) struct Difference {
+    /// World rank that differs.
+    pub(crate) rank: usize,
+    pub(crate) at: StepContext,
+    pub(crate) message: String,
 }
 
 impl Kind {
@@ -120,7 +127,7 @@ impl Running {
     /// Lets MPI work on the collective.
     ///
     /// - `members`: world rank for every rank in the channel
-    pub(crate) fn advance(mut self, channel: &Channel, members: &[usize], shared: &Shared) -> Progress {
+    pub(crate) fn advance(mut self, channel: &Channel, members: &[usize]) -> Progress {
         let pending = match &mut self.stage {
             Stage::Compare(pending) | Stage::Explain(pending) | Stage::Run(pending) => pending,
         };
@@ -134,7 +141,7 @@ impl Running {
                 Stage::Explain(channel.all_gather(Buffer::U64(all), &vec![WORDS; channel.size()]))
             }
             Stage::Explain(_) => {
-                return Progress::Differs(difference(words, members, shared, self.collective.at));
+                return Progress::Differs(difference(words, members, self.collective.at));
             }
             Stage::Run(_) => return Progress::Done(self.collective, result),
         };
@@ -143,7 +150,7 @@ impl Running {
 }
 
 /// Describes the first rank that differs from the majority.
-fn difference(words: &[u64], members: &[usize], shared: &Shared, at: StepContext) -> Failure {
+fn difference(words: &[u64], members: &[usize], at: StepContext) -> Difference {
     let all: Vec<&[u64]> = words.chunks(WORDS).collect();
     let compared = |words: &[u64]| [&words[..2], &words[CONTEXT_WORDS..]].concat();
     let count = |words: &[u64]| all.iter().filter(|other| compared(other) == compared(words)).count();
@@ -163,7 +170,7 @@ fn difference(words: &[u64], members: &[usize], shared: &Shared, at: StepContext
         members[usual],
         describe(all[usual])
     );
-    shared.failure(Cause::Mismatch, Some(members[odd]), at, message)
+    Difference { rank: members[odd], at, message }
 }
 
 /// Mixes a word into a digest (the finalizer of splitmix64).

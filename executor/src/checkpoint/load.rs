@@ -3,21 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
-
-use super::directory;
-use super::manifest::Manifest;
-use super::save::CheckpointDirectory;
-use super::{FORMAT, MANIFEST_FILE, MASTER, MEAN, RunState, SQUARE, STATE_FILE};
-use crate::error::{Error, Result};
-use crate::optimizer::JobOptimizer;
-use crate::optimizer::{ParameterState, Precision};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
 use dflop_loader::store::file;
 use dflop_models::Stage;
-use dflop_models::weights::ParameterSpec;
-use dflop_models::weights::{Checkpoint, WeightSource};
+use dflop_models::weights::{Checkpoint, ParameterSpec, WeightSource};
+use serde_json::{Value, json};
+
+use super::manifest::Manifest;
+use super::run_directory::CheckpointDirectory;
+use super::{FORMAT, MANIFEST_FILE, MASTER, MEAN, RunState, SQUARE, STATE_FILE, directory};
+use crate::error::{Error, Result};
+use crate::optimizer::{JobOptimizer, ParameterState, Precision};
 
 /// A checkpoint that a run can resume from.
 #[derive(Debug)]

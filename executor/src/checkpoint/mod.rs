@@ -27,29 +27,26 @@
 //! tensor-parallel degree may differ from the run that saved. Tensors that ranks share are assembled in
 //! memory on the writing rank. All ranks must share the file system.
 
-mod agreement;
-mod aside;
-mod claim;
-mod digest;
 mod directory;
-mod files;
 mod load;
 mod manifest;
-mod pieces;
-mod publication;
-mod save;
+mod run_directory;
 mod saver;
 mod snapshot;
-mod tensors;
-mod verify;
 
-pub use claim::DirectoryClaim;
 pub use load::{SavedCheckpoint, open_weights};
-pub use save::CheckpointDirectory;
+pub use run_directory::{CheckpointDirectory, DirectoryClaim};
 pub use saver::CheckpointSaver;
 
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use dflop_comm::{Comm, StepContext};
 use dflop_costmodel::correction::CorrectionTable;
 use serde_json::Value;
+
+use crate::error::{Error, Result};
 
 /// File with sizes and digests of all other files.
 const MANIFEST_FILE: &str = "manifest.json";
@@ -82,4 +79,51 @@ pub struct SaveProgress {
     pub done: u64,
     /// Number of ranks whose part has failed.
     pub failed: u64,
+}
+
+/// Flushes directory entries to disk.
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// Adds action and path to an I/O error.
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}
+
+/// Number of words in which a rank reports its outcome: 0 for success, then the reported values.
+const WORDS: usize = 6;
+
+/// Returns this rank's value if all ranks succeeded; fails on all ranks if any rank failed.
+fn agree_on_success<T>(comm: &dyn Comm, step: u64, action: &str, own: Result<T>) -> Result<T> {
+    let mut value = None;
+    let words = own.map(|own| {
+        value = Some(own);
+        [0; WORDS]
+    });
+    agree(comm, step, action, words)?;
+    Ok(value.unwrap_or_else(|| unreachable!("ranks agree only if this one succeeded")))
+}
+
+/// Exchanges the words of all ranks, which start with 0 for success; fails on all ranks if any rank failed.
+fn agree(comm: &dyn Comm, step: u64, action: &str, own: Result<[u64; WORDS]>) -> Result<Vec<[u64; WORDS]>> {
+    let mut words = vec![0; WORDS * comm.size()];
+    let row = &mut words[WORDS * comm.rank()..][..WORDS];
+    match &own {
+        Ok(own) => row.copy_from_slice(own),
+        Err(_) => row[0] = 1,
+    }
+    let gathered = comm.all_gather(
+        StepContext::step(step, action),
+        words.as_mut_slice().into(),
+        &vec![WORDS; comm.size()],
+    );
+    own?;
+    gathered?;
+    let all = words.as_chunks::<WORDS>().0.to_vec();
+    match all.iter().position(|row| row[0] != 0) {
+        Some(rank) => Err(Error::NotSaved { step, rank }),
+        None => Ok(all),
+    }
 }

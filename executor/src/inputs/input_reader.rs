@@ -4,19 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::agreement::check_agreement;
-use super::module_reader::{ModuleReader, ModuleSamples};
-use super::predicted_times::PredictedTimes;
-use super::step_media::StepMedia;
-use super::stop::Stop;
-use super::token_counts::{SkippedSample, TokenCounts};
-use crate::error::{Error, Result};
-use crate::pipeline::{Job, RankRole, RankStep};
 use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_loader::flow::start_runtime;
 use dflop_loader::processors::PreparerBuilder;
 use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, LoaderState, StepPlan, StepPlanner};
+
+use super::Stop;
+use super::agreement::check_agreement;
+use super::module_reader::{ModuleReader, ModuleSamples};
+use super::predicted_times::PredictedTimes;
+use super::step_media::StepMedia;
+use super::token_counts::{SkippedSample, TokenCounts};
+use crate::error::{Error, Result};
+use crate::pipeline::{Job, RankRole, RankStep};
 
 /// Inputs for a step that is ready to run.
 pub struct StepInputs<D: Device> {

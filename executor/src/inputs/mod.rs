@@ -9,22 +9,46 @@
 //! while a step runs (`inputs_ahead.rs`).
 
 mod agreement;
+mod contexts;
 mod input_reader;
 mod inputs_ahead;
-mod media_context;
 mod module_reader;
 mod predicted_times;
-mod replica_share;
-mod same_digests;
 mod step_media;
-mod stop;
-mod text_context;
 mod token_counts;
 
 pub use agreement::{Settings, check_agreement};
 pub use input_reader::{InputReader, StepInputs};
 pub(crate) use inputs_ahead::{Ending, InputsAhead, Taken};
+pub use module_reader::ReplicaShare;
 pub use predicted_times::PredictedTimes;
 pub(crate) use predicted_times::costed;
-pub use replica_share::ReplicaShare;
 pub use token_counts::SkippedSample;
+
+use futures::channel::oneshot;
+
+/// Ends a wait for samples.
+struct Stop {
+    stopped: oneshot::Receiver<()>,
+    /// Sender for a stop that never comes.
+    _kept: Option<oneshot::Sender<()>>,
+}
+
+impl Stop {
+    /// Returns a stop that comes when the sender is dropped.
+    fn new(stopped: oneshot::Receiver<()>) -> Self {
+        Self { stopped, _kept: None }
+    }
+
+    /// Returns a stop that never comes.
+    fn never() -> Self {
+        let (sender, stopped) = oneshot::channel();
+        Self { stopped, _kept: Some(sender) }
+    }
+
+    /// Waits for the stop.
+    async fn stopped(&mut self) {
+        // The sender is dropped, never used.
+        let _ = (&mut self.stopped).await;
+    }
+}

@@ -3,24 +3,22 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::future::{Either, select};
-use futures::{FutureExt, StreamExt};
-
-use super::replica_share::ReplicaShare;
-use super::step_media::StepMedia;
-use super::stop::Stop;
-use super::token_counts::TokenCounts;
-use super::{media_context, text_context};
-use crate::error::{Error, Result};
-use crate::pipeline::{Job, PipelineStepPlan, RankContexts, RankRole};
 use dflop_device::Device;
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::processors::{Preparer, PreparerBuilder};
 use dflop_loader::{
-    BalancedLoader, BalancedLoaderBuilder, Microbatch, Step, StepPlan, StepPlanner, StepStream,
+    BalancedLoader, BalancedLoaderBuilder, Microbatch, Share, Step, StepPlan, StepPlanner, StepStream,
 };
 use dflop_models::ModuleKind;
 use dflop_models::encoder::EncoderConfig;
+use futures::future::{Either, select};
+use futures::{FutureExt, StreamExt};
+
+use super::step_media::StepMedia;
+use super::token_counts::TokenCounts;
+use super::{Stop, contexts};
+use crate::error::{Error, Result};
+use crate::pipeline::{Job, PipelineStepPlan, RankContexts, RankRole};
 
 /// Reader for LLM replica texts, encoder replica media, or both.
 pub(super) struct ModuleReader {
@@ -124,11 +122,11 @@ impl ModuleReader {
                         // The LLM comes last, so it takes ownership of the samples.
                         let samples = kept.iter().filter_map(|index| own.remove(index)).collect();
                         let llm = &self.job.model().llm;
-                        text_context::context(device, llm, &self.preparer, samples, plan.loss_scale())?
+                        contexts::text_context(device, llm, &self.preparer, samples, plan.loss_scale())?
                     }
                     encoder => {
                         let samples: Vec<&PreparedSample> = kept.iter().map(|index| &own[index]).collect();
-                        Some(media_context::context(device, self.encoder(encoder)?, encoder, &samples)?)
+                        Some(contexts::media_context(device, self.encoder(encoder)?, encoder, &samples)?)
                     }
                 };
                 contexts.extend(context.map(|context| ((module, microbatch), Arc::new(context))));
@@ -161,4 +159,31 @@ fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
         all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
     }
     all
+}
+
+/// Samples whose media an encoder replica encodes, selected from the samples of all LLM ranks, balanced round
+/// by round.
+#[derive(Debug, Clone)]
+pub struct ReplicaShare {
+    job: Arc<Job>,
+    planner: StepPlanner,
+    module: ModuleKind,
+    replica: usize,
+}
+
+impl ReplicaShare {
+    /// Creates the share for a replica.
+    #[must_use]
+    pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
+        Self { job, planner, module, replica }
+    }
+}
+
+impl Share for ReplicaShare {
+    fn places(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
+        let dealt = StepMedia::new(&self.job, &self.planner, plan);
+        dealt
+            .encoded_by(&self.job, self.module, self.replica)
+            .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
+    }
 }

@@ -10,11 +10,9 @@
 
 mod adamw;
 mod bucket_state;
-mod gradient_pieces;
 mod job_optimizer;
 mod learning_rate;
 mod ownership;
-mod preparation;
 mod step_figures;
 
 pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters};

@@ -1,18 +1,16 @@
 //! Describes activation and gradient transfers between stages: edge, message tag, peer, rows.
 
 use dflop_balancer::schedule::{Action, Part};
-
-use super::job::Job;
-use super::lane_order::LaneOrder;
-use super::rank_roles::RankRole;
-use super::rank_step::{RankStep, tokens};
-use super::route::{RouteEnd, RoutePlan};
-use super::stage_edge::{Flow, StageEdge, StageTransfer, part_role};
-use super::topology::Topology;
-use crate::error::Result;
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 use dflop_models::ModuleKind;
+
+use super::job::Job;
+use super::rank_step::{RankStep, tokens};
+use super::step_order::LaneOrder;
+use super::step_plan::{RouteEnd, RoutePlan};
+use super::topology::{Flow, RankRole, StageEdge, StageTransfer, Topology, part_role};
+use crate::error::Result;
 
 /// Everything a rank needs to know about other ranks while it runs a step.
 pub(super) struct StepView<'a, D: Device> {

@@ -14,13 +14,15 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
-use super::gradient_groups::GradientGroups;
-use super::job::Job;
 use dflop_comm::{StepContext, even_parts};
-use dflop_device::{Device, Lane, Tensor, Transfer};
+use dflop_device::{Device, DeviceComm, Lane, Tensor, Transfer};
 use dflop_models::{ParameterBucket, Parameters, Result, Stage};
+
+use super::job::Job;
+use super::timeline::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
+use super::topology::RankRole;
 
 /// Bucket gradients that are not in the stage.
 struct Taken<D: Device> {
@@ -169,7 +171,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         device: &D,
         stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>,
         awaited: &mut Vec<Awaited<D>>,
-    ) -> crate::Result<()> {
+    ) -> crate::error::Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
         // Tied parameter sums over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(device, self.tied, (self.groups, at), awaited)?;
@@ -185,7 +187,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
 }
 
 impl<D: Device> State<D> {
-    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::Result<Tensor<D>> {
+    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::error::Result<Tensor<D>> {
         match self {
             Self::Reducing(place, sum) => {
                 Ok(wait(device, (place, sum), awaited)?.expect("a sum returns its tensor"))
@@ -206,7 +208,7 @@ fn sum_copies<D: Device>(
     tied: Vec<Taken<D>>,
     (groups, at): (&GradientGroups<D>, StepContext),
     awaited: &mut Vec<Awaited<D>>,
-) -> crate::Result<Vec<Taken<D>>> {
+) -> crate::error::Result<Vec<Taken<D>>> {
     let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
     for Taken { stage, bucket, lens, state, .. } in tied {
         let into = if matches!(state, State::Local(_)) { &mut local } else { &mut sums };
@@ -234,21 +236,90 @@ fn sum_copies<D: Device>(
     sums.into_iter().map(over_replicas).collect()
 }
 
+/// Rank communicators, in addition to the communicator for all ranks.
+pub(super) struct GradientGroups<D: Device> {
+    /// Replicas of each stage on this rank, if there are several.
+    replicas: BTreeMap<u16, Arc<dyn DeviceComm<D>>>,
+    /// First and last LLM stage, if they share a parameter and are on two ranks.
+    tie: Option<Arc<dyn DeviceComm<D>>>,
+}
+
+impl<D: Device> GradientGroups<D> {
+    /// Splits the communicators from `world`; every rank in the job takes part.
+    pub(super) fn split(
+        job: &Job,
+        roles: &[RankRole],
+        world: &dyn DeviceComm<D>,
+    ) -> crate::error::Result<Self> {
+        let at = StepContext::step(0, "split communicators");
+        let mut replicas = BTreeMap::new();
+        // A split is collective: ranks without such a stage also take part, without a color.
+        for module in job.modules.iter().filter(|module| module.dp_size > 1) {
+            let role = roles.iter().find(|role| role.module == module.module);
+            for chunk in 0..job.schedule.chunks() {
+                let stage = role.and_then(|role| Some((*role.stages.get(chunk)?, role)));
+                let color = stage.map(|(stage, role)| color(usize::from(stage), role.tp_rank));
+                let replica = role.map_or(0, |role| role.replica as u64);
+                let group = world.split(at, color, replica)?;
+                replicas.extend(stage.zip(group).map(|((stage, _), group)| (stage, group)));
+            }
+        }
+        let mut tie = None;
+        if let Some(ends) = ends_apart(job) {
+            let is_end = |role: &&RankRole| ends.iter().any(|end| role.stages.contains(end));
+            let end = roles.iter().find(is_end);
+            let color = end.map(|end| color(end.replica, end.tp_rank));
+            let order = end.map_or(0, |end| end.pipeline_rank as u64);
+            tie = world.split(at, color, order)?;
+        }
+        Ok(Self { replicas, tie })
+    }
+
+    /// Returns the replicas of a stage, if there are several.
+    pub(super) fn replicas(&self, stage: u16) -> Option<&dyn DeviceComm<D>> {
+        self.replicas.get(&stage).map(|group| &**group)
+    }
+
+    /// Returns a shared communicator for the replicas of a stage, if there are several.
+    pub(super) fn shared_replicas(&self, stage: u16) -> Option<Arc<dyn DeviceComm<D>>> {
+        self.replicas.get(&stage).cloned()
+    }
+
+    /// Returns the communicator for the two ranks that share a parameter, if this is one of them.
+    pub(super) fn tie(&self) -> Option<&dyn DeviceComm<D>> {
+        self.tie.as_deref()
+    }
+}
+
+fn color(group: usize, tp_rank: usize) -> u64 {
+    (group as u64) << 32 | tp_rank as u64
+}
+
+/// Returns the first and last LLM stage, if they share a parameter and are on two ranks.
+fn ends_apart(job: &Job) -> Option<[u16; 2]> {
+    let ends = job.llm_ends().filter(|_| !job.tied.is_empty());
+    ends.filter(|_| job.llm().stages.len() > job.schedule.chunks())
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use dflop_balancer::schedule::ScheduleKind;
-
-    use super::*;
-    use crate::pipeline::ModuleParallelism;
     use dflop_comm::{Settings, threads};
     use dflop_device::{Cpu, DeviceComm, Staged};
     use dflop_models::weights::Seed;
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageSettings, TextBatch};
 
+    use super::*;
+    use crate::pipeline::ModuleParallelism;
+
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::Result<[usize; 3]> {
+    fn collectives(
+        job: &Job,
+        comm: threads::ThreadComm,
+        is_divided: bool,
+    ) -> crate::error::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let comm = Staged::new(device.clone(), Arc::new(comm));
         let roles = job.roles(comm.host().rank())?;

@@ -14,9 +14,8 @@ use xxhash_rust::xxh3::Xxh3;
 use super::activation_transfer::StepView;
 use super::job::Job;
 use super::rank_step::tokens;
-use super::sent_messages::{SentMessage, sent_messages};
-use super::stage_edge::{Flow, StageEdge};
-use super::topology::Topology;
+use super::step_order::{SentMessage, sent_messages};
+use super::topology::{Flow, StageEdge, Topology};
 use crate::error::Result;
 
 /// Messages between all ranks in steps with a number of rounds.

@@ -70,52 +70,33 @@
 //! # Ok::<(), dflop_executor::Error>(())
 //! ```
 
-mod action_list;
 mod activation_transfer;
-mod assign_media;
-mod communication_times;
-mod gradient_groups;
 mod gradient_reduction;
 mod job;
-mod lane_order;
 #[cfg(test)]
 mod launch_order;
 mod message_check;
-mod module_parallelism;
-mod output_check;
-mod pass_times;
 mod pipeline_rank;
 mod preparation;
-mod rank_map;
-mod rank_roles;
 mod rank_step;
-mod route;
-mod sent_messages;
-mod shared_lanes;
-mod shared_ranks;
 mod simulation;
-mod stage_edge;
 mod step_execution;
 mod step_order;
 mod step_plan;
 mod timeline;
 mod topology;
 mod transfer_buffers;
-mod unread_step;
 
-pub use assign_media::assign_media;
-pub use communication_times::{CommunicationKind, CommunicationLane, TimedCommunication};
 pub use dflop_planner::Placement;
-pub use job::{Job, JobStage};
-pub use module_parallelism::ModuleParallelism;
-pub use pass_times::PassTimes;
-pub use pipeline_rank::{PipelineRank, StepOutcome};
-pub use rank_roles::RankRole;
+pub use job::{Job, JobStage, ModuleParallelism};
+pub(crate) use pipeline_rank::DeviceTimes;
+pub use pipeline_rank::{PipelineRank, StepOutcome, UnreadStep};
 pub use rank_step::{RankContexts, RankStep};
-pub use route::{RouteEnd, RoutePlan, RoutedMedium};
+pub use simulation::PassTimes;
 pub(crate) use simulation::simulate;
 pub(crate) use step_plan::name as module_name;
-pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
-pub use timeline::TimedAction;
-pub(crate) use unread_step::DeviceTimes;
-pub use unread_step::UnreadStep;
+pub use step_plan::{
+    MediumPlan, MicrobatchPlan, PipelineStepPlan, RouteEnd, RoutePlan, RoutedMedium, assign_media,
+};
+pub use timeline::{CommunicationKind, CommunicationLane, TimedAction, TimedCommunication};
+pub use topology::RankRole;

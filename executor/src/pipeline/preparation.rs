@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, Part};
-
-use super::activation_transfer::StepView;
-use super::stage_edge::{Flow, missing};
-use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Dtype};
 use dflop_models::{BlockOutput, MicrobatchContext, Stage};
+
+use super::activation_transfer::StepView;
+use super::topology::{Flow, missing};
+use crate::error::{Error, Result};
 
 /// Properties for which passes run different kernels: stage, whether attention is limited to ranges, whether
 /// there are windows, whether there is an input.

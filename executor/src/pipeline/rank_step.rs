@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::job::Job;
-use super::rank_roles::RankRole;
-use super::step_plan::{PipelineStepPlan, name};
-use crate::error::{Error, Result};
 use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
+
+use super::job::Job;
+use super::step_plan::{PipelineStepPlan, name};
+use super::topology::RankRole;
+use crate::error::{Error, Result};
 
 /// Contexts for the microbatches on a rank, by module and module microbatch.
 pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>;

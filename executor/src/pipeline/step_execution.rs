@@ -1,22 +1,20 @@
-//! Executes an action list over the stages on a rank.
+//! Executes an action list over the stages on a rank, and checks stage outputs: rows, gradients and losses
+//! with the size and type that the next part requires.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::{Action, Part};
+use dflop_comm::StepContext;
+use dflop_device::{Device, Dtype, Lane, Tensor};
+use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
 use super::activation_transfer::StepView;
-use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace};
-use super::gradient_groups::GradientGroups;
-use super::gradient_reduction::GradientReduction;
-use super::output_check::{check_forward, check_rows};
-use super::stage_edge::{Flow, missing};
-use super::timeline::Clock;
+use super::gradient_reduction::{GradientGroups, GradientReduction};
+use super::timeline::{Awaited, Clock, CommunicationKind, CommunicationLane, CommunicationPlace};
+use super::topology::{Flow, missing};
 use super::transfer_buffers::TransferBuffers;
 use crate::error::{Error, Result};
-use dflop_comm::StepContext;
-use dflop_device::{Device, Lane, Tensor};
-use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
 /// Execution of a step on a rank.
 pub(super) struct StepExecution<'a, D: Device> {
@@ -188,4 +186,79 @@ fn gathers<D: Device>(stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> impl Ite
             bucket.take_gather_times().map(|GatherTimes { span, wait }| Awaited { place, span, wait })
         })
     })
+}
+
+/// Checks a forward output: a loss on the last stage, rows on all other stages.
+///
+/// - `stage`: stage name for errors
+///
+/// # Errors
+/// [`dflop_models::Error::Output`] that names stage and microbatch.
+pub(super) fn check_forward<D: Device>(
+    view: &StepView<'_, D>,
+    (stage, device): (&str, &D),
+    part: Part,
+    output: &BlockOutput<D>,
+) -> Result<()> {
+    let is_last = usize::from(part.stage) + 1 == view.job.stages.len();
+    match output {
+        BlockOutput::Rows(_) if is_last => {
+            refuse(stage, part, "forward gives rows, expected a loss".to_owned())
+        }
+        BlockOutput::Rows(rows) => check_rows(view, (stage, device), Flow::Activations, part, Some(rows)),
+        BlockOutput::Loss(_) if !is_last => {
+            refuse(stage, part, "forward gives a loss, expected rows".to_owned())
+        }
+        BlockOutput::Loss(loss) if loss.len() != 1 || loss.dtype() != Dtype::F64 => {
+            let found = describe(loss);
+            refuse(stage, part, format!("forward gives {found} as loss, expected 1 element of F64"))
+        }
+        BlockOutput::Loss(_) => Ok(()),
+    }
+}
+
+/// Checks rows that leave a part, if other parts receive any.
+///
+/// # Errors
+/// [`dflop_models::Error::Output`] that names stage and microbatch.
+pub(super) fn check_rows<D: Device>(
+    view: &StepView<'_, D>,
+    (stage, device): (&str, &D),
+    flow: Flow,
+    part: Part,
+    rows: Option<&Tensor<D>>,
+) -> Result<()> {
+    let mut taken = None;
+    for edge in view.edges(flow, part, true) {
+        if view.rows(flow, edge)? > 0 {
+            taken = Some(edge);
+            break;
+        }
+    }
+    let Some(edge) = taken else { return Ok(()) };
+    let count = match flow {
+        _ if !view.is_routed(edge) => view.rows(flow, edge)?,
+        // The rows of all routes are in one tensor.
+        Flow::Activations => view.route(edge).0.source_tokens(part.microbatch),
+        Flow::Gradients => view.rank_step.plan.media_tokens(part.microbatch),
+    };
+    let (width, dtype) = (view.width(edge), device.storage());
+    if rows.is_some_and(|rows| rows.len() == count * width && rows.dtype() == dtype) {
+        return Ok(());
+    }
+    let pass = match flow {
+        Flow::Activations => "forward gives",
+        Flow::Gradients => "backward gives, as gradient of the input,",
+    };
+    let found = rows.map_or_else(|| "nothing".to_owned(), describe);
+    refuse(stage, part, format!("{pass} {found}, expected {count} rows of {width} elements of {dtype:?}"))
+}
+
+fn describe<D: Device>(tensor: &Tensor<D>) -> String {
+    format!("{} elements of {:?}", tensor.len(), tensor.dtype())
+}
+
+fn refuse(stage: &str, part: Part, problem: String) -> Result<()> {
+    let (stage, microbatch) = (stage.to_owned(), part.microbatch as usize);
+    Err(dflop_models::Error::Output { stage, microbatch, problem }.into())
 }

@@ -1,4 +1,5 @@
-//! Orders all messages in a step, so that messages from several lanes can run in sequence.
+//! Orders actions and messages: the actions on each rank, the messages in each lane, and all messages in a
+//! step.
 //!
 //! On a transport with fewer lanes than (rank pair, flow) combinations, messages wait for each other. In an
 //! arbitrary order they could deadlock: a receive posted ahead blocks the send that its message depends on.
@@ -11,18 +12,21 @@
 //! follow the same order. The first unfinished operation waits for nothing: everything ahead in the same
 //! lanes, and every dependency, comes earlier and is done. This holds for any assignment from messages to
 //! lanes, even if a send ends only with the matching receive.
+//!
+//! A message *lane* leads from one world rank to another and carries activations or gradients. Messages leave
+//! at the end of the passes that produce them, so a lane has the order of the sender's passes. The receiver
+//! can need them in a different order: in joint placement an LLM rank sends image gradients before audio clip
+//! gradients, and the rank with both encoders runs the audio backward passes first. A receiver therefore
+//! posts the receives in a lane in the order in which the sender sends. Then a transport that matches
+//! messages only by order pairs both ends, and no end waits for a message while a later message blocks it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use dflop_balancer::schedule::{Action, Pass, PassKind};
+use dflop_balancer::schedule::{Action, Message, Part, Pass, PassKind};
 use dflop_device::MessageLane;
 
-use super::action_list::action_lists;
 use super::job::Job;
-use super::rank_roles::RankRole;
-use super::sent_messages::{SentMessage, pass_messages};
-use super::stage_edge::{Flow, StageEdge, StageTransfer, part_role};
-use super::topology::Topology;
+use super::topology::{Flow, RankRole, StageEdge, StageTransfer, Topology, part_role};
 use crate::error::{Error, Result};
 
 /// Position in the order: pass end in simulated time, pipeline rank, and 0 for the pass itself or the message
@@ -167,5 +171,186 @@ impl<'a> Simulation<'a> {
         let Some(&place) = self.sent.get(&(from, rank, flow, edge)) else { return Ok(false) };
         self.free[rank] = self.free[rank].max(place.0);
         Ok(self.reach(rank, place))
+    }
+}
+
+/// Returns the actions of world ranks.
+pub(super) fn action_lists(
+    job: &Job,
+    topology: &Topology,
+    world_ranks: &[usize],
+) -> Result<Vec<Vec<Action>>> {
+    let roles = world_ranks.iter().map(|&rank| job.roles(rank)).collect::<Result<Vec<_>>>()?;
+    let of_ranks = world_ranks.iter().zip(roles);
+    if let Some(passes) = topology.shared() {
+        let list = |(&rank, roles): (_, Vec<_>)| shared_list(job, topology, &roles, (rank, &passes[rank]));
+        return Ok(of_ranks.map(list).collect());
+    }
+    let (lists, ranks) = (topology.layout().schedule(topology.schedule())?, topology.layout().ranks());
+    let list = |(_, roles): (_, Vec<RankRole>)| {
+        let pipeline_rank = roles[0].pipeline_rank;
+        let actions = lists[pipeline_rank % ranks].iter();
+        actions.map(|&action| in_replica(topology, action, pipeline_rank / ranks)).collect()
+    };
+    Ok(of_ranks.map(list).collect())
+}
+
+/// Moves an action to a parallel pipeline.
+fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
+    let message = |message: Message| Message {
+        microbatch: topology.outside(message.microbatch, replica),
+        peer: (usize::from(message.peer) + replica * topology.layout().ranks()) as u16,
+        ..message
+    };
+    let part = |part: Part| Part { microbatch: topology.outside(part.microbatch, replica), ..part };
+    match action {
+        _ if topology.replicas() == 1 => action,
+        Action::Recv(of) => Action::Recv(message(of)),
+        Action::Send(of) => Action::Send(message(of)),
+        Action::RecvGrad(of) => Action::RecvGrad(message(of)),
+        Action::SendGrad(of) => Action::SendGrad(message(of)),
+        Action::Forward(of) => Action::Forward(part(of)),
+        Action::Backward(of) => Action::Backward(part(of)),
+        Action::BackwardInput(of) => Action::BackwardInput(part(of)),
+        Action::BackwardWeight(of) => Action::BackwardWeight(part(of)),
+        Action::ReduceGrads(stage) => Action::ReduceGrads(stage),
+    }
+}
+
+/// Adds messages with other world ranks and gradient sums to the passes of a world rank. Message peers are
+/// pipeline ranks.
+fn shared_list(
+    job: &Job,
+    topology: &Topology,
+    roles: &[RankRole],
+    (world_rank, passes): (usize, &[Pass]),
+) -> Vec<Action> {
+    let last: BTreeMap<u16, usize> =
+        passes.iter().enumerate().map(|(index, pass)| (pass.part.stage, index)).collect();
+    let role = |part: Part| roles.iter().find(|role| role.stages.contains(&part.stage));
+    let mut actions = Vec::new();
+    for (index, &pass) in passes.iter().enumerate() {
+        let (part, Some(own)) = (pass.part, role(pass.part)) else { continue };
+        let message =
+            |peer: usize| Message { microbatch: part.microbatch, stage: part.stage, peer: peer as u16 };
+        let (from, to) = topology.neighbors(pass);
+        let is_elsewhere = |sender: &usize| job.source(*sender, world_rank, own) != world_rank;
+        let senders = from.into_iter().map(|other| topology.rank(other)).filter(is_elsewhere);
+        actions.extend(senders.map(|sender| receive(pass, message(sender))));
+        actions.push(pass.into());
+        let has_others = |receiver: &usize| {
+            job.targets(world_rank, own, *receiver).into_iter().any(|target| target != world_rank)
+        };
+        let receivers = to.into_iter().map(|other| topology.rank(other)).filter(has_others);
+        actions.extend(receivers.map(|receiver| send(pass, message(receiver))));
+        if last[&part.stage] == index {
+            actions.push(Action::ReduceGrads(part.stage));
+        }
+    }
+    actions
+}
+
+fn receive(pass: Pass, message: Message) -> Action {
+    if pass.kind == PassKind::Forward { Action::Recv(message) } else { Action::RecvGrad(message) }
+}
+
+fn send(pass: Pass, message: Message) -> Action {
+    if pass.kind == PassKind::Forward { Action::Send(message) } else { Action::SendGrad(message) }
+}
+
+/// Step message, as listed by the sender.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SentMessage {
+    /// World rank that sends.
+    pub(super) from: usize,
+    /// World rank that receives.
+    pub(super) to: usize,
+    pub(super) flow: Flow,
+    pub(super) edge: StageEdge,
+}
+
+/// Lists messages from world ranks, by rank in send order, including rows that a rank passes on to itself.
+pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -> Result<Vec<SentMessage>> {
+    let mut messages = Vec::new();
+    for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {
+        let roles = job.roles(from)?;
+        for pass in list.into_iter().filter_map(Action::pass) {
+            messages.extend(pass_messages(job, topology, (from, &roles), pass)?);
+        }
+    }
+    Ok(messages)
+}
+
+/// Lists the messages of a pass of a world rank, with its roles, in the order in which it sends them.
+pub(super) fn pass_messages(
+    job: &Job,
+    topology: &Topology,
+    (from, roles): (usize, &[RankRole]),
+    pass: Pass,
+) -> Result<Vec<SentMessage>> {
+    let flow = match pass.kind {
+        PassKind::Forward => Flow::Activations,
+        PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
+        PassKind::BackwardWeight => return Ok(Vec::new()),
+    };
+    let (role, mut messages) = (part_role(roles, pass.part)?, Vec::new());
+    for edge in StageEdge::for_part(topology, flow, pass.part, true) {
+        let receivers = job.targets(from, role, topology.rank(edge.other(pass.part)));
+        messages.extend(receivers.into_iter().map(|to| SentMessage { from, to, flow, edge }));
+    }
+    Ok(messages)
+}
+
+/// Messages that a world rank receives in a step, by lane, in send order.
+pub(super) struct LaneOrder {
+    /// Lanes by sender and flow.
+    lanes: BTreeMap<(usize, Flow), Vec<StageEdge>>,
+    /// All messages of the rank in the order of the step, if lanes may be shared.
+    own: Vec<OwnMessage>,
+}
+
+impl LaneOrder {
+    /// Lists the messages to a world rank, with its roles, that the action list receives.
+    pub(super) fn new(
+        job: &Job,
+        topology: &Topology,
+        (to, roles): (usize, &[RankRole]),
+        list: &[Action],
+    ) -> Result<Self> {
+        let mut senders = BTreeSet::new();
+        for action in list {
+            if let Action::Recv(message) | Action::RecvGrad(message) = action {
+                let role = part_role(roles, message.part())?;
+                senders.insert(job.source(usize::from(message.peer), to, role));
+            }
+        }
+        let senders: Vec<usize> = senders.into_iter().collect();
+        let mut lanes: BTreeMap<_, Vec<StageEdge>> = BTreeMap::new();
+        let own = sent_messages(job, topology, &senders)?.into_iter().filter(|message| message.to == to);
+        for SentMessage { from, flow, edge, .. } in own {
+            lanes.entry((from, flow)).or_default().push(edge);
+        }
+        Ok(Self { lanes, own: Vec::new() })
+    }
+
+    /// Lists all messages of a world rank in the order of the step, for lanes that are shared.
+    pub(super) fn with_step_order(mut self, job: &Job, topology: &Topology, rank: usize) -> Result<Self> {
+        self.own = StepOrder::new(job, topology)?.rank_messages(rank);
+        Ok(self)
+    }
+
+    /// Returns all messages of the rank in the order of the step, if lanes may be shared.
+    pub(super) fn own(&self) -> &[OwnMessage] {
+        &self.own
+    }
+
+    /// Iterates over the lanes, each a sender and a flow, with messages.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = ((usize, Flow), &[StageEdge])> {
+        self.lanes.iter().map(|(&lane, messages)| (lane, messages.as_slice()))
+    }
+
+    /// Returns the messages in a lane, including messages without rows, which are never sent.
+    pub(super) fn lane_messages(&self, from: usize, flow: Flow) -> &[StageEdge] {
+        self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)
     }
 }

@@ -1,12 +1,21 @@
 //! Step plan that all ranks share: microbatch sizes, media, and the encoder replica for each medium.
+//!
+//! The rows for a medium are a part of the output of one encoder microbatch, the *source*, and of the media
+//! rows in one LLM microbatch, the *destination*. Every rank computes the same routes, so no shape is ever
+//! sent. One message goes from a source to a destination, with the rows for all media that they share; none
+//! if there are no rows. Gradients go the same way back: the transposed route swaps source and destination
+//! and keeps the offsets, so it is the inverse.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_models::ModuleKind;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::assign_media::assign_pool;
 use super::job::Job;
-use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
-use dflop_models::ModuleKind;
 
 /// Image, video or audio clip in a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +62,7 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 
 impl PipelineStepPlan {
     /// Assigns media to encoder replicas and routes media tokens. Encoder replicas share the media of a round
-    /// in each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
+    /// in each pool ([`assign_media`](assign_media()), [`Job::media_pools`]).
     ///
     /// - `target_tokens`: number of target tokens in all microbatches together
     /// - `microbatches`: `[rounds * D]`; microbatch `k` on LLM DP rank `d` is at `k * D + d`
@@ -233,4 +242,188 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
         row.source += assigned[pool].next().unwrap_or(0) as u32;
     }
     Ok(RoutePlan::new(rows))
+}
+
+/// Assigns the media in every round to replicas and minimizes the maximum replica load, first within each
+/// round, then over all rounds so far.
+///
+/// Pure, and the same on every rank: costs are integers, and the search is bounded in work units for all
+/// rounds together. With fewer media than replicas, some replicas get none. The heaviest group in a round
+/// goes to the replica with the least load in earlier rounds.
+///
+/// - `rounds`: media costs in every round, in nanoseconds
+/// - returns the replica for every medium, by round
+///
+/// # Errors
+/// [`crate::Error::Balancer`] if the total cost of a round does not fit into 63 bits, or there is no replica.
+pub fn assign_media(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
+    assign_pool(rounds, replicas, 1)
+}
+
+/// Assigns media in one of `pools` pools, each of which has separate replicas.
+pub(super) fn assign_pool(rounds: &[Vec<u64>], replicas: usize, pools: usize) -> Result<Vec<Vec<usize>>> {
+    // One budget for all rounds and pools, so that the effort per step does not grow with their number.
+    let work = Strategy::SEARCH.work_default() / (rounds.len() * pools).max(1) as u64;
+    let mut before_ns = vec![0_u64; replicas];
+    rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
+}
+
+/// - `work`: number of work units that the search may spend
+/// - `before_ns`: load of every replica in earlier rounds, in nanoseconds; the load of this round is added
+fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Vec<usize>> {
+    let replicas = before_ns.len();
+    if costs_ns.is_empty() || replicas == 1 {
+        return Ok(vec![0; costs_ns.len()]);
+    }
+    let instance = Instance::with_empty_groups(replicas, 1, costs_ns.to_vec())?;
+    let groups = balance(&instance, Strategy::SEARCH, &Caps::default(), &mut Budget::work(work))?.groups;
+    let load_ns = |group: &[u32]| group.iter().map(|&medium| costs_ns[medium as usize]).sum::<u64>();
+    let mut heaviest: Vec<usize> = (0..groups.len()).collect();
+    // Both sorts are stable, so equal loads keep their order and all ranks agree.
+    heaviest.sort_by_key(|&group| Reverse(load_ns(&groups[group])));
+    let mut idlest: Vec<usize> = (0..replicas).collect();
+    idlest.sort_by_key(|&replica| before_ns[replica]);
+    let mut replica_of = vec![0; costs_ns.len()];
+    for (group, replica) in heaviest.into_iter().zip(idlest) {
+        before_ns[replica] = before_ns[replica].saturating_add(load_ns(&groups[group]));
+        groups[group].iter().for_each(|&medium| replica_of[medium as usize] = replica);
+    }
+    Ok(replica_of)
+}
+
+/// Route for a medium.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoutedMedium {
+    /// Index among the media in the destination.
+    pub medium: usize,
+    /// Number of rows that the LLM reads.
+    pub tokens: usize,
+    /// Encoder microbatch that encodes the medium.
+    pub source: u32,
+    /// First row in the source output.
+    pub source_offset: usize,
+    /// LLM microbatch that reads the medium.
+    pub destination: u32,
+    /// First row among the media rows in the destination.
+    pub destination_offset: usize,
+}
+
+/// Route ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteEnd {
+    /// The encoder.
+    Source,
+    /// The LLM.
+    Destination,
+}
+
+/// Routes for all media that an encoder encodes in a step, sorted by destination and position there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoutePlan {
+    rows: Vec<RoutedMedium>,
+    /// Indices into `rows` by source and destination.
+    pairs: BTreeMap<(u32, u32), Vec<usize>>,
+    /// Number of tokens in every source that has media.
+    source_tokens: BTreeMap<u32, usize>,
+}
+
+impl RoutedMedium {
+    fn offset(&self, end: RouteEnd) -> usize {
+        match end {
+            RouteEnd::Source => self.source_offset,
+            RouteEnd::Destination => self.destination_offset,
+        }
+    }
+}
+
+impl RoutePlan {
+    /// Sorts media by destination and sets the source offsets in that order; ignores source offsets in the
+    /// argument.
+    #[must_use]
+    pub fn new(mut rows: Vec<RoutedMedium>) -> Self {
+        rows.sort_by_key(|row| (row.destination, row.medium));
+        let (mut pairs, mut source_tokens) = (BTreeMap::new(), BTreeMap::new());
+        for (index, row) in rows.iter_mut().enumerate() {
+            let tokens: &mut usize = source_tokens.entry(row.source).or_default();
+            row.source_offset = *tokens;
+            *tokens += row.tokens;
+            let pair: &mut Vec<usize> = pairs.entry((row.source, row.destination)).or_default();
+            pair.push(index);
+        }
+        Self { rows, pairs, source_tokens }
+    }
+
+    /// Returns the routes for all media.
+    #[must_use]
+    pub fn rows(&self) -> &[RoutedMedium] {
+        &self.rows
+    }
+
+    /// Returns the media in a source, in encoding order.
+    pub fn source_media(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
+        let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
+        pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
+    }
+
+    /// Returns the number of output rows for a source.
+    #[must_use]
+    pub fn source_tokens(&self, source: u32) -> usize {
+        self.source_tokens.get(&source).copied().unwrap_or(0)
+    }
+
+    /// Returns the media that go from a source to a destination, in message order.
+    pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RoutedMedium> {
+        self.pairs.get(&(source, destination)).into_iter().flatten().map(|&row| &self.rows[row])
+    }
+
+    /// Returns the number of rows in the message from a source to a destination; without rows no message is
+    /// sent.
+    #[must_use]
+    pub fn tokens_between(&self, source: u32, destination: u32) -> usize {
+        self.between(source, destination).map(|row| row.tokens).sum()
+    }
+
+    /// Returns the row elements at one end, in the order of the message from a source to a destination; `to`
+    /// counts message elements.
+    #[must_use]
+    pub fn elements(&self, [source, destination]: [u32; 2], end: RouteEnd, width: usize) -> Vec<CopyRange> {
+        let mut to = 0;
+        let mut next = |row: &RoutedMedium| {
+            let len = row.tokens * width;
+            to += len;
+            CopyRange { from: row.offset(end) * width, to: to - len, len }
+        };
+        self.between(source, destination).map(&mut next).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loads(costs: &[u64], replica_of: &[usize], replicas: usize) -> Vec<u64> {
+        let load = |replica| {
+            costs.iter().zip(replica_of).filter(|(_, of)| **of == replica).map(|(cost, _)| cost).sum()
+        };
+        (0..replicas).map(load).collect()
+    }
+
+    #[test]
+    fn every_medium_has_a_replica_and_loads_of_a_round_are_even() {
+        let rounds = [vec![80, 40, 40, 30, 30, 20], vec![], vec![0; 5], vec![5, 5]];
+        let replica_of = assign_media(&rounds, 3).unwrap();
+        assert_eq!(replica_of, assign_media(&rounds, 3).unwrap());
+        assert!(rounds.iter().map(Vec::len).eq(replica_of.iter().map(Vec::len)));
+        assert!(replica_of.iter().flatten().all(|&replica| replica < 3));
+        assert_eq!(loads(&rounds[0], &replica_of[0], 3), [80, 80, 80]);
+        assert_eq!(loads(&rounds[3], &replica_of[3], 3).into_iter().max(), Some(5));
+        assert_eq!(assign_media(&[vec![7, 7]], 1).unwrap(), [[0, 0]]);
+    }
+
+    #[test]
+    fn replicas_take_turns_where_rounds_have_few_media() {
+        let rounds: Vec<Vec<u64>> = (0..9).map(|_| vec![10]).collect();
+        let replica_of = assign_media(&rounds, 3).unwrap().concat();
+        assert_eq!(loads(&[10; 9], &replica_of, 3), [30, 30, 30]);
+    }
 }

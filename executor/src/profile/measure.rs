@@ -17,14 +17,14 @@ use dflop_costmodel::model::{EncoderSpec, LlmSpec};
 use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
+use dflop_device::{Device, Dtype};
 
 use super::clock::Clock;
 use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
 use super::shape_source::{ShapeSource, TimeBudget};
-use super::{MeasuredModel, gemm_peak_flops, memory_check, module_kind};
-use crate::error::Result;
-use dflop_device::{Device, Dtype};
+use super::{MeasuredModel, gemm_peak_flops, module_kind};
+use crate::error::{Error, Result};
 
 /// Minimum number of rounds at which the runs from the choice are excluded from the profile.
 const ROUNDS_MIN: usize = 3;
@@ -168,7 +168,7 @@ fn measure_module<D: Device>(
 ) -> Result<(Vec<Measurement>, ModuleReport)> {
     let layers = measured_layers(model, options, module);
     let (state_bytes, _) = with_layers(model, module, layers as u32);
-    memory_check::check(module, layers, state_bytes)?;
+    check(module, layers, state_bytes)?;
     let mut subject = ModuleUnderTest::new(model, device, module, layers, options.seed)?;
     let sequences = subject.sequences;
     // At least one octave, so that the grid has two points.
@@ -176,7 +176,7 @@ fn measure_module<D: Device>(
     let kept_bytes_per_token = subject.kept_bytes(low)? / u64::from(low);
     let kept = kept_bytes_per_token * u64::from(high);
     // Half of the state (weights and gradients) has been allocated by now.
-    memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
+    check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
     let grid = Grid::new(low, high, options.error_bound);
     let built_seconds = budget.taken();
     let budget = budget.rest();
@@ -307,4 +307,47 @@ fn metadata<D: Device>(device: &D, clock: Clock, peak_flops: f64) -> Vec<(String
     ]
     .map(|(key, value)| (key.to_owned(), value))
     .to_vec()
+}
+
+/// Maximum fraction of free memory for a measurement.
+const SHARE: f64 = 0.9;
+
+/// Returns the number of free bytes, if the system reports it.
+fn free_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Fails if fewer than `needed_bytes` are free.
+pub(super) fn check(module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
+    check_against(free_bytes(), module, layers, needed_bytes)
+}
+
+fn check_against(free_bytes: Option<u64>, module: Module, layers: usize, needed_bytes: u64) -> Result<()> {
+    match free_bytes {
+        Some(free_bytes) if needed_bytes as f64 > SHARE * free_bytes as f64 => {
+            Err(Error::InsufficientMemory { module, layers, needed_bytes, free_bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_it_is_tried() {
+        assert!(
+            check_against(None, Module::Llm, 28, u64::MAX).is_ok(),
+            "a system that does not report free memory"
+        );
+        assert!(check_against(Some(1000), Module::Llm, 28, 900).is_ok());
+        let error = check_against(Some(1000), Module::Llm, 28, 901).unwrap_err().to_string();
+        assert!(
+            error.starts_with("measuring 28 layers of llm takes about 901 bytes of memory, 1000 are free")
+        );
+        assert!(check(Module::Vision, 1, 0).is_ok());
+    }
 }

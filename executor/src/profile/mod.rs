@@ -9,26 +9,23 @@
 
 pub mod check;
 pub mod clock;
-mod gemm_peak;
 mod measure;
-mod memory_check;
 mod module_under_test;
 mod random_batches;
 mod sequences;
 mod shape_source;
 mod synthetic_inputs;
 
+pub use clock::{Clock, gemm_peak_flops};
+pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};
+pub use module_under_test::{PassDurations, time_optimizer, time_passes};
+
 use dflop_costmodel::{ModelSpec, Module};
+use dflop_models::encoder::EncoderConfig;
+use dflop_models::{LayerSpec, ModelConfig, ModuleKind};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use dflop_models::encoder::EncoderConfig;
-use dflop_models::{LayerSpec, ModelConfig, ModuleKind};
-
-pub use clock::Clock;
-pub use gemm_peak::gemm_peak_flops;
-pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};
-pub use module_under_test::{PassDurations, time_optimizer, time_passes};
 
 /// Model for the executor and for the cost model.
 #[derive(Debug, Clone, PartialEq)]

@@ -22,9 +22,7 @@
 
 mod build_stages;
 mod correction_record;
-mod forecast;
 mod measured_times;
-mod mfu;
 mod pass_predictor;
 mod plan_correction;
 mod skip_warnings;
@@ -33,21 +31,18 @@ mod step_end;
 mod step_report;
 mod step_times;
 mod trace;
-mod trace_lanes;
 mod training_rank;
 
 pub(crate) use build_stages::build_stages_to_join;
 pub use build_stages::{build_stages, build_stages_over, join_job, join_job_over};
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
-pub use forecast::Forecast;
 pub use measured_times::MeasuredTimes;
-pub use mfu::{model_flops, utilization};
-pub use pass_predictor::PassPredictor;
+pub use pass_predictor::{Forecast, PassPredictor};
 pub use plan_correction::{CorrectionReport, CorrectionSettings};
 pub(crate) use start_times::START_VARIABLE;
 pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
 pub use step_end::StopReason;
-pub use step_report::StepReport;
+pub use step_report::{StepReport, model_flops, utilization};
 pub use step_times::IdleTimes;
 pub use trace::{TraceWriter, TracedAction, join_traces};
 pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};

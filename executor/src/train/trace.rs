@@ -2,8 +2,7 @@
 //!
 //! Every rank is a process with two threads: `measured` has the actions as they ran, `predicted` as they were
 //! simulated. The event arguments contain both durations. A predicted step starts with the measured step, or
-//! when the previous predicted step has ended. A thread for each communication lane in use
-//! ([`lanes`](super::trace_lanes)) follows.
+//! when the previous predicted step has ended. A thread for each communication lane in use follows.
 //!
 //! Events are written as they occur, one per line, in the JSON array format, where the closing bracket is
 //! optional: a killed run's trace can be opened, too.
@@ -18,9 +17,8 @@ use std::ops::Range;
 use dflop_balancer::schedule::Action;
 use serde_json::{Value, json};
 
-use super::trace_lanes::{self, LaneThread};
 use crate::error::{Error, Result};
-use crate::pipeline::{CommunicationLane, TimedAction, TimedCommunication};
+use crate::pipeline::{CommunicationKind, CommunicationLane, TimedAction, TimedCommunication};
 
 /// Thread numbers within a rank.
 const MEASURED: u32 = 0;
@@ -133,7 +131,7 @@ impl<W: Write> TraceWriter<W> {
             let is_new = !of_rank.contains_key(&timed.lane);
             let thread = of_rank.entry(timed.lane).or_insert(next);
             let event = thread.event((rank, step, start_ns), timed);
-            let named = is_new.then(|| trace_lanes::name(rank, thread.number(), timed.lane));
+            let named = is_new.then(|| name(rank, thread.number(), timed.lane));
             for event in named.into_iter().flatten().chain([event]) {
                 self.event(&event)?;
             }
@@ -241,6 +239,78 @@ fn arguments(step: u64, traced: &TracedAction) -> Value {
 
 pub(super) fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
+}
+
+/// Lane thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LaneThread {
+    number: u32,
+    /// End time for the last event in the lane, in nanoseconds.
+    until_ns: u64,
+}
+
+impl LaneThread {
+    pub(super) const fn new(number: u32) -> Self {
+        Self { number, until_ns: 0 }
+    }
+
+    pub(super) const fn number(self) -> u32 {
+        self.number
+    }
+
+    /// Returns the event for a communication. A communication from the previous step may end late, and events
+    /// on a thread must not overlap: the event begins when the lane is free.
+    ///
+    /// - `(rank, step, start_ns)`: step start since the run start
+    pub(super) fn event(
+        &mut self,
+        (rank, step, start_ns): (usize, u64, u64),
+        timed: &TimedCommunication,
+    ) -> Value {
+        let since_run = |ns: i64| start_ns.saturating_add_signed(ns);
+        let end_ns = since_run(timed.end_ns).max(self.until_ns);
+        let begin_ns = since_run(timed.start_ns).clamp(self.until_ns, end_ns);
+        self.until_ns = end_ns;
+        let TimedCommunication { kind, stage, microbatch, bytes, exposed_ns, .. } = *timed;
+        let name = match (kind, microbatch) {
+            (CommunicationKind::Activations, Some(microbatch)) => {
+                format!("activations {microbatch} of stage {stage}")
+            }
+            (CommunicationKind::Gradients, Some(microbatch)) => {
+                format!("gradients {microbatch} of stage {stage}")
+            }
+            (kind, _) => format!("{} of stage {stage}", kind_name(kind)),
+        };
+        json!({
+            "ph": "X", "name": name, "cat": kind_name(kind), "pid": rank, "tid": self.number,
+            "ts": microseconds(begin_ns), "dur": microseconds(end_ns - begin_ns),
+            "args": {
+                "step": step, "microbatch": microbatch, "stage": stage, "bytes": bytes, "exposed_ns": exposed_ns,
+            },
+        })
+    }
+}
+
+/// Returns the events that name a thread and sort it below the pass threads.
+pub(super) fn name(rank: usize, thread: u32, lane: CommunicationLane) -> [Value; 2] {
+    let name = match lane {
+        CommunicationLane::Send { to } => format!("send to rank {to}"),
+        CommunicationLane::Receive { from } => format!("receive from rank {from}"),
+        CommunicationLane::Replicas { stage } => format!("replicas of stage {stage}"),
+        CommunicationLane::Tie => "tied parameters".to_owned(),
+    };
+    [("thread_name", json!({"name": name})), ("thread_sort_index", json!({"sort_index": thread}))]
+        .map(|(kind, args)| json!({"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": args}))
+}
+
+const fn kind_name(kind: CommunicationKind) -> &'static str {
+    match kind {
+        CommunicationKind::Activations => "activations",
+        CommunicationKind::Gradients => "gradients",
+        CommunicationKind::AllReduce => "all-reduce",
+        CommunicationKind::ReduceScatter => "reduce-scatter",
+        CommunicationKind::AllGather => "all-gather",
+    }
 }
 
 #[cfg(test)]

@@ -7,19 +7,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
+use dflop_comm::{Comm, StepContext};
 use dflop_costmodel::SampleShape;
+use dflop_device::Device;
+use dflop_loader::BalancedLoader;
 use serde_json::Value;
 
 use super::correction_record::CorrectionRecorder;
-use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
-use super::mfu::{model_flops, utilization};
-use super::pass_predictor::PassPredictor;
+use super::pass_predictor::{Forecast, PassPredictor, planned_passes};
 use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::start_times::{StartPart, StartReport, StartTimes};
 use super::step_end::{StepEnd, StopReason};
-use super::step_report::StepReport;
+use super::step_report::{StepReport, model_flops, utilization};
 use super::step_times::{HostPart, HostTimes, Queued, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
@@ -27,9 +28,6 @@ use crate::error::{Error, Result};
 use crate::inputs::{Ending, InputReader, InputsAhead, PredictedTimes, StepInputs, Taken};
 use crate::optimizer::{JobOptimizer, UpdateReport};
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, UnreadStep, simulate};
-use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
-use dflop_loader::BalancedLoader;
 
 /// Rank options in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
@@ -173,7 +171,7 @@ impl<D: Device> TrainingRank<D> {
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
-            let is_over = matches!(error, crate::Error::Comm(error) if error.failure().is_some());
+            let is_over = matches!(error, Error::Comm(error) if error.failure().is_some());
             if !is_over {
                 let at = StepContext::step(self.optimizer.steps(), "train");
                 // The caller gets the error itself; the failure message is for the other ranks.

@@ -1,12 +1,13 @@
-//! Trait that all transports implement: sends, receives and collectives between ranks.
+//! Trait that all transports implement, with sends, receives and collectives between ranks, and handles for
+//! those that are pending.
 
-use super::handle::Handle;
+use std::any::Any;
+use std::fmt::{self, Debug};
+use std::time::{Duration, Instant};
+
 use super::settings::Settings;
-use super::wait_record::WaitRecord;
 use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
 use crate::message::{Buffer, Payload, PayloadShape, Slice};
-use std::fmt::Debug;
-use std::time::Duration;
 
 /// Rank endpoint in a communicator.
 ///
@@ -294,6 +295,120 @@ fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let usual = digests.iter().position(|&digest| count(digest) == most)?;
     let odd = digests.iter().position(|&digest| digest != digests[usual])?;
     Some((odd, usual))
+}
+
+/// Guard that records a wait outside the message layer until it is dropped
+/// ([`Comm::record_wait`](crate::Comm::record_wait)).
+#[must_use = "a wait is on record as long as this lives"]
+pub struct WaitRecord {
+    /// Ends the wait when it is dropped.
+    end: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl WaitRecord {
+    /// Creates a record that lasts as long as a value, whose drop ends the wait.
+    pub fn new(end: impl Any + Send + Sync) -> Self {
+        Self { end: Some(Box::new(end)) }
+    }
+
+    /// Creates an empty record, for communicators whose status is never requested.
+    pub const fn empty() -> Self {
+        Self { end: None }
+    }
+}
+
+impl fmt::Debug for WaitRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WaitRecord({})", if self.end.is_some() { "open" } else { "empty" })
+    }
+}
+
+/// Operation that completes later; implemented by each transport.
+pub trait Completion<T>: Send {
+    /// Returns whether [`wait`](Self::wait) would return immediately.
+    fn is_complete(&self) -> bool;
+
+    /// Waits, at most for the time limit of the communicator.
+    ///
+    /// # Errors
+    /// [`Error::Failed`](crate::Error::Failed) if the job has ended or the time limit is reached.
+    fn wait(self: Box<Self>) -> Result<T>;
+
+    /// Waits like [`wait`](Self::wait), and returns the time at which the operation was complete, as far as
+    /// the transport can tell. Default: the end of the wait.
+    ///
+    /// # Errors
+    /// Errors from [`wait`](Self::wait).
+    fn wait_timed(self: Box<Self>) -> Result<(T, Instant)> {
+        let value = self.wait()?;
+        Ok((value, Instant::now()))
+    }
+}
+
+/// Pending send, receive or collective. The caller may compute until [`wait`](Self::wait).
+#[must_use = "a message that no one waits for may never have arrived"]
+pub struct Handle<T>(Box<dyn Completion<T>>);
+
+impl<T> std::fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Handle(complete: {})", self.is_complete())
+    }
+}
+
+impl<T> Handle<T> {
+    /// Wraps a pending transport operation.
+    pub fn new(completion: impl Completion<T> + 'static) -> Self {
+        Self(Box::new(completion))
+    }
+
+    /// Creates a handle for an operation that is complete.
+    pub fn ready(value: T) -> Self
+    where
+        T: Send + 'static,
+    {
+        Self::new(Ready(value, Instant::now()))
+    }
+
+    /// Returns whether [`wait`](Self::wait) would return immediately.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.0.is_complete()
+    }
+
+    /// Waits for completion, at most for the time limit of the communicator.
+    ///
+    /// # Errors
+    /// [`Error::Failed`](crate::Error::Failed) if the job has ended, or ends because the time limit is
+    /// reached.
+    pub fn wait(self) -> Result<T> {
+        self.0.wait()
+    }
+
+    /// Waits like [`wait`](Self::wait), and returns the time at which the operation was complete, as far as
+    /// the transport can tell: before the wait, if the caller computed longer.
+    ///
+    /// # Errors
+    /// Errors from [`wait`](Self::wait).
+    pub fn wait_timed(self) -> Result<(T, Instant)> {
+        self.0.wait_timed()
+    }
+}
+
+/// Completed operation, and the completion time.
+struct Ready<T>(T, Instant);
+
+impl<T: Send> Completion<T> for Ready<T> {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<T> {
+        Ok(self.0)
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<(T, Instant)> {
+        Ok((self.0, self.1))
+    }
 }
 
 #[cfg(test)]

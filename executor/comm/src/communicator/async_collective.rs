@@ -1,12 +1,13 @@
 //! Runs collectives on a communicator thread, while the caller computes.
 
-use super::group::Group;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+use super::collective::Group;
 use crate::api::{Completion, Handle};
 use crate::error::{Cause, Error, Result, StepContext};
 use crate::message::Buffer;
 use crate::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 type Task = Box<dyn FnOnce() + Send>;
 

@@ -2,20 +2,21 @@
 
 mod async_collective;
 mod collective;
-mod group;
 
 pub(crate) use collective::NUMBERS_MAX;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_collective::CollectiveThread;
+use collective::Group;
+use dflop_costmodel::random::mix64;
 
 use crate::api::{Comm, Handle, WaitRecord, compare_digests};
 use crate::endpoint::Endpoint;
 use crate::error::{Cause, Error, Failure, Result, StepContext};
 use crate::message::{Buffer, Header, Op, Payload, PayloadShape, Slice, even_parts, ranges};
 use crate::sync::{AtomicU64, Ordering};
-use async_collective::CollectiveThread;
-use dflop_costmodel::random::mix64;
-use group::Group;
-use std::sync::Arc;
-use std::time::Duration;
 
 /// Communicator id for all ranks in a job.
 const WORLD: u64 = 0;

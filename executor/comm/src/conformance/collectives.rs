@@ -1,11 +1,12 @@
 //! Collectives that do not sum, and splits.
 
-use super::Case;
-use super::inputs::{at, floats, row, stay};
+use std::time::{Duration, SystemTime};
+
+use half::bf16;
+
+use super::{Case, at, floats, row, stay};
 use crate::api::Comm;
 use crate::message::{PayloadShape, Slice};
-use half::bf16;
-use std::time::{Duration, SystemTime};
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "parts_may_be_of_any_length", sizes: &[4], run: any_parts, needs: |_| true },

@@ -1,13 +1,14 @@
 //! Caller mistakes, which do not affect the job, and failures, which end the job on all ranks.
 
-use super::Case;
-use super::inputs::{at, floats, row, stay};
+use std::fmt::Debug;
+
+use half::bf16;
+
+use super::{Case, at, floats, row, stay};
 use crate::api::{Comm, P2pOp};
 use crate::dtype::Dtype;
 use crate::error::{Cause, Error, Failure, Result, StepContext};
 use crate::message::{Buffer, Payload, PayloadShape, Slice};
-use half::bf16;
-use std::fmt::Debug;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "mistakes_of_the_caller_do_not_end_the_job", sizes: &[2], run: mistakes, needs: |_| true },

@@ -1,10 +1,10 @@
 //! Sends and receives.
 
-use super::inputs::{at, floats, row, stay};
-use super::{Case, Promises};
+use half::bf16;
+
+use super::{Case, Promises, at, floats, row, stay};
 use crate::api::{Comm, P2pOp};
 use crate::message::{Buffer, Payload, PayloadShape};
-use half::bf16;
 
 pub(super) const CASES: &[Case] = &[
     Case { name: "messages_of_all_sizes_arrive", sizes: &[2], run: all_sizes, needs: |_| true },

@@ -1,7 +1,6 @@
 //! Sums over all ranks.
 
-use super::Case;
-use super::inputs::{at, floats, ring_sum, stay};
+use super::{Case, at, floats, ring_sum, stay};
 use crate::api::Comm;
 use crate::error::Error;
 use crate::message::{Buffer, even_parts};

@@ -1,22 +1,23 @@
 //! State shared by all communicators on a rank: mailbox, transport, failure.
+//!
+//! A wait that exceeds the short limit is reported: a dead rank, a deadlock, or a rank that is merely busy.
+//! The awaited rank may itself wait for another rank. First the status of the awaited rank is requested, then
+//! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
 
 mod mailbox;
-mod timeout_report;
-mod transport;
 pub(crate) mod tree;
 mod waits;
 
 pub(crate) use mailbox::{Expected, Interrupt, Mailbox};
-pub(crate) use transport::{SendState, Transport};
 pub(crate) use waits::{OpenWait, Status, Wait};
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::api::{Completion, Handle, Settings};
 use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
 use crate::message::{Buffer, Header, Key, Message, Payload};
 use crate::sync::{AtomicU64, Ordering};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-use timeout_report::{Inquirer, TimeoutReport, Verdict};
 
 /// Job rank, as seen by communicators.
 pub(super) struct Endpoint {
@@ -146,7 +147,7 @@ impl Endpoint {
                 Err(Interrupt::TimedOut) => {}
                 Err(interrupt) => return Err(self.interrupted(interrupt, &wait, &what())),
             }
-            let report = timeout_report::find(&self.inquirer(), wait.peer);
+            let report = find(&self.inquirer(), wait.peer);
             let left = slow.saturating_sub(begin.elapsed());
             if report.verdict == Verdict::Busy && !left.is_zero() {
                 limit = left.min(self.settings.wait);
@@ -183,7 +184,7 @@ impl Endpoint {
         if waited < wait {
             return Ok(());
         }
-        let report = timeout_report::find(&self.inquirer(), peer);
+        let report = find(&self.inquirer(), peer);
         if report.verdict == Verdict::Busy && waited < slow.max(wait) {
             return Ok(());
         }
@@ -330,4 +331,112 @@ impl From<PendingSend> for Handle<()> {
     fn from(sending: PendingSend) -> Self {
         if sending.sent == SendState::Done { Self::ready(()) } else { Self::new(sending) }
     }
+}
+
+/// Rank transport. Ranks are world ranks.
+pub(crate) trait Transport: Send + Sync {
+    /// Starts to send a message to another rank; returns immediately.
+    fn post(&self, to: usize, message: Message) -> SendState;
+
+    /// Waits until a [posted](Self::post) message to the awaited peer is in flight.
+    fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt>;
+
+    /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
+    fn is_sent(&self, to: usize, sent: &SendState) -> bool;
+
+    /// Sends a small message to a neighbor in the job tree. A neighbor that does not accept it is detected
+    /// elsewhere.
+    fn send_control(&self, to: usize, message: Message);
+
+    /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the job failure,
+    /// which differs from `failure` if another failure came first.
+    fn end_job(&self, failure: Failure) -> Failure;
+
+    /// Requests the status of a rank; returns `None` if it does not answer in time.
+    fn ask(&self, peer: usize, timeout: Duration) -> Option<Status>;
+}
+
+/// Progress of a message send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SendState {
+    /// Completed; nothing to wait for.
+    Done,
+    /// Completes once the peer has room.
+    Delivered,
+    /// Completes once this many messages are written.
+    Queued(u64),
+    /// The peer is gone.
+    Closed,
+}
+
+/// Outcome at the end of a chain of waiting ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// A rank computes, or a wait in a cycle is younger than the short limit: the wait may continue.
+    Busy,
+    /// A rank does not answer.
+    Dead,
+    /// Ranks have waited for each other for the short limit.
+    Deadlock,
+}
+
+/// End of a chain of waiting ranks.
+#[derive(Debug, PartialEq, Eq)]
+struct TimeoutReport {
+    verdict: Verdict,
+    /// Rank at the end of the chain; `None` for a deadlock.
+    culprit: Option<usize>,
+    message: String,
+}
+
+/// Rank that requests the status of other ranks.
+struct Inquirer<'a> {
+    rank: usize,
+    transport: &'a dyn Transport,
+    mailbox: &'a Mailbox,
+    settings: &'a Settings,
+}
+
+/// Follows the chain of waiting ranks from `peer` on.
+fn find(own: &Inquirer<'_>, peer: usize) -> TimeoutReport {
+    let (mut chain, mut current) = (Vec::new(), peer);
+    loop {
+        let Some(status) = status(own, current) else {
+            let heard = own.mailbox.heard(current);
+            let heard = heard.map_or("never heard of before".into(), |at| format!("last heard of at {at}"));
+            let message = format!("rank {current} does not answer, {heard}");
+            return TimeoutReport { verdict: Verdict::Dead, culprit: Some(current), message };
+        };
+        let busy = |message| TimeoutReport { verdict: Verdict::Busy, culprit: Some(current), message };
+        let Some(wait) = status.wait else {
+            return busy(match status.last {
+                Some(at) => format!("rank {current} is busy since {at}"),
+                None => format!("rank {current} has not started"),
+            });
+        };
+        chain.push((current, wait.age));
+        current = wait.peer;
+        // a cycle: every rank in it waits, so none can be blamed
+        if let Some(first) = chain.iter().position(|&(rank, _)| rank == current) {
+            let cycle = &chain[first..];
+            // a young wait may be about to end: its message may be in flight
+            let is_young = cycle.iter().any(|&(_, age)| age < own.settings.wait);
+            let verdict = if is_young { Verdict::Busy } else { Verdict::Deadlock };
+            let message = format!("deadlock: ranks wait for each other: {}", arrows(cycle));
+            return TimeoutReport { verdict, culprit: None, message };
+        }
+    }
+}
+
+/// Returns the status of a rank; also for this rank, in which another thread may wait elsewhere or compute.
+fn status(own: &Inquirer<'_>, rank: usize) -> Option<Status> {
+    if rank == own.rank {
+        return Some(own.mailbox.status());
+    }
+    own.transport.ask(rank, own.settings.answer())
+}
+
+/// Formats a cycle, which ends with its first rank.
+fn arrows(cycle: &[(usize, Duration)]) -> String {
+    cycle.iter().chain(cycle.first()).map(|(rank, _)| rank.to_string()).collect::<Vec<_>>().join(" → ")
 }

@@ -1,10 +1,9 @@
-//! Reads a rank identity from launcher environment variables.
+//! Reads a rank identity from launcher environment variables, with the host and task lists of Slurm.
 
-use super::host_list::first_host;
-use super::machine_ranks::ranks_of_node;
+use std::str::FromStr;
+
 use crate::error::{Error, Result};
 use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig};
-use std::str::FromStr;
 
 const PORT: u16 = 29501;
 
@@ -183,6 +182,38 @@ fn optional<T: FromStr>(
     text.trim().parse().map(Some).map_err(invalid)
 }
 
+/// Returns the first host in a list such as `gpu[007-009,12],big`; `None` if the list is invalid.
+pub(super) fn first_host(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (prefix, rest) = list.split_at(end);
+    if !rest.starts_with('[') {
+        return (!prefix.is_empty()).then(|| prefix.to_owned());
+    }
+    let (numbers, rest) = rest[1..].split_once(']')?;
+    let first = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
+    // a bracket may be followed by a suffix, which may contain brackets itself
+    let suffix = if rest.is_empty() || rest.starts_with(',') { String::new() } else { first_host(rest)? };
+    Some(format!("{prefix}{first}{suffix}"))
+}
+
+/// Returns the number of ranks on a machine from a list such as `4(x2),1`; `None` if the list is invalid or
+/// too short.
+pub(super) fn ranks_of_node(list: &str, node: usize) -> Option<usize> {
+    let mut before = 0;
+    for part in list.split(',') {
+        let (ranks, machines) = match part.split_once("(x") {
+            Some((ranks, machines)) => (ranks, machines.strip_suffix(')')?.parse().ok()?),
+            None => (part, 1),
+        };
+        let ranks = ranks.parse().ok()?;
+        before += machines;
+        if node < before {
+            return Some(ranks);
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,5 +321,26 @@ mod tests {
             &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "a[")],
             "must be a list",
         );
+    }
+
+    #[test]
+    fn the_first_host_of_a_list() {
+        let first = |list| first_host(list).unwrap();
+        assert_eq!(first("node"), "node");
+        assert_eq!(first("a,b"), "a");
+        assert_eq!(first("gpu[007-009,12],big"), "gpu007");
+        assert_eq!(first("r[1-2]n[3,4].cluster,x"), "r1n3.cluster");
+        for bad in ["", ",a", "a[1-2", "a[]"] {
+            assert_eq!(first_host(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_ranks_of_a_machine_are_counted_through() {
+        let ranks = |node| ranks_of_node("4(x2),1,3", node);
+        assert_eq!([0, 1, 2, 3, 4].map(ranks), [Some(4), Some(4), Some(1), Some(3), None]);
+        for bad in ["", "x", "2(x", "2(x3", "2(xa)"] {
+            assert_eq!(ranks_of_node(bad, 0), None, "{bad}");
+        }
     }
 }

@@ -1,17 +1,18 @@
-//! Starts all ranks in a job on this machine, and ends them together.
+//! Starts all ranks in a job on this machine, passes their output on line by line, and ends them together.
 
-use super::output::{WhenClosed, pass_on, prefix};
-use super::signals::{SAME_REQUEST, StopSignals};
-use super::status::RankStatus;
-use crate::error::{Error, Result};
-use crate::rendezvous::{JobToken, RendezvousServer};
-use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
-use std::io;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::signals::{SAME_REQUEST, StopSignals};
+use crate::error::{EXIT_SECONDARY, Error, Result};
+use crate::rendezvous::{JobToken, RendezvousServer};
 
 /// Starts several processes with the same command as the ranks of a job.
 ///
@@ -306,5 +307,91 @@ impl Drop for RankProcesses {
         }
         // a process that waits inside the kernel ends later, or never
         let _ = self.wait(Launcher::KILLED);
+    }
+}
+
+/// Maximum line length in bytes that is kept together; longer lines are split.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Returns the prefix for every line from a rank.
+pub(super) fn prefix(rank: usize) -> String {
+    format!("[{rank}] ")
+}
+
+/// Handling of rank output when the output of this process is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhenClosed {
+    /// Read and discard it: the rank must not stop because nobody reads the output any more.
+    Discard,
+    /// Close it as well.
+    Close,
+}
+
+/// Copies lines from a rank to this process until the rank closes the pipe.
+///
+/// # Errors
+/// If the system has no thread for it.
+pub(super) fn pass_on(
+    prefix: String,
+    from: impl Read + Send + 'static,
+    when_closed: WhenClosed,
+    to: impl Fn() -> Box<dyn Write> + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("rank-output".into()).spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = prefix.into_bytes();
+        let prefix_bytes = line.len();
+        loop {
+            line.truncate(prefix_bytes);
+            // bounded: a rank that prints no newline must not fill the launcher's memory
+            let read = (&mut from).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+            if !read.is_ok_and(|bytes| bytes > 0) {
+                return;
+            }
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            let mut to = to();
+            let written = to.write_all(&line).and_then(|()| to.flush());
+            if written.is_err() && when_closed == WhenClosed::Close {
+                return;
+            }
+        }
+    })
+}
+
+/// Exit status of a rank process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Rank number.
+    pub rank: usize,
+    /// Exit status, or the signal that ended the rank.
+    pub status: ExitStatus,
+}
+
+impl RankStatus {
+    /// Returns whether the rank reported that it ended because another rank failed.
+    #[must_use]
+    pub fn is_secondary(&self) -> bool {
+        self.status.code() == Some(i32::from(EXIT_SECONDARY))
+    }
+
+    /// Returns the signal on which the rank stopped in order: it ended with 128 plus the signal number.
+    #[must_use]
+    pub fn stopped_by(&self) -> Option<i32> {
+        let signals = [Signal::INT, Signal::TERM].map(Signal::as_raw);
+        signals.into_iter().find(|signal| self.status.code() == Some(128 + signal))
+    }
+
+    /// Returns whether the rank neither succeeded nor stopped in order.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        !self.status.success() && self.stopped_by().is_none()
+    }
+}
+
+impl fmt::Display for RankStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} ended with {}", self.rank, self.status)
     }
 }

@@ -6,16 +6,9 @@
 //! - [`StopSignals`] lets a rank, or a single-process job, end in order when it is asked to stop
 
 mod environment;
-mod host_list;
 mod launcher;
-mod machine_ranks;
-mod orphan;
-mod output;
 mod signals;
-mod status;
 
 pub use environment::{FoundLauncher, identity_from_environment, launcher_from_environment};
-pub use launcher::{JobOutcome, Launcher};
-pub use orphan::{end_with_launcher, has_launcher};
-pub use signals::StopSignals;
-pub use status::RankStatus;
+pub use launcher::{JobOutcome, Launcher, RankStatus};
+pub use signals::{StopSignals, end_with_launcher, has_launcher};

@@ -1,12 +1,15 @@
-//! Turns `SIGINT` and `SIGTERM` into stop requests; a second signal ends the process.
+//! Turns `SIGINT` and `SIGTERM` into stop requests, of which a second ends the process, and ends a rank whose
+//! launcher was killed.
 
-use crate::error::{Error, Result};
-use rustix::process::Signal;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::{flag, low_level};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+use crate::error::{Error, Result};
 
 /// Time after a first signal within which further signals are the same request: `timeout` and terminals
 /// signal both a process and the process group.
@@ -84,4 +87,32 @@ impl Drop for StopSignals {
         self.is_over.store(true, Ordering::Relaxed);
         self.is_default.store(true, Ordering::Relaxed);
     }
+}
+
+/// Returns whether a [`Launcher`](super::Launcher) started this process: it passes signals on, and kills a
+/// rank that does not end.
+#[must_use]
+pub fn has_launcher() -> bool {
+    std::env::var_os("DFLOP_STORE").is_some_and(|store| store == "launcher")
+}
+
+/// Requests that the system ends this process when the parent dies for any reason.
+///
+/// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher`
+/// set. Linux only; on other systems ranks continue to the end after the launcher is killed.
+///
+/// # Errors
+/// [`Error::Io`] if the system refuses, or the launcher is already dead.
+pub fn end_with_launcher() -> Result<()> {
+    #[cfg(target_os = "linux")]
+    if has_launcher() {
+        use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+        let failed = |source| Error::Io { action: "tie this rank to its launcher".into(), source };
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed(error.into()))?;
+        // the launcher may have died before the request above took effect
+        if getppid() == Some(Pid::INIT) {
+            return Err(failed(std::io::Error::other("the launcher died")));
+        }
+    }
+    Ok(())
 }

@@ -6,12 +6,10 @@
 
 mod address;
 mod client;
-mod crowd;
 pub(super) mod fuzz;
 mod greeter;
 mod handshake;
 mod protocol;
-mod rank_identity;
 mod refusals;
 mod server;
 mod token;
@@ -21,7 +19,6 @@ pub(super) use address::{Deadline, call, dial, resolve};
 pub use client::RendezvousClient;
 pub(super) use greeter::{Host, greet_callers};
 pub(super) use handshake::{Hello, Purpose, Rejection};
-pub use rank_identity::{RankIdentity, RendezvousConfig};
 pub(super) use refusals::{Refusal, Refusals};
 pub use server::RendezvousServer;
-pub use token::JobToken;
+pub use token::{JobToken, RankIdentity, RendezvousConfig};

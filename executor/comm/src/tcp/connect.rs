@@ -1,7 +1,11 @@
 //! Connects a rank with its neighbors in the tree.
 
-use super::dialer::Dialer;
-use super::door::Door;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use super::door::{Dialer, Door};
 use super::tcp_transport::TcpTransport;
 use crate::api::Settings;
 use crate::communicator::Communicator;
@@ -12,10 +16,6 @@ use crate::rendezvous::{
     dial, resolve,
 };
 use crate::threads;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::Duration;
 
 /// Maximum number of ranks for the TCP transport.
 ///

@@ -1,15 +1,20 @@
-//! Rank listener: accepts tree children while the job forms, and other ranks while it runs.
+//! Rank listener, which accepts tree children while the job forms and other ranks while it runs, and calls to
+//! the listeners of other ranks.
 
-use super::links::Links;
-use crate::endpoint::tree;
-use crate::error::Error;
-use crate::rendezvous::{Hello, Host, JobToken, Purpose, Refusal, Refusals, greet_callers};
+use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use super::links::{Dial, Line, Links};
+use crate::endpoint::tree;
+use crate::error::Error;
+use crate::rendezvous::{
+    Deadline, Hello, Host, JobToken, Purpose, Refusal, Refusals, Rejection, call, greet_callers,
+};
 
 /// Rank listener. The listener thread ends when it is closed or dropped.
 #[derive(Debug)]
@@ -174,4 +179,44 @@ fn answer(links: &Arc<Links>, hello: &Hello) -> std::io::Result<SyncSender<TcpSt
         }
     })?;
     Ok(seat)
+}
+
+/// Pause between two calls.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Addresses of all ranks, and the listener of this rank.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    pub(super) rank: usize,
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) token: JobToken,
+    pub(super) door: Arc<Door>,
+}
+
+impl Dial for Dialer {
+    fn dial(&self, peer: usize, line: Line, patience: Duration) -> io::Result<TcpStream> {
+        let purpose = match line {
+            Line::Data => Purpose::Data,
+            Line::Inquiry => Purpose::Inquiry,
+        };
+        let hello = Hello { purpose, rank: self.rank, size: self.addresses.len() };
+        let deadline = Deadline::after(patience);
+        loop {
+            let error = match call(&self.addresses[peer], hello, &self.token, &deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(Rejection::Io(error)) => error,
+                Err(Rejection::WrongToken) => io::Error::other("another job listens on its port"),
+                Err(Rejection::Refused(reason)) => io::Error::other(reason),
+            };
+            // a busy listener rejects for lack of room: the next call may succeed
+            if error.kind() == io::ErrorKind::ConnectionRefused || deadline.left().is_zero() {
+                return Err(error);
+            }
+            std::thread::sleep(RETRY.min(deadline.left()));
+        }
+    }
+
+    fn close(&self) {
+        self.door.close();
+    }
 }

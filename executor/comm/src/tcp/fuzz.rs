@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use super::control::Control;
 use super::inbox::read_messages;
-use super::links::Links;
-use super::no_one::NoOne;
+use super::links::{Links, NoOne};
+use super::wire::Control;
 use crate::endpoint::Mailbox;
 
 /// Limit for unreceived bytes; more than any input has.

@@ -1,14 +1,19 @@
-//! Reads messages from one peer into the mailbox.
+//! Reads messages from one peer into the mailbox, and exchanges status requests, each on a separate
+//! connection.
+//!
+//! The requesting rank connects directly to the requested rank, so a rank that does not answer is the rank to
+//! blame.
 
-use super::frame::{Frame, HEADER_BYTES, decode};
-use super::links::Links;
-use super::socket::Socket;
-use crate::endpoint::{Expected, Interrupt};
-use crate::error::Cause;
-use crate::message::{Buffer, Header, Message};
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use super::links::{Line, Links};
+use super::socket::{Socket, send_all, set_read_limit};
+use super::wire::{Control, Frame, HEADER_BYTES, decode};
+use crate::endpoint::{Expected, Interrupt, Status};
+use crate::error::Cause;
+use crate::message::{Buffer, Header, Message};
 
 /// Read buffer size in bytes: fits the headers of many small messages; large messages bypass it.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -118,18 +123,66 @@ fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
     if skipped == bytes as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
+/// Time limit for the single message from the caller.
+const MESSAGE: Duration = Duration::from_secs(5);
+
+impl Links {
+    /// Requests the status of a rank; returns `None` if the rank does not answer in time, or if the job has
+    /// failed.
+    pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
+        match self.ask_once(peer, Instant::now() + timeout) {
+            Ok(Some(Control::StatusReply(status))) => return Some(status),
+            Ok(Some(control @ Control::Abort(_))) => self.take_control(peer, control),
+            Ok(_) => {}
+            Err(error) => tracing::debug!(peer, %error, "a status request failed"),
+        }
+        None
+    }
+
+    fn ask_once(&self, peer: usize, deadline: Instant) -> io::Result<Option<Control>> {
+        let left = || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let stream = self.dial.dial(peer, Line::Inquiry, left())?;
+        set_read_limit(&stream, left())?;
+        send_all(&stream, &Control::StatusRequest.encode())?;
+        Control::read(&mut &stream, self.size())
+    }
+
+    /// Serves a connection from a rank that requests the status, or that passes news on directly.
+    pub(super) fn answer(&self, peer: usize, stream: &Socket) {
+        let read = set_read_limit(stream, MESSAGE).and_then(|()| Control::read(&mut &*stream, self.size()));
+        let answered = match read {
+            Ok(Some(Control::StatusRequest)) => {
+                let failure = self.mailbox.failure();
+                let status = || Control::StatusReply(self.mailbox.status());
+                send_all(stream, &failure.map_or_else(status, Control::Abort).encode())
+            }
+            Ok(Some(control @ (Control::Abort(_) | Control::Leave { .. }))) => {
+                self.take_control(peer, control);
+                Ok(())
+            }
+            // the caller gave up, or is not a rank with this version: its own wait ends
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = answered {
+            tracing::debug!(peer, %error, "a call could not be answered");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::frame::encode;
-    use super::super::no_one::NoOne;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::Arc;
+
     use super::*;
     use crate::dtype::Dtype;
     use crate::endpoint::{Mailbox, Wait};
     use crate::error::{Failure, StepContext};
     use crate::message::{Op, PayloadShape};
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
-    use std::sync::Arc;
+    use crate::tcp::links::NoOne;
+    use crate::tcp::wire::encode;
 
     /// Returns the failure on a rank whose peer sent these bytes and hung up.
     fn failure_after(bytes: &[u8]) -> Option<Failure> {
@@ -196,7 +249,7 @@ mod tests {
         mailbox.discard(large(0).key(1), mailbox.post(large(0).key(1), large(0)), 1);
         let mut wait = Wait::new(1, large(1).at, false);
         mailbox.begin_wait(&mut wait);
-        let farewell = super::super::frame::farewell().to_vec();
+        let farewell = crate::tcp::wire::farewell().to_vec();
         read_into(&mailbox, &[message(0), message(1), message(2), farewell].concat());
         mailbox.end_wait(&mut wait);
         let expected = mailbox.take(large(1).key(1), number, &mut wait, Duration::ZERO).unwrap().0;
@@ -215,6 +268,6 @@ mod tests {
         assert!(heard.message.contains("last heard of at step 6, microbatch 2, `send`"), "{heard}");
         let noise = failure_after(&[whole.as_slice(), &[9; HEADER_BYTES]].concat()).unwrap();
         assert_eq!((noise.cause, noise.culprit), (Cause::Protocol, Some(1)));
-        assert_eq!(failure_after(&[whole, super::super::frame::farewell().to_vec()].concat()), None);
+        assert_eq!(failure_after(&[whole, crate::tcp::wire::farewell().to_vec()].concat()), None);
     }
 }

@@ -15,24 +15,17 @@
 //! peer process died, which the tree neighbors notice immediately and pass on.
 
 mod connect;
-mod control;
-mod control_line;
-mod dial;
-mod dialer;
 mod door;
-mod frame;
 pub(super) mod fuzz;
 mod inbox;
-mod inquiry;
 #[cfg(test)]
 mod large_jobs;
-mod leaving;
 mod links;
-mod no_one;
 mod outbox;
 #[cfg(test)]
 mod rank_resources;
 mod socket;
 mod tcp_transport;
+mod wire;
 
 pub use connect::{RANKS_MAX, Session, connect, connect_tree};

@@ -1,17 +1,17 @@
 //! Writes messages to one peer, in order, on a connection that is created for the first message.
 
-use super::dial::Line;
-use super::frame::{encode, farewell};
-use super::links::Links;
-use super::socket::{Socket, send_now};
-use crate::endpoint::SendState;
-use crate::error::Cause;
-use crate::message::Message;
-use crate::sync::{Mutex, MutexGuard, Receiver, Sender, channel, thread};
 use std::io::{self, IoSlice, Write};
 use std::net::Shutdown;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::links::{Line, Links};
+use super::socket::{Socket, send_now};
+use super::wire::{encode, farewell};
+use crate::endpoint::SendState;
+use crate::error::Cause;
+use crate::message::Message;
+use crate::sync::{Mutex, MutexGuard, Receiver, Sender, channel, thread};
 
 /// Maximum message size in bytes that the sending thread writes itself.
 const INLINE_BYTES_MAX: usize = 64 << 10;

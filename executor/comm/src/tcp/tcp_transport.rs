@@ -1,17 +1,17 @@
 //! Rank transport: control connections in the tree, and data connections to ranks that it sends to.
 
-use super::control::Control;
-use super::dial::Dial;
-use super::links::Links;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::links::{Dial, Links};
 use super::outbox::Outbox;
 use super::socket::Socket;
+use super::wire::Control;
 use crate::endpoint::{Interrupt, Mailbox, SendState, Status, Transport, Wait};
 use crate::error::Failure;
 use crate::message::{Buffer, Message};
 use crate::sync::thread;
-use std::io;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// All rank connections.
 #[derive(Debug)]

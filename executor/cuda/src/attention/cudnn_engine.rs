@@ -1,4 +1,5 @@
 //! cuDNN attention engine: plans in the background, and the choice between engines.
+
 #![expect(unsafe_code, reason = "plans are executed with addresses")]
 
 use std::collections::HashMap;
@@ -9,14 +10,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, HostSegments, Result};
 
-use super::engine_choice::{Engine, EngineChoice};
+use super::{Engine, EngineChoice};
 use crate::cudnn::{
     self, Arguments, DeviceProperties, Executor, Gradients, Heads, Library, Lookup, Plan, PlanKey, Plans,
     SegmentTables,
 };
-use crate::driver::{Event, MemoryPool, Stream};
-use crate::memory::CudaMemory;
-use crate::staging::Staging;
+use crate::driver::{CudaMemory, Event, MemoryPool, Staging, Stream};
 
 /// Maximum number of shapes whose plans and times are kept.
 const SHAPES_MAX: usize = 256;

@@ -1,4 +1,5 @@
 //! Library descriptors, with attributes.
+
 #![expect(unsafe_code, reason = "the library is called through C functions")]
 
 use cudarc::cublaslt::sys::{
@@ -9,7 +10,7 @@ use dflop_device::Dtype;
 
 use super::{Operand, check};
 use crate::error::{Error, Result};
-use crate::function_tables::cublas_lt;
+use crate::libraries::cublas_lt;
 
 /// Product description: transposes and epilogue.
 pub(super) struct ProductDescriptor(pub(super) sys::cublasLtMatmulDesc_t);

@@ -1,4 +1,5 @@
 //! Product plans: descriptors and an algorithm, which stays the same for all products with the same shape.
+
 #![expect(unsafe_code, reason = "the library is called through C functions")]
 
 use cudarc::cublaslt::sys::{
@@ -10,7 +11,7 @@ use super::descriptors::{Layout, Preference, ProductDescriptor};
 use super::{Addresses, Fused, Product, RawHandle, check};
 use crate::driver::{Context, MemoryPool, Stream, during};
 use crate::error::{Error, Result};
-use crate::function_tables::cublas_lt;
+use crate::libraries::cublas_lt;
 
 /// Scratch memory for algorithms in bytes, as NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;

@@ -1,4 +1,5 @@
 //! NVRTC calls.
+
 #![expect(unsafe_code, reason = "the compiler is called through C functions")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -6,7 +7,7 @@ use std::ffi::{CStr, CString, c_char};
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 
 use crate::error::{Error, Result};
-use crate::function_tables::nvrtc;
+use crate::libraries::nvrtc;
 
 /// Returns the version, major and minor.
 pub(super) fn version() -> Result<(u32, u32)> {

@@ -1,8 +1,7 @@
 //! Call arguments: an address for every tensor in a graph.
 
-use super::error::{Error, Result};
 use super::graph::{Form, Id, SCRATCH_ALIGNMENT_BYTES};
-use super::plan_key::PlanKey;
+use super::library::{Error, PlanKey, Result};
 use super::tables::Places;
 
 /// Alignment of argument addresses in bytes.
@@ -185,8 +184,8 @@ fn scalar_address(value: &f32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan_key::Heads;
     use super::*;
+    use crate::cudnn::library::Heads;
 
     fn arguments() -> Arguments {
         Arguments {

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use super::error::{Error, Result};
+use super::library::{Error, Result};
 
 /// Value state.
 pub enum Lookup<T> {

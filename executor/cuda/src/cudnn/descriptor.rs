@@ -1,19 +1,18 @@
 //! Backend descriptors: typed attributes, destroyed with their owner.
+
 #![expect(unsafe_code, reason = "calls functions of a library that is opened at run time")]
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeType_t as Kind;
 use cudarc::cudnn::sys::{
-    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptor_t as Raw,
-    cudnnBackendDescriptorType_t as DescriptorType, cudnnBackendHeurMode_t, cudnnDataType_t,
-    cudnnPointwiseMode_t, cudnnReduceTensorOp_t,
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendAttributeType_t as Kind,
+    cudnnBackendDescriptor_t as Raw, cudnnBackendDescriptorType_t as DescriptorType, cudnnBackendHeurMode_t,
+    cudnnDataType_t, cudnnPointwiseMode_t, cudnnReduceTensorOp_t,
 };
 
-use super::error::Result;
-use super::library::Library;
+use super::library::{Library, Result};
 
 /// Attribute element type.
 ///

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType,
+};
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::descriptor::Descriptor;
-use super::error::{Error, Result};
-use super::library::Library;
+use super::library::{Error, Library, Result};
 
 /// Properties that differ between equal devices.
 const OF_ONE_DEVICE: [&str; 3] = ["pciDeviceId", "cudaDeviceId", "driverVer"];

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
-use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType,
+    cudnnBackendHeurMode_t as Heuristic,
+};
 
 use super::descriptor::{Descriptor, Knob};
-use super::error::Result;
+use super::library::Result;
 
 /// Engine with settings under which it adds in a fixed order.
 pub(super) struct Order {

@@ -1,19 +1,19 @@
 //! Runs plans on a stream.
+
 #![expect(unsafe_code, reason = "calls functions of a library that is opened at run time")]
 
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
-use cudarc::cudnn::sys::cudnnHandle_t;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType, cudnnHandle_t,
+};
 use cudarc::driver::sys as driver;
 
 use super::arguments::{Arguments, ColumnCopy, HostValues};
 use super::descriptor::Descriptor;
-use super::error::{Error, Result};
-use super::library::Library;
+use super::library::{Error, Library, Result};
 use super::plan::Plan;
 
 /// Runs plans on a device.

@@ -2,17 +2,16 @@
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
-use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType,
+    cudnnBackendHeurMode_t as Heuristic,
+};
 
 use super::descriptor::Descriptor;
 use super::device_properties::DeviceProperties;
 use super::engine;
-use super::error::{Error, Result};
 use super::graph::{self, Form};
-use super::library::Library;
-use super::plan_key::PlanKey;
+use super::library::{Error, Library, PlanKey, Result};
 
 /// A plan that can run.
 pub struct Plan {

@@ -1,7 +1,6 @@
 //! Microbatch tables that plans read: segment locations and lengths.
 
-use super::error::{Error, Result};
-use super::plan_key::PlanKey;
+use super::library::{Error, PlanKey, Result};
 
 /// Table alignment in bytes.
 const ALIGNMENT_BYTES: usize = 16;
@@ -94,7 +93,7 @@ fn put<const BYTES: usize>(table: &mut [u8], numbers: impl Iterator<Item = [u8; 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cudnn::plan_key::Heads;
+    use crate::cudnn::library::Heads;
 
     const HEADS: Heads = Heads { heads: 12, kv_heads: 2, head_dim: 128, is_causal: true };
 

@@ -1,30 +1,40 @@
-//! Safe CUDA driver wrappers: context, streams, events, memory, kernels.
+//! Safe CUDA driver wrappers: context, streams, events, memory, kernels, staging buffers, lanes.
 //!
 //! Every handle keeps the context alive. Calls first make the context current on the calling thread, because
 //! other code in the process may have made a different context current.
+
 #![expect(unsafe_code, reason = "the driver is called through C functions")]
 
 mod context;
 mod event;
 mod function;
 mod host_buffer;
+mod lanes;
+mod loads;
 mod long_calls;
 mod memory_pool;
+mod staging;
 mod stream;
+
+pub(crate) use context::Context;
+pub use event::CudaEvent;
+pub(crate) use event::{Event, Gate};
+pub(crate) use function::{Arguments, Function, Grid, Module};
+pub(crate) use host_buffer::HostBuffer;
+pub(crate) use lanes::Lanes;
+pub use loads::LateLoads;
+pub(crate) use loads::Loads;
+pub(crate) use long_calls::{during, lasting};
+pub use memory_pool::CudaMemory;
+pub(crate) use memory_pool::MemoryPool;
+pub(crate) use staging::Staging;
+pub(crate) use stream::Stream;
 
 use std::ffi::CStr;
 
 use cudarc::driver::sys::{self, CUresult};
 
 use crate::error::{Error, Result};
-pub(crate) use context::Context;
-pub(crate) use event::Event;
-pub(crate) use function::{Arguments, Function};
-pub(crate) use function::{Grid, Module};
-pub(crate) use host_buffer::HostBuffer;
-pub(crate) use long_calls::{during, lasting};
-pub(crate) use memory_pool::MemoryPool;
-pub(crate) use stream::Stream;
 
 /// Converts a driver status to a result.
 fn check(call: &'static str, status: CUresult) -> Result<()> {

@@ -2,6 +2,7 @@
 //!
 //! Calls return before completion ([`Config::nonblocking`]), so that a rank waiting in a call can still end:
 //! once [`abort`](Communicator::abort) was called, every call returns.
+
 #![expect(unsafe_code, reason = "calls take addresses and handles of a C library")]
 
 use std::ffi::c_int;
@@ -15,8 +16,7 @@ use super::functions::{
     Config, Functions, Handle, IN_PROGRESS, REMOTE_ERROR, SUCCESS, SUM, Status, UniqueId,
 };
 use super::library::Nccl;
-use crate::address::Address;
-use crate::device::Cuda;
+use crate::device::{Address, Cuda};
 use crate::driver::{Context, Stream};
 use crate::error::{Error, Result};
 

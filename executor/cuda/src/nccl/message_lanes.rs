@@ -1,5 +1,5 @@
 //! Message lanes, each with a communicator and a stream: for a single direction and flow, for a rank pair, or
-//! for all ranks.
+//! for all ranks. New communicator ids go to the member ranks over the job's control plane.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,10 +8,8 @@ use dflop_comm::{Comm, StepContext};
 use dflop_device::{Dtype, Error, Lane, MessageLane, Result, Runtime};
 
 use super::communicator::Communicator;
-use super::functions::UniqueId;
-use super::ids;
-use super::lane_plan::{Place, places};
-use super::session::Session;
+use super::functions::{ID_BYTES, UniqueId};
+use super::session::{Place, Session, places};
 use super::transfer::Queued;
 
 /// Message lanes for a communicator.
@@ -118,8 +116,8 @@ impl MessageLanes {
         let most = made.values().copied().max().unwrap_or(0);
         let own = made.get(&host.rank()).copied().unwrap_or(0);
         let own: Vec<UniqueId> =
-            (0..own).map(|_| Communicator::new_id(&session.nccl)).collect::<crate::Result<_>>()?;
-        let ids = ids::exchange(host, at, &own, most)?;
+            (0..own).map(|_| Communicator::new_id(&session.nccl)).collect::<crate::error::Result<_>>()?;
+        let ids = exchange(host, at, &own, most)?;
         for (&place, (first, index)) in opened.iter().zip(index) {
             let (ranks, name) = match place {
                 Place::Own(MessageLane { from, to, .. }) => {
@@ -179,4 +177,36 @@ fn warm_up(
     drop(transfer.wait(Lane::Compute)?);
     // the next communicator may wait for all work of the device
     Ok(session.device.shared().compute.synchronize()?)
+}
+
+/// Number of words in an id.
+const NUMBERS: usize = ID_BYTES / 8;
+
+/// Exchanges ids: every rank contributes `count` slots and receives the ids from all ranks.
+///
+/// - `own`: ids from this rank, at most `count`
+/// - returns a function that looks up an id by rank and index
+pub(super) fn exchange(
+    host: &dyn Comm,
+    at: StepContext,
+    own: &[UniqueId],
+    count: usize,
+) -> dflop_comm::Result<impl Fn(usize, usize) -> UniqueId + use<>> {
+    let mut numbers = vec![0_u64; NUMBERS * count];
+    for (id, place) in own.iter().zip(numbers.chunks_mut(NUMBERS)) {
+        for (bytes, number) in id.0.chunks(8).zip(place) {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            *number = u64::from_le_bytes(word);
+        }
+    }
+    let all = host.gather(at, &numbers)?;
+    Ok(move |rank: usize, index: usize| {
+        let mut id = UniqueId([0; ID_BYTES]);
+        let place = &all[NUMBERS * (count * rank + index)..][..NUMBERS];
+        for (bytes, number) in id.0.chunks_mut(8).zip(place) {
+            bytes.copy_from_slice(&number.to_le_bytes());
+        }
+        id
+    })
 }

@@ -7,22 +7,17 @@
 //! communicator and stream run messages in an order common to all ranks. Communicator ids, order checks,
 //! failures and job shutdown use the job's [`dflop_comm::Comm`].
 
-mod collective;
 mod communicator;
-mod environment;
 mod functions;
-mod ids;
-mod lane_plan;
 mod library;
 mod message_lanes;
 mod nccl_comm;
-mod operation;
 mod self_check;
 mod session;
 mod transfer;
 mod watchdog;
 
-pub use environment::NCCL_VARIABLES;
 pub use library::{Nccl, NcclVersion};
 pub use nccl_comm::NcclComm;
 pub use self_check::check_alone;
+pub use session::NCCL_VARIABLES;

@@ -1,4 +1,4 @@
-//! Tensor communicator over NCCL.
+//! Tensor communicator over NCCL, and the calls that run collectives.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -9,19 +9,16 @@ use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runtime, Tensor, Transfer};
 
-use super::collective::Collective;
 use super::communicator::Communicator;
-use super::environment::{check_loading, queues};
 use super::functions::UniqueId;
-use super::ids;
 use super::library::{Nccl, NcclVersion};
-use super::message_lanes::MessageLanes;
-use super::session::Session;
+use super::message_lanes::{self, MessageLanes};
+use super::session::{Session, check_loading, queues};
 use super::transfer::Queued;
 use super::watchdog;
+use crate::compiler::Kernels;
 use crate::device::Cuda;
-use crate::event::{CudaEvent, Gate};
-use crate::kernels::Kernels;
+use crate::driver::{CudaEvent, Gate, Stream};
 use crate::libraries::SearchPath;
 
 /// Exchanges tensors between devices over NCCL.
@@ -89,7 +86,7 @@ impl NcclComm {
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
         watchdog::start(&session)?;
         Arc::clone(&session).connecting(|| {
-            let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
+            let ids = message_lanes::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
             Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
         })
     }
@@ -116,7 +113,7 @@ impl NcclComm {
     fn split_off(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Self>> {
         let group = self.host.split(at, color, key)?;
         let leads = group.as_ref().is_some_and(|group| group.rank() == 0);
-        let ids = ids::exchange(&*self.host, at, &ids_of_leader(&self.session, leads)?, 1)?;
+        let ids = message_lanes::exchange(&*self.host, at, &ids_of_leader(&self.session, leads)?, 1)?;
         let Some(group) = group else { return Ok(None) };
         let group: Arc<dyn Comm> = Arc::from(group);
         let ranks: Vec<usize> = (0..group.size()).map(|rank| group.world_rank(rank)).collect();
@@ -431,6 +428,57 @@ impl DeviceComm<Cuda> for NcclComm {
 
     fn all_gather(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {
         self.update(at, values, &Collective::AllGather(parts.to_vec()))
+    }
+}
+
+/// Collective kind, with the rank parts.
+pub(super) enum Collective {
+    AllReduce,
+    ReduceScatter(Vec<usize>),
+    AllGather(Vec<usize>),
+}
+
+impl Collective {
+    /// Checks the rank parts.
+    pub(super) fn check(&self, size: usize, values: &Tensor<Cuda>) -> Result<()> {
+        let parts = match self {
+            Self::AllReduce => return Ok(()),
+            Self::ReduceScatter(parts) | Self::AllGather(parts) => parts,
+        };
+        let (sum, elements) = (parts.iter().sum::<usize>(), values.len());
+        if parts.len() == size && sum == elements {
+            return Ok(());
+        }
+        Err(dflop_comm::Error::Parts { parts: parts.len(), sum, size, elements }.into())
+    }
+
+    pub(super) fn issue(
+        &self,
+        group: &Communicator,
+        stream: &Stream,
+        values: &Tensor<Cuda>,
+    ) -> crate::error::Result<()> {
+        match self {
+            Self::AllReduce => group.all_reduce(stream, values),
+            Self::ReduceScatter(parts) => group.reduce_scatter(stream, values, parts),
+            Self::AllGather(parts) => group.all_gather(stream, values, parts),
+        }
+    }
+
+    /// Returns how many times an element is passed around a ring.
+    pub(super) const fn rounds(&self) -> u64 {
+        match self {
+            Self::AllReduce => 2,
+            Self::ReduceScatter(_) | Self::AllGather(_) => 1,
+        }
+    }
+
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter(_) => "reduce-scatter",
+            Self::AllGather(_) => "all-gather",
+        }
     }
 }
 

@@ -6,11 +6,9 @@ use dflop_comm::StepContext;
 use dflop_device::{Lane, Result, Runtime, Span, Tensor, Transfer};
 
 use super::communicator::Communicator;
-use super::operation::Operation;
-use super::session::Session;
+use super::session::{Operation, Session};
 use crate::device::Cuda;
-use crate::driver::{Event, Stream};
-use crate::event::{CudaEvent, Gate};
+use crate::driver::{CudaEvent, Event, Gate, Stream};
 
 /// An operation to queue.
 pub(super) struct Queued<'a> {
@@ -44,7 +42,7 @@ impl Queued<'_> {
     pub(super) fn start(
         self,
         session: &Arc<Session>,
-        issue: impl FnOnce(&Communicator, &Stream, &Tensor<Cuda>) -> crate::Result<()> + Send + 'static,
+        issue: impl FnOnce(&Communicator, &Stream, &Tensor<Cuda>) -> crate::error::Result<()> + Send + 'static,
     ) -> Result<(Transfer<Cuda>, Arc<Gate>)> {
         let Queued { lane, at, what, peer, also_after, is_returned, .. } = self;
         session.device.check()?;

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use dflop_comm::{Cause, Failure};
 
 use super::communicator::Health;
-use super::operation::Progress;
-use super::session::Session;
+use super::session::{Progress, Session};
 use crate::driver::lasting;
 
 /// Time between checks.

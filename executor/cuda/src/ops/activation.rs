@@ -5,10 +5,9 @@ use dflop_device::ops::gate::Gate;
 use dflop_device::{Result, Tensor};
 
 use super::{same_type, width};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Returns the number of an activation in `activation.cu`.
 const fn kind(activation: Activation) -> usize {

@@ -6,10 +6,9 @@ use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
 use super::{THREADS, same_type};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Number of warps in a block.
 const WARPS: usize = THREADS as usize / 32;

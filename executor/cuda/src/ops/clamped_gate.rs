@@ -4,10 +4,9 @@ use dflop_device::ops::clamped_gate::{ClampedGate, GateBounds};
 use dflop_device::{Result, Tensor};
 
 use super::same_type;
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Adds the number of gated numbers, and the constants.
 fn with_bounds(arguments: Arguments, len: usize, bounds: GateBounds) -> Arguments {

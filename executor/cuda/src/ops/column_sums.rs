@@ -3,11 +3,9 @@
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::THREADS;
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Maximum number of row parts that are summed in parallel.
 const PARTS_MAX: usize = 256;

@@ -1,4 +1,5 @@
 //! Sums, scalings, copies and transposes of complete tensors, and column biases.
+
 #![expect(unsafe_code, reason = "zeros and copies take addresses")]
 
 use dflop_device::ops::bias::{Biases, Columns};
@@ -8,11 +9,9 @@ use dflop_device::{Result, Tensor};
 
 use super::column_sums::Parts;
 use super::{THREADS, same_type, width};
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Maximum number of ranges that are copied separately; more ranges are copied by a single kernel.
 const SINGLE_COPIES_MAX: usize = 4;

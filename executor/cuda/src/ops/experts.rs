@@ -4,10 +4,9 @@ use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape, Experts};
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::{THREADS, same_type};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Returns the number of a function in the kernels.
 const fn number(scores: ExpertScores) -> u32 {

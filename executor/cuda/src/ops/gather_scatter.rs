@@ -4,11 +4,9 @@ use dflop_device::ops::gather_scatter::GatherScatter;
 use dflop_device::{Result, SparseBuffers, Tensor};
 
 use super::THREADS;
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 impl GatherScatter for Cuda {
     fn gather_scatter(

@@ -1,4 +1,5 @@
 //! Matrix products with epilogues.
+
 #![expect(unsafe_code, reason = "matrices are addresses")]
 
 use dflop_device::ops::activation::{Activate, Activation};
@@ -7,10 +8,9 @@ use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::ops::gemm::{Epilogue, Gemm, GemmShape, MatrixLayout};
 use dflop_device::{Dtype, Result, Tensor};
 
-use crate::address::Address;
 use crate::blas::{Addresses, Fused, Operand, Product};
-use crate::device::Cuda;
-use crate::kernels::Kernels;
+use crate::compiler::Kernels;
+use crate::device::{Address, Cuda};
 
 /// Multiple, in bf16 elements, that rows of sums before an activation must have, for the library to store
 /// them.

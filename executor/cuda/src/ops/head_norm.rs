@@ -5,10 +5,9 @@ use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
 use super::{THREADS, own_columns, same_type, width};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Returns a grid with a warp for every head.
 fn by_heads(heads: usize) -> Grid {

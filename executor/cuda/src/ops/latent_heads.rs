@@ -5,10 +5,9 @@ use dflop_device::ops::latent_heads::{LatentHeads, LatentShape};
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::{THREADS, same_type};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Checks shapes, and returns the number of tokens.
 fn tokens(

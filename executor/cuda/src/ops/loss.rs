@@ -7,11 +7,9 @@ use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabParallelCros
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::{THREADS, width};
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Returns a grid with a block for every logit row.
 fn by_rows(rows: usize, columns: usize) -> Grid {

@@ -14,24 +14,22 @@ mod gather_scatter;
 mod gemm;
 mod head_norm;
 mod latent_heads;
-mod launch;
 mod loss;
 mod norm;
 mod rope;
 mod update;
 
-use dflop_device::{Dtype, Tensor};
+use dflop_device::{Dtype, Result, Tensor};
 
-use crate::address::Address;
-use crate::device::Cuda;
+use crate::compiler::{Kernels, Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Number of threads per block in most kernels.
 const THREADS: u32 = 256;
 
 /// Number of elements that a thread handles at a time if all tensors are aligned: 16 bytes in bf16.
-const WIDTH: usize = crate::kernels::WIDE as usize;
+const WIDTH: usize = crate::compiler::WIDE as usize;
 
 /// Returns the number of elements that a thread handles at a time.
 ///
@@ -96,4 +94,28 @@ fn same_type(tensors: &[&Tensor<Cuda>]) -> Dtype {
     let first = tensors[0].dtype();
     assert!(tensors.iter().all(|tensor| tensor.dtype() == first), "operands have one type");
     first
+}
+
+impl Cuda {
+    /// Launches a kernel with tensors whose shapes the operation has checked.
+    #[expect(unsafe_code, reason = "kernels take addresses")]
+    fn launch(
+        &self,
+        source: Source,
+        name: &'static str,
+        macros: Macros,
+        grid: Grid,
+        mut arguments: Arguments,
+    ) -> Result<()> {
+        if Kernels::is_recorded((source, name, macros, grid.shared_bytes)) {
+            return Ok(());
+        }
+        self.count_launch();
+        let shared = self.shared();
+        let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
+        // SAFETY: operations pass arguments that match the kernel parameters, from tensors that they have
+        // checked. A tensor is freed in stream order, and written memory is borrowed mutably.
+        let launch = || unsafe { function.launch(&shared.compute, grid, &mut arguments) };
+        Ok(shared.times.time(&shared.compute, || name.to_owned(), launch)?)
+    }
 }

@@ -7,10 +7,9 @@ use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
 use super::{THREADS, own_columns, same_type, width};
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Maximum number of threads per block that walks over rows, and per multiprocessor with such blocks.
 const WALK_THREADS_MAX: usize = 512;

@@ -4,10 +4,9 @@ use dflop_device::ops::rope::{RopeShape, RopeTable, Rotate, Rotation};
 use dflop_device::{Dtype, Result, Runtime, Tensor};
 
 use super::same_type;
-use crate::compiler::Source;
+use crate::compiler::{Macros, Source};
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 impl Rotate for Cuda {
     fn rope_angles(

@@ -6,11 +6,9 @@ use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange, Update};
 use dflop_device::{Dtype, Result, Runtime, Tensor};
 
 use super::{THREADS, same_type};
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Number of elements whose squares a block sums.
 const SQUARES_PER_BLOCK: usize = 1 << 14;

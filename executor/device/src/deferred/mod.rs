@@ -8,29 +8,25 @@
 //! dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a test
 //! can bound them.
 
-mod event;
 mod host_work;
-mod memory;
 mod operations;
-mod order;
 mod queue;
 mod slot;
+
+pub use queue::{DeferredEvent, Order};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_comm::Buffer;
+use host_work::HostWork;
+use queue::{Queue, Work};
+use slot::{Place, Slot};
 
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{HostTask, Lane, Runtime, Span, Tensor, Transfer};
-pub use event::DeferredEvent;
-use host_work::HostWork;
-pub use memory::DeferredMemory;
-pub use order::Order;
-use queue::{Queue, Work};
-use slot::{Place, Slot};
+use crate::runtime::{HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 
 /// Runs the operations of a device late, in an order that events allow.
 pub struct Deferred<D: Device> {
@@ -220,3 +216,35 @@ fn contents<D: Device>(inner: &D, tensor: &Tensor<D>, is_widened: bool) -> Resul
 
 #[cfg(test)]
 mod tests;
+
+/// Allocation on a deferred device.
+pub struct DeferredMemory<D: Device> {
+    slot: Arc<Slot<D>>,
+    dtype: Dtype,
+    len: usize,
+    queue: Arc<Queue<D>>,
+}
+
+impl<D: Device> DeferredMemory<D> {
+    fn new(slot: Arc<Slot<D>>, dtype: Dtype, len: usize, queue: Arc<Queue<D>>) -> Self {
+        Self { slot, dtype, len, queue }
+    }
+}
+
+impl<D: Device> Memory for DeferredMemory<D> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+}
+
+impl<D: Device> Drop for DeferredMemory<D> {
+    /// Frees in compute lane order, as a stream-ordered allocator does: work in other lanes that no event
+    /// orders before it finds the memory freed.
+    fn drop(&mut self) {
+        self.queue.push(Lane::Compute, Work::Free(Arc::clone(&self.slot)));
+    }
+}

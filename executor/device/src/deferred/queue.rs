@@ -1,12 +1,11 @@
-//! Work queues by lane, and execution.
+//! Work queues by lane, points in lanes, and execution in a chosen order.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::event::DeferredEvent;
 use super::host_work::HostWork;
-use super::order::Order;
 use super::slot::{Place, Slot, with_all};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -233,6 +232,83 @@ fn idle<'a, D: Device>(fronts: impl Iterator<Item = (Lane, &'a Work<D>)>) -> Nex
         (true, _) => Next::Poll,
         (false, true) => Next::Done,
         (false, false) => Next::Stuck(format!("no queued work reaches an event: {}", waits.join(", "))),
+    }
+}
+
+/// Point in a [`Deferred`](super::Deferred) lane.
+pub struct DeferredEvent<D: Device> {
+    pub(super) lane: Lane,
+    /// Number of work items in the lane up to this point.
+    pub(super) number: u64,
+    pub(super) reached: Arc<OnceLock<D::Event>>,
+}
+
+impl<D: Device> Clone for DeferredEvent<D> {
+    fn clone(&self) -> Self {
+        Self { lane: self.lane, number: self.number, reached: Arc::clone(&self.reached) }
+    }
+}
+
+impl<D: Device> fmt::Debug for DeferredEvent<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeferredEvent({:?}, {})", self.lane, self.number)
+    }
+}
+
+impl<D: Device> DeferredEvent<D> {
+    /// Returns the event of the inner device, once the point is reached.
+    pub(super) fn reached(&self) -> Option<&D::Event> {
+        self.reached.get()
+    }
+}
+
+/// Priority among lanes whose next work may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Operations before communication.
+    ComputeFirst,
+    /// Communication before operations, oldest communicators first.
+    CommunicationFirst,
+    /// Communication before operations, newest communicators first.
+    LastFirst,
+    /// At random, with this seed.
+    Random(u64),
+}
+
+impl Order {
+    /// Number of orders in [`numbered`](Self::numbered).
+    pub const NUMBER: u64 = 5;
+
+    /// Returns one of five orders: the three fixed orders, then random orders.
+    #[must_use]
+    pub const fn numbered(number: u64) -> Self {
+        match number {
+            0 => Self::ComputeFirst,
+            1 => Self::CommunicationFirst,
+            2 => Self::LastFirst,
+            seed => Self::Random(seed),
+        }
+    }
+
+    /// Returns the first random state for this order.
+    pub(super) const fn random(self) -> u64 {
+        let seed = if let Self::Random(seed) = self { seed } else { 0 };
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+    }
+
+    /// Chooses a lane from a nonempty list of lanes that may run, sorted with compute first.
+    pub(super) fn choose(self, ready: &[Lane], random: &mut u64) -> Lane {
+        match self {
+            Self::ComputeFirst => ready[0],
+            Self::CommunicationFirst => ready.get(1).copied().unwrap_or(ready[0]),
+            Self::LastFirst => ready[ready.len() - 1],
+            Self::Random(_) => {
+                *random ^= *random << 13;
+                *random ^= *random >> 7;
+                *random ^= *random << 17;
+                ready[*random as usize % ready.len()]
+            }
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use dflop_balancer::schedule::Pass;
 
-use super::super::stage_edge::{Flow, StageEdge};
+use crate::pipeline::topology::{Flow, StageEdge};
 
 /// Order of work on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,16 +5,14 @@ use std::collections::BTreeMap;
 use dflop_balancer::schedule::{Action, Part, Pass, PassKind};
 use dflop_device::MessageLane;
 
-use super::super::action_list::action_lists;
-use super::super::lane_order::LaneOrder;
-use super::super::rank_roles::RankRole;
 use super::super::rank_step::tokens;
-use super::super::shared_lanes::SharedLanes;
-use super::super::stage_edge::{Flow, StageEdge, part_role};
 use super::super::step_order::OwnMessage;
 use super::super::topology::Topology;
 use super::super::{Job, PipelineStepPlan};
 use super::graph::{Group, Lane, Launch, Op};
+use crate::pipeline::step_order::{LaneOrder, action_lists};
+use crate::pipeline::topology::{Flow, RankRole, StageEdge, part_role};
+use crate::pipeline::transfer_buffers::SharedLanes;
 
 const POSTED_AHEAD: usize = 16;
 

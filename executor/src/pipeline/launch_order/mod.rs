@@ -2,7 +2,7 @@
 //!
 //! Every rank has a host, which launches operations in order, and lanes, on which operations run in launch
 //! order. An operation with several ends (a message or a collective) runs when all ends are first in their
-//! lanes and all events are done. Lanes are the [`lane_order`](super::lane_order) lanes for messages, and one
+//! lanes and all events are done. Lanes are the [`lane_order`](super::step_order) lanes for messages, and one
 //! lane per replica group for gradient sums.
 
 mod graph;
@@ -10,13 +10,13 @@ mod launches;
 mod layouts;
 
 use dflop_balancer::schedule::ScheduleKind;
-use proptest::prelude::*;
-
-use super::Placement;
-use super::stage_edge::Flow;
 use graph::{Group, Problem, check};
 use launches::{Messages, Posting, Rules, launches};
 use layouts::{Layout, Sizes, grid, plan};
+use proptest::prelude::*;
+
+use super::Placement;
+use super::topology::Flow;
 
 const RULES: Rules = Rules { posting: Posting::Sender, messages: Messages::Flow, is_host_waiting: false };
 

@@ -1,21 +1,15 @@
 //! Collectives built from sends and receives, each with a fixed summation order.
 
-mod barrier;
-mod broadcast;
 mod ring;
-mod tree;
 
-pub(super) use barrier::barrier;
-pub(super) use broadcast::broadcast;
 pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
-pub(crate) use tree::NUMBERS_MAX;
-pub(super) use tree::gather;
 
-use super::group::Group;
+use std::sync::Arc;
+
 use crate::dtype::Dtype;
-use crate::endpoint::PendingSend;
-use crate::error::{Result, StepContext};
-use crate::message::{Buffer, Header, Op, PayloadShape};
+use crate::endpoint::{Endpoint, PendingSend, tree};
+use crate::error::{Error, Result, StepContext};
+use crate::message::{Buffer, Header, Op, PayloadShape, Slice};
 
 /// One collective: all ranks use the same number, and receivers check the rest.
 #[derive(Debug, Clone, Copy)]
@@ -46,5 +40,108 @@ impl Call {
 
     fn recv(&self, group: &Group, from: usize, dtype: Dtype, elements: usize) -> Result<Buffer> {
         group.endpoint.recv(group.members[from], self.header(group, dtype, elements), self.is_overlapped)
+    }
+}
+
+/// Communicator members.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) endpoint: Arc<Endpoint>,
+    /// Distinguishes messages in different communicators.
+    pub(super) id: u64,
+    /// This rank in the communicator.
+    pub(super) rank: usize,
+    /// World rank for every rank in the communicator.
+    pub(super) members: Vec<usize>,
+}
+
+impl Group {
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(super) fn member(&self, rank: usize) -> Result<usize> {
+        self.members.get(rank).copied().ok_or(Error::Rank { rank, size: self.size() })
+    }
+}
+
+/// Waits until every rank has entered, in `ceil(log2(ranks))` rounds.
+///
+/// # Source
+/// Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", 1988.
+pub(crate) fn barrier(group: &Group, call: Call) -> Result<()> {
+    let (rank, size) = (group.rank, group.size());
+    let mut distance = 1;
+    while distance < size {
+        let sending = call.start_send(group, (rank + distance) % size, Buffer::U8(Vec::new()))?;
+        call.recv(group, (rank + size - distance) % size, Dtype::U8, 0)?;
+        sending.finish()?;
+        distance *= 2;
+    }
+    Ok(())
+}
+
+/// Copies the values on `root` to every rank, in `ceil(log2(ranks))` rounds.
+pub(crate) fn broadcast(group: &Group, call: Call, root: usize, values: &mut Slice<'_>) -> Result<()> {
+    let size = group.size();
+    let place = (group.rank + size - root) % size;
+    // positions are ranks rotated so that the root is 0
+    let rank_of = |place: usize| (place + root) % size;
+    // a position's lowest set bit is the round in which it receives; the root never receives
+    let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };
+    if place != 0 {
+        let from = rank_of(place - received_bit);
+        let buffer = call.recv(group, from, values.dtype(), values.elements())?;
+        values.copy_in(0..values.elements(), &buffer);
+        group.endpoint.mailbox.receive_buffers.give(buffer);
+    }
+    let mut sends = Vec::new();
+    let mut bit = received_bit >> 1;
+    while bit > 0 {
+        if place + bit < size {
+            let mut buffer = Buffer::zeros(values.dtype(), values.elements());
+            values.copy_out(0..values.elements(), &mut buffer);
+            sends.push(call.start_send(group, rank_of(place + bit), buffer)?);
+        }
+        bit >>= 1;
+    }
+    sends.iter().try_for_each(PendingSend::finish)
+}
+
+/// Maximum number of values that a rank contributes to a message.
+pub(crate) const NUMBERS_MAX: usize = 16;
+
+/// Returns the numbers of all ranks, in rank order. No rank returns before all ranks have called it.
+///
+/// Every rank sends the numbers in its subtree to its parent, and the root sends all numbers back: two
+/// messages per connection, each with at most [`NUMBERS_MAX`] numbers per rank in the job. The group must be
+/// the complete job.
+pub(crate) fn gather(group: &Group, call: Call, own: &[u64]) -> Result<Vec<u64>> {
+    let (rank, size, width) = (group.rank, group.size(), own.len());
+    let mut all = vec![0; width * size];
+    all[width * rank..][..width].copy_from_slice(own);
+    for child in tree::children(rank, size) {
+        let ranks = tree::subtree(child, size);
+        let numbers = receive(group, call, child, width * ranks.len())?;
+        for (index, below) in ranks.into_iter().enumerate() {
+            all[width * below..][..width].copy_from_slice(&numbers[width * index..][..width]);
+        }
+    }
+    if let Some(parent) = tree::parent(rank) {
+        let ranks = tree::subtree(rank, size);
+        let numbers = ranks.into_iter().flat_map(|below| all[width * below..][..width].iter().copied());
+        call.send_control(group, parent, Buffer::U64(numbers.collect()))?;
+        all = receive(group, call, parent, width * size)?;
+    }
+    for child in tree::children(rank, size) {
+        call.send_control(group, child, Buffer::U64(all.clone()))?;
+    }
+    Ok(all)
+}
+
+fn receive(group: &Group, call: Call, from: usize, elements: usize) -> Result<Vec<u64>> {
+    match call.recv(group, from, Dtype::U64, elements)? {
+        Buffer::U64(numbers) => Ok(numbers),
+        _ => unreachable!("the header was checked"),
     }
 }

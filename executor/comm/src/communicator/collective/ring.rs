@@ -7,12 +7,12 @@
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
 
-use super::Call;
-use crate::communicator::group::Group;
+use std::ops::Range;
+
+use super::{Call, Group};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::message::{Buffer, Slice, even_parts, ranges};
-use std::ops::Range;
 
 /// Sums all elements over all ranks.
 pub(crate) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> Result<()> {

@@ -1,37 +1,32 @@
 //! Attention graphs over packed rows.
 
-mod backward;
-mod composite_backward;
-mod composite_forward;
+mod composite;
 mod form;
-mod forward;
-mod mask;
 mod operations;
-mod tensor;
+mod single;
+
+pub use form::Form;
+pub(super) use form::{Id, SCRATCH_ALIGNMENT_BYTES};
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType,
+};
+use form::Tensors;
+use operations::Operations;
 
 use super::descriptor::Descriptor;
-use super::error::Result;
-use super::library::Library;
-use super::plan_key::PlanKey;
-pub use form::Form;
-pub(super) use form::SCRATCH_ALIGNMENT_BYTES;
-use operations::Operations;
-pub(super) use tensor::Id;
-use tensor::Tensors;
+use super::library::{Library, PlanKey, Result};
 
 /// Creates the graph for a key.
 pub(super) fn for_key(library: &Arc<Library>, key: &PlanKey, form: Form) -> Result<Arc<Descriptor>> {
     let mut tensors = Tensors::new(library, key, form);
     match (form, key.is_backward) {
-        (Form::Single, false) => from_operations(library, &[&forward::operation(&mut tensors)?]),
-        (Form::Single, true) => from_operations(library, &[&backward::operation(&mut tensors)?]),
-        (_, false) => composite_forward::graph(Operations::new(tensors)?),
-        (_, true) => composite_backward::graph(Operations::new(tensors)?),
+        (Form::Single, false) => from_operations(library, &[&single::forward(&mut tensors)?]),
+        (Form::Single, true) => from_operations(library, &[&single::backward(&mut tensors)?]),
+        (_, false) => composite::forward(Operations::new(tensors)?),
+        (_, true) => composite::backward(Operations::new(tensors)?),
     }
 }
 

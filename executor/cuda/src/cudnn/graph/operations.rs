@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use cudarc::cudnn::sys::cudnnBackendAttributeName_t as Attribute;
-use cudarc::cudnn::sys::cudnnBackendDescriptorType_t as DescriptorType;
-use cudarc::cudnn::sys::cudnnDataType_t as DataType;
-use cudarc::cudnn::sys::cudnnPointwiseMode_t as Mode;
-use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduction;
+use cudarc::cudnn::sys::{
+    cudnnBackendAttributeName_t as Attribute, cudnnBackendDescriptorType_t as DescriptorType,
+    cudnnDataType_t as DataType, cudnnPointwiseMode_t as Mode, cudnnReduceTensorOp_t as Reduction,
+};
 
 use super::super::descriptor::Descriptor;
-use super::super::error::Result;
-use super::tensor::{Id, Tensors};
+use super::form::{Id, Tensors};
+use crate::cudnn::library::Result;
 
 /// Graph tensor.
 type Tensor = Arc<Descriptor>;

@@ -5,10 +5,9 @@ mod own;
 use dflop_device::ops::attention::{Attend, AttentionShape};
 use dflop_device::{Result, Segments, Tensor};
 
-use crate::address::Address;
 use crate::attention::Call;
 use crate::cudnn::Gradients;
-use crate::device::Cuda;
+use crate::device::{Address, Cuda};
 
 impl Attend for Cuda {
     fn attention(

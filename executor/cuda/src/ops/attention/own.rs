@@ -7,11 +7,9 @@ use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, Result, Segments, Tensor};
 
 use super::super::same_type;
-use crate::address::Address;
-use crate::compiler::Source;
-use crate::device::Cuda;
+use crate::compiler::{Macros, Source};
+use crate::device::{Address, Cuda};
 use crate::driver::{Arguments, Grid};
-use crate::kernels::Macros;
 
 /// Head widths that the tensor core kernels are compiled for.
 const TENSOR_CORE_HEADS: [usize; 5] = [64, 72, 80, 96, 128];

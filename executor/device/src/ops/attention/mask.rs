@@ -128,7 +128,7 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key_ranges::KeyRanges;
+    use crate::segments::KeyRanges;
 
     #[test]
     fn blocks_find_every_score_of_their_queries() {

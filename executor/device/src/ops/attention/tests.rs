@@ -1,6 +1,6 @@
 use super::super::finite_difference::{check, numbers, project, to_f32};
 use super::*;
-use crate::key_ranges::KeyRanges;
+use crate::segments::KeyRanges;
 
 fn shape(heads: usize, kv_heads: usize, is_causal: bool) -> AttentionShape {
     AttentionShape { heads, kv_heads, head_dim: 4, scale: 0.7, is_causal }

@@ -1,12 +1,10 @@
 //! Ranks with connections: writers, readers and control connections from the real transport.
 
-use super::control::Control;
-use super::dial::{Dial, Line};
-use super::frame::{encode, farewell};
 use super::inbox::read_messages;
-use super::links::Links;
+use super::links::{Dial, Line, Links};
 use super::socket::{Socket, connection};
 use super::tcp_transport::TcpTransport;
+use super::wire::{Control, encode, farewell};
 use crate::api::{Comm, Settings};
 use crate::communicator::Communicator;
 use crate::endpoint::{Endpoint, Interrupt, Mailbox, Wait};
