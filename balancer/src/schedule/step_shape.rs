@@ -59,7 +59,6 @@ impl EncoderChains {
     }
 
     /// Lists each encoder with the first stage.
-    #[must_use]
     pub fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
         let mut next = 0;
         self.chains[..usize::from(self.count)].iter().map(move |chain| {
@@ -70,7 +69,6 @@ impl EncoderChains {
     }
 
     /// Lists each encoder's last stage.
-    #[must_use]
     pub fn ends(&self) -> impl Iterator<Item = usize> + '_ {
         self.each().map(|(first, chain)| first + usize::from(chain.stages) - 1)
     }
@@ -153,7 +151,6 @@ impl StepShape {
     }
 
     /// Lists the stages that send the input: for the last module's first stage, each encoder's last stage.
-    #[must_use]
     pub fn senders(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
         let is_first = self.encoders.each().any(|(first, _)| first == stage);
         let is_border = stage == self.encoder_stages();

@@ -126,6 +126,7 @@ mod videos {
 
     use super::VideoSampling;
 
+    #[expect(clippy::ref_option, reason = "serde passes a reference")]
     pub(super) fn serialize<S: Serializer>(
         videos: &Option<VideoSampling>,
         serializer: S,
@@ -323,7 +324,7 @@ impl AugmentSettings {
             builder = builder.flip(self.flip);
         }
         let [brightness, contrast, saturation, hue] = self.color_jitter;
-        if self.color_jitter != [0.0; 4] {
+        if self.color_jitter.iter().any(|amount| *amount != 0.0) {
             builder = builder.color_jitter(ColorJitter { brightness, contrast, saturation, hue });
         }
         Ok(Some(builder.build()?))

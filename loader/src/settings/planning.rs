@@ -99,6 +99,7 @@ mod frozen {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serializer};
 
+    #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     pub(super) fn serialize<S: Serializer>(
         parts: &Option<FrozenParts>,
         serializer: S,

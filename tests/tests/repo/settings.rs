@@ -142,7 +142,7 @@ fn dataclass(class: &str, group: &str) -> String {
     let (head, rest) = class.split_once("    Attributes:\n").expect("attributes are described");
     let (attributes, rest) = rest.split_once("\n\n").expect("a blank line ends the attributes");
     let (examples, fields) = rest.rsplit_once("    \"\"\"\n\n").expect("the description ends");
-    let attributes = merged(attributes, "        ", &declared, |setting| attribute(setting));
+    let attributes = merged(attributes, "        ", &declared, attribute);
     let fields = merged(fields.trim_end_matches('\n'), "    ", &declared, |setting| {
         let (kind, default) = (python_type(&setting.schema).join(" | "), python_value(&setting.default));
         format!("    {}: {kind} = {default}", setting.key)
@@ -160,12 +160,11 @@ fn merged(
     let mut entries: Vec<(String, String)> = Vec::new();
     for line in present.lines() {
         let inner = line.strip_prefix(indentation).filter(|inner| !inner.starts_with(' '));
-        match inner.and_then(|inner| inner.split_once(':')) {
-            Some((name, _)) => entries.push((name.to_owned(), line.to_owned())),
-            None => {
-                let (_, last) = entries.last_mut().expect("an entry comes first");
-                *last += &format!("\n{line}");
-            }
+        if let Some((name, _)) = inner.and_then(|inner| inner.split_once(':')) {
+            entries.push((name.to_owned(), line.to_owned()));
+        } else {
+            let (_, last) = entries.last_mut().expect("an entry comes first");
+            last.extend(["\n", line]);
         }
     }
     entries.retain(|(name, _)| {

@@ -93,8 +93,9 @@ fn long_help<A: Accepted>() -> String {
     for setting in Settings::described() {
         let name = setting.name();
         if A::NAMES.iter().any(|accepted| is_in(&name, accepted)) {
-            text += &format!("\n{name}: {}", setting.about);
-            text += &setting.shown_default().map_or_else(String::new, |value| format!(" [default: {value}]"));
+            let default =
+                setting.shown_default().map_or_else(String::new, |value| format!(" [default: {value}]"));
+            text.extend(["\n", &name, ": ", &setting.about, &default]);
         }
     }
     text

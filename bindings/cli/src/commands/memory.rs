@@ -22,7 +22,6 @@ const GIB: f64 = 1_073_741_824.0;
 
 /// Predict the memory for every pipeline stage: parameters, gradients, optimizer, activations, working set.
 #[derive(Debug, Args)]
-#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub(crate) struct MemoryArgs {
     #[command(flatten)]
     model: ModelArgs,

@@ -28,7 +28,7 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
                 "--tokenizer",
                 &tokenizer,
                 "--set",
-                &format!("processor.layout={}", layout),
+                &format!("processor.layout={layout}"),
                 "--json",
                 "--values",
             ];
@@ -195,7 +195,7 @@ fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_woul
         let plan =
             ["batches", &pattern, "--global-batch-size", "12", "--dp-size", "2", "--microbatches", "2"];
         let inputs =
-            ["--tokenizer", &tokenizer, "--json", "--set", &format!("processor.pad_to_tokens={}", tokens)];
+            ["--tokenizer", &tokenizer, "--json", "--set", &format!("processor.pad_to_tokens={tokens}")];
         plan.iter().chain(&inputs).map(|arg| (*arg).to_owned()).collect::<Vec<_>>()
     };
     let padded = args("16384");

@@ -326,11 +326,8 @@ fn simulate_runs_the_plans_by_any_schedule() {
     ];
     let run = |name: &str| {
         let report = object(
-            &[
-                &["simulate", &data.pattern(), "--json", "--set", &format!("plan.schedule={}", name)],
-                &size[..],
-            ]
-            .concat(),
+            &[&["simulate", &data.pattern(), "--json", "--set", &format!("plan.schedule={name}")], &size[..]]
+                .concat(),
         );
         assert_eq!(report["schedule"], name);
         report["strategies"][0]["bubble_fraction"].as_f64().expect("a fraction")
@@ -339,8 +336,7 @@ fn simulate_runs_the_plans_by_any_schedule() {
     assert!(zero < plain && interleaved < plain, "{plain} {zero} {interleaved}");
     let simulate = |name| {
         dflop(
-            &[&["simulate", &data.pattern(), "--set", &format!("plan.schedule={}", name)], &size[..]]
-                .concat(),
+            &[&["simulate", &data.pattern(), "--set", &format!("plan.schedule={name}")], &size[..]].concat(),
         )
     };
     let unknown = simulate("2f2b");

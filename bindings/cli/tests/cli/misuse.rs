@@ -102,7 +102,7 @@ fn absurd_counts_are_misuse_and_not_a_crash() {
     refuse(&["stream", &data.pattern(), "--samples", "0"], 2, "at least 1");
     let plan = ["order", &data.pattern(), "--global-batch-size", "2", "--dp-size", "1"];
     refuse(&[&plan[..], &["--from-step", most, "--steps", "1"]].concat(), 2, "overflow");
-    refuse(&[&plan[..], &["--set", &format!("order.first_epoch={}", most)]].concat(), 2, "first_epoch");
+    refuse(&[&plan[..], &["--set", &format!("order.first_epoch={most}")]].concat(), 2, "first_epoch");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn later_start_gives_the_tail_of_the_full_run() {
             "--seed",
             "5",
             "--set",
-            &format!("order.tail={}", tail),
+            &format!("order.tail={tail}"),
         ];
         let full = order(&data.pattern(), &size);
         let lines: Vec<&str> = full.split_inclusive('\n').collect();
@@ -80,7 +80,7 @@ fn tails_differ_in_the_last_batch_only() {
     let steps = |tail| {
         unions(&order(
             &data.pattern(),
-            &["--global-batch-size", "8", "--dp-size", "2", "--set", &format!("order.tail={}", tail)],
+            &["--global-batch-size", "8", "--dp-size", "2", "--set", &format!("order.tail={tail}")],
         ))
     };
     let lengths = |tail| steps(tail).iter().map(Vec::len).collect::<Vec<_>>();
@@ -171,7 +171,7 @@ fn steps_are_planned_for_the_schedule() {
     let shape =
         ["--global-batch-size", "8", "--dp-size", "1", "--microbatches", "4", "--set", "plan.stages=1,1,2"];
     let of_schedule = |schedule| {
-        order(&data.pattern(), &[&shape[..], &["--set", &format!("plan.schedule={}", schedule)]].concat())
+        order(&data.pattern(), &[&shape[..], &["--set", &format!("plan.schedule={schedule}")]].concat())
     };
     assert_eq!(of_schedule("1f1b"), order(&data.pattern(), &shape));
     assert_ne!(of_schedule("1f1b"), of_schedule("interleaved:2"));

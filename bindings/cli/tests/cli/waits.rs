@@ -69,7 +69,7 @@ fn what_is_no_file_is_refused_as_a_shard_wherever_it_is_named() {
         refuse(&["index", shard, "--out", text(&out)], named, found);
         refuse(&["stats", shard, "--set", &format!("index.directory={}", text(&out))], named, found);
         for mode in ["mmap", "pread"] {
-            refuse(&["list", shard, "--set", &format!("store.read={}", mode)], named, found);
+            refuse(&["list", shard, "--set", &format!("store.read={mode}")], named, found);
         }
     }
     let size =

@@ -237,7 +237,7 @@ fn a_plan_runs_as_it_was_printed() {
             "--json",
         ];
         let found = crate::command::command(
-            &[&search[..], &["--set", &format!("space.placement={}", placement)]].concat(),
+            &[&search[..], &["--set", &format!("space.placement={placement}")]].concat(),
         )
         .output();
         let found = crate::command::Run::from(found.expect("the command starts"));
