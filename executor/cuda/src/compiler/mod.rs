@@ -3,8 +3,8 @@
 //! The code is a cubin, not PTX: older drivers reject PTX from a newer compiler.
 //!
 //! On disk, code is named by a digest over everything that it depends on. A file starts with a digest over
-//! the code, so that a damaged file is compiled again. If a directory cannot be written, only recompilation is
-//! needed, and no run fails.
+//! the code, so that a damaged file is compiled again. If a directory cannot be written, only recompilation
+//! is needed, and no run fails.
 
 mod kernels;
 mod nvrtc;
