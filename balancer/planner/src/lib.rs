@@ -9,7 +9,7 @@
 //!   [`ModelCosts`], [`PlannedModel`]
 //! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same
 //!   way, [`compare`] compares with other planning and balancing methods
-//! - inside: `space` (all plans; bounds and memory without simulation), `score` (one plan on sampled batches),
+//! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
 //!   `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
 //!
 //! # Source

@@ -55,8 +55,8 @@ impl<'py> Group<'py> {
     /// Reads all fields that the library declares, with the defaults of the dataclass.
     ///
     /// # Errors
-    /// `TypeError` and `OverflowError` for a value of another type, `ConfigError` for a value that the setting
-    /// does not have, with the field in the message.
+    /// `TypeError` and `OverflowError` for a value of another type, `ConfigError` for a value that the
+    /// setting does not have, with the field in the message.
     pub(crate) fn settings<S: Serialize + DeserializeOwned + Default>(&self) -> PyResult<S> {
         let mut settings = S::default();
         for &field in names::<S>() {

@@ -32,7 +32,8 @@ pub struct StoreSettings {
     /// for never.
     pub retry_seconds: u64,
     /// Read method for local and cached shards: `auto`, system calls unless nobody can write the file system;
-    /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system calls.
+    /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system
+    /// calls.
     pub read: ReadModeName,
     /// Lets names `pipe:COMMAND` run shell commands that print the shard.
     pub allow_pipe: bool,
@@ -176,8 +177,8 @@ mod videos {
 #[serde(default, deny_unknown_fields)]
 pub struct ReadSettings {
     /// Names of the fields to read: extensions, several of them as `jpg;png`, patterns (`img_*.png`), or
-    /// `images`, `audio`, `video`, `text`. An extension that no sample has is an error. Default: all fields, or
-    /// the images where images become one array.
+    /// `images`, `audio`, `video`, `text`. An extension that no sample has is an error. Default: all fields,
+    /// or the images where images become one array.
     pub fields: Option<Names>,
     /// Whether any damage of a medium makes its sample bad. By default a medium that ends too early does, and
     /// other damage does not, as for Pillow without `LOAD_TRUNCATED_IMAGES`.

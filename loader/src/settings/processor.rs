@@ -20,9 +20,9 @@ pub struct ProcessorSettings {
     pub chat_template: Option<String>,
     /// Prompt that captions answer. Default: captions are trained on without a chat template.
     pub caption_prompt: Option<String>,
-    /// `packed` puts all samples into one row, one after another, with `cu_seqlens`; `padded` and `padded_left`
-    /// give each sample a row. Attention must not cross packed samples: microbatches have `use_cache=False`,
-    /// because that of `transformers` crosses them with a cache.
+    /// `packed` puts all samples into one row, one after another, with `cu_seqlens`; `padded` and
+    /// `padded_left` give each sample a row. Attention must not cross packed samples: microbatches have
+    /// `use_cache=False`, because that of `transformers` crosses them with a cache.
     pub layout: LayoutName,
     /// Pads the tensors of all microbatches to this many tokens, for pipelines that need equal shapes;
     /// padding is masked from the loss and has a cost.
@@ -42,9 +42,9 @@ pub struct ProcessorSettings {
     /// Whether a step in which no token is a training target is an error. Without it such steps, whose
     /// documents mostly have a layout that is not read, are delivered with a loss scale of 0.
     pub require_targets: bool,
-    /// `exact` counts texts with the tokenizer, once, and keeps the counts in the index, so that plans and loss
-    /// scales are exact; `estimated` uses estimates from headers, unless the index has counts: loss scales
-    /// are then off by one factor per step, counted over planned tokens.
+    /// `exact` counts texts with the tokenizer, once, and keeps the counts in the index, so that plans and
+    /// loss scales are exact; `estimated` uses estimates from headers, unless the index has counts: loss
+    /// scales are then off by one factor per step, counted over planned tokens.
     pub token_counts: TokenCountsName,
     /// Type of the pixels: `float32`; `bfloat16`, half the memory; `uint8`, a quarter, to be normalized on
     /// the device.

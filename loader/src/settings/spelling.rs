@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize, Serializer};
 /// Declares the names of the choices of a setting, the first of which is the default, and what they stand
 /// for.
 macro_rules! choices {
-    ($(#[$about:meta])* $name:ident for $target:ty { $($(#[$choice_about:meta])* $choice:ident, $text:literal => $value:expr;)+ }) => {
+    ($(#[$about:meta])* $name:ident for $target:ty {
+        $($(#[$choice_about:meta])* $choice:ident, $text:literal => $value:expr;)+
+    }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -23,8 +23,8 @@ use crate::progress::Bars;
 #[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Directories with files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files; without `--out`
-    /// the last source names the output.
+    /// Directories with files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files; without
+    /// `--out` the last source names the output.
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
     /// Directory or URL of the shards, such as `s3://bucket/prefix/`; must not contain shards yet.
