@@ -142,12 +142,18 @@ fn set_text<G: Serialize + DeserializeOwned>(group: &mut G, key: &str, text: &st
         let content = file::read_named_text(path).map_err(|source| Error::file(path, source))?;
         return set(group, key, Value::String(content));
     }
-    let json = serde_json::from_str(text).ok();
+    let json: Option<Value> = serde_json::from_str(text).ok();
     let word = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
     let list = Value::Array(text.split(',').map(|part| word(part.trim())).collect());
     let plain = Value::String(text.to_owned());
+    // The reading that a user most likely meant has the message.
+    let readings = match json {
+        Some(json) => vec![json, list, plain],
+        None if text.contains(',') => vec![list, plain],
+        None => vec![plain, list],
+    };
     let mut first_error = None;
-    for reading in json.into_iter().chain([list, plain]) {
+    for reading in readings {
         match set(group, key, reading) {
             Ok(()) => return Ok(()),
             Err(error) => first_error = first_error.or(Some(error)),
@@ -227,7 +233,8 @@ mod tests {
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
         assert!(refused("order.tail=keep").contains("`carry`"));
-        assert!(refused("plan.tokens_max=many").contains("invalid type"));
+        assert!(refused("plan.tokens_max=many").contains("invalid type: string"));
+        assert!(refused("augment.color_jitter=1,2,3").contains("invalid length 3"));
         assert!(refused("order.shuffle=blocks:0:1").contains("shuffle"));
     }
 

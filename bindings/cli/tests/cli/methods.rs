@@ -101,7 +101,7 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
 }
 
 /// Flags for simulating a dataset, each with a value where required.
-const OF_A_DATASET: [&[&str]; 22] = [
+const OF_A_DATASET: [&[&str]; 21] = [
     &["--set", "cost.recompute=layers"],
     &["--set", "plan.tokens_max=9000"],
     &["--set", "plan.bytes_max=9000"],
@@ -123,7 +123,6 @@ const OF_A_DATASET: [&[&str]; 22] = [
     &["--set", "index.videos=fps:2:4"],
     &["--tokenizer", "tokenizer.json"],
     &["--profile", "times.csv", "--set", "cost.profile_tp=2"],
-    &["--profile", "times.csv", "--set", "cost.profile_check=false"],
 ];
 
 #[test]

@@ -62,7 +62,7 @@ fn layouts_that_do_not_fit_are_refused() {
     refused((llm, "llm = { stages = 2 }\nschedule = \"zb\""), 2, &["schedule"]);
     let job = Job::new();
     assert!(message(&job, &["--stages", "9"], 2).contains("8 stages for 3 layers"));
-    assert!(message(&job, &["--stages", "0"], 2).contains("--stages"));
+    assert!(message(&job, &["--stages", "0"], 2).contains("`stages` 0"));
     assert!(message(&job, &["--local-ranks", "3"], 2).contains("expected 2, the ranks of the job"));
 }
 

@@ -115,7 +115,7 @@ fn the_first_line_of_a_run_has_all_parts_of_its_start() {
     for (states, more, first) in [
         ("one", &["--steps", "3"][..], 0),
         ("one", &["--resume"], 3),
-        ("other", &["--pipeline-stages", "1"], 0),
+        ("other", &["--stages", "1"], 0),
     ] {
         let (record, states) = (job.path(states).with_extension("jsonl"), job.path(states));
         let args = ["--checkpoints", text(&states), "--record", text(&record)];
@@ -138,7 +138,7 @@ fn the_first_line_of_a_run_has_all_parts_of_its_start() {
             "other",
         ];
         assert_eq!(parts.keys().map(String::as_str).collect::<BTreeSet<_>>(), BTreeSet::from(names));
-        let has_processes = !more.contains(&"--pipeline-stages");
+        let has_processes = !more.contains(&"--stages");
         assert_eq!(parts["launch"] > 0.0, has_processes, "{parts:?}");
         let missing = ["files", "index", "ranks", "device", "peak", "weights", "inputs", "first_step"];
         let missing: Vec<_> = missing.into_iter().filter(|name| parts[*name] <= 0.0).collect();
@@ -258,7 +258,7 @@ fn a_plan_runs_as_it_was_printed() {
 #[test]
 fn the_data_blind_cut_of_the_same_batches_has_the_same_losses() {
     let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 1, dp = 2 }")]);
-    let (balanced, blind) = (job.lines(&[]), job.lines(&["--set", "plan.strategy=data-blind"]));
+    let (balanced, blind) = (job.lines(&[]), job.lines(&["--strategy", "data-blind"]));
     assert!(difference(&losses(&balanced), &losses(&blind)) < 1e-5);
     assert_eq!(figures(&balanced, "tokens"), figures(&blind, "tokens"));
     assert_ne!(figures(&balanced, "predicted_seconds"), figures(&blind, "predicted_seconds"));
