@@ -74,7 +74,7 @@ class Damaged(InFolder):
         self.assertTrue(any("pixel_values" not in mb for step in never for mb in step.microbatches))
         always = self.loader(processor=dflop.Processor(blank_media="always"), steps=1)
         self.assertTrue(all("pixel_values" in mb for step in always for mb in step.microbatches))
-        with self.assertRaisesRegex(dflop.ConfigError, "auto, always or never, found `no`"):
+        with self.assertRaisesRegex(dflop.ConfigError, "`no`, expected one of `auto`, `always`, `never`"):
             self.loader(processor=dflop.Processor(blank_media="no"))
 
     def test_short_steps_and_dropped_samples_leave_valid_microbatches(self) -> None:
@@ -130,7 +130,7 @@ class PixelTypes(WithExample):
             self.assertEqual(bits.nbytes * 2, floats["pixel_values"].nbytes)
 
     def test_types_that_cannot_be_delivered_are_refused(self) -> None:
-        for dtype, reason in (("bfloat16", "NumPy has no bfloat16"), ("float16", "found `float16`")):
+        for dtype, reason in (("bfloat16", "NumPy has no bfloat16"), ("float16", "`float16`, expected")):
             with self.assertRaisesRegex(dflop.ConfigError, reason):
                 self.pixels(dtype)
 

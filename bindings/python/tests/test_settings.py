@@ -128,7 +128,7 @@ class Groups(Settings):
 
     def test_settings_of_steps_are_refused_by_a_stream(self) -> None:
         for setting in ("steps_ahead", "microbatch_bytes"):
-            with self.assertRaisesRegex(dflop.ConfigError, f"{setting}.*BalancedLoader"):
+            with self.assertRaisesRegex(dflop.ConfigError, f"{setting}.*balanced loader only"):
                 self.loader(read=dflop.Read(**{setting: 4}))
 
     def test_settings_print_what_differs_pickle_and_copy(self) -> None:
