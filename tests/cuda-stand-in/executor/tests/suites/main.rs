@@ -18,13 +18,14 @@ const PART: &str = "DFLOP_CUDA_PART";
 /// Connection name and claims.
 type Part = (&'static str, fn() -> Vec<Claim>);
 
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     ("cuda", conformance::claims::<OnCuda>),
     ("cuda", parity::claims::<OnCuda>),
     ("cuda", tensor_parallel::claims::<OnCuda>),
     ("cuda", gradients_through_host),
     ("cuda", pipelines_through_host),
-    ("cuda", shared_ranks_through_host),
+    ("cuda", pipeline::own_stage::claims::<OnCuda>),
+    ("cuda", pipeline::shared_ranks::claims::<OnCuda>),
     ("cuda", training::claims::<OnCuda>),
     ("nccl", over_nccl),
     ("queues_8", pipelines_over_8_queues),
@@ -63,11 +64,6 @@ fn gradients_through_host() -> Vec<Claim> {
 
 fn pipelines_through_host() -> Vec<Claim> {
     let files = [pipeline::language_models::claims::<OnCuda>(), pipeline::media::claims::<OnCuda>()];
-    files.into_iter().flatten().collect()
-}
-
-fn shared_ranks_through_host() -> Vec<Claim> {
-    let files = [pipeline::own_stage::claims::<OnCuda>(), pipeline::shared_ranks::claims::<OnCuda>()];
     files.into_iter().flatten().collect()
 }
 
