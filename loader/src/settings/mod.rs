@@ -12,7 +12,7 @@
 //!
 //! let settings = Settings::from_pairs(["order.shuffle=blocks:512:64", "plan.tokens_max=8192"])?;
 //! assert_eq!(settings.plan.tokens_max, Some(8192));
-//! let unknown = Settings::from_pairs(["order.shufle=none"]).unwrap_err().to_string();
+//! let unknown = Settings::from_pairs(["order.shuffling=none"]).unwrap_err().to_string();
 //! assert!(unknown.contains("`shuffle`"), "{unknown}");
 //! # Ok::<(), dflop_loader::Error>(())
 //! ```

@@ -158,7 +158,9 @@ fn start_parts(start: &Value) -> BTreeMap<&str, f64> {
 fn a_second_start_finds_its_kernels_compiled() {
     let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
     let one_rank = "placement = \"joint\"\nllm = { stages = 1 }";
-    for (parallel, layout) in [("[parallel]\ncompute_device = \"cuda\"\n", one_rank), (OVER_NCCL, "llm = { dp = 1 }")] {
+    for (parallel, layout) in
+        [("[parallel]\ncompute_device = \"cuda\"\n", one_rank), (OVER_NCCL, "llm = { dp = 1 }")]
+    {
         let is_over_nccl = parallel == OVER_NCCL;
         let job = Job::with(&[("[parallel]\n", parallel), ("llm = { stages = 1, dp = 1 }", layout)]);
         let start = || {
