@@ -41,7 +41,7 @@ pub struct StepShape {
 }
 
 impl EncoderChains {
-    /// Creates parallel encoders; encoders without a stage are left out. There are at most [`ENCODERS_MAX`].
+    /// Creates parallel encoders; encoders without a stage are left out. There are at most `ENCODERS_MAX`.
     #[must_use]
     pub fn new(chains: impl IntoIterator<Item = EncoderChain>) -> Self {
         let mut all = Self::default();

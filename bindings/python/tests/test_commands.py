@@ -16,7 +16,13 @@ class Commands(WithExample):
 
     def test_simulate_compares_strategies(self) -> None:
         report = dflop.simulate(
-            self.shards, model=self.model, global_batch_size=16, dp_size=2, microbatches=2, stages=[1, 2], steps=3
+            self.shards,
+            model=self.model,
+            global_batch_size=16,
+            dp_size=2,
+            microbatches=2,
+            stages=[1, 2],
+            steps=3,
         )
         names = [strategy["name"] for strategy in report["strategies"]]
         self.assertEqual(names, ["data-blind", "lpt", "dflop"])

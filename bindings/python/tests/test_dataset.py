@@ -47,7 +47,11 @@ class Datasets(WithExample):
         counts = [pyarrow.table(model.annotate(ds)).column("tokens").to_pylist() for ds in (estimated, exact)]
         self.assertNotEqual(counts[0], counts[1])
         loader = dflop.BalancedLoader(
-            exact, model=self.model, global_batch_size=32, order=dflop.Order(shuffle="none", tail="short"), epochs=1
+            exact,
+            model=self.model,
+            global_batch_size=32,
+            order=dflop.Order(shuffle="none", tail="short"),
+            epochs=1,
         )
         for step in loader:
             for mb in step.microbatches:
@@ -61,7 +65,12 @@ class Datasets(WithExample):
         parts = [dflop.Dataset(self.shards, split=name, splits=splits) for name in ("train", "val")]
         self.assertEqual(sum(map(len, parts)), 96)
         loader = dflop.BalancedLoader(
-            parts[1], model="tiny", tokenizer=False, global_batch_size=4, order=dflop.Order(shuffle="none", tail="short"), epochs=1
+            parts[1],
+            model="tiny",
+            tokenizer=False,
+            global_batch_size=4,
+            order=dflop.Order(shuffle="none", tail="short"),
+            epochs=1,
         )
         delivered = sum(len(mb.samples) for step in loader for mb in step.microbatches)
         self.assertEqual(delivered, len(parts[1]))

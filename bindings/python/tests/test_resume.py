@@ -46,7 +46,9 @@ class Resume(WithExample):
             "epochs end before the steps": lambda **more: self.balanced(steps=30, epochs=1, **more),
             "short": lambda **more: self.balanced(epochs=2, order=short, **more),
             "drop": lambda **more: self.balanced(epochs=2, order=drop, **more),
-            "validation": lambda **more: self.balanced(order=dflop.Order(shuffle="none", tail="short"), epochs=1, **more),
+            "validation": lambda **more: self.balanced(
+                order=dflop.Order(shuffle="none", tail="short"), epochs=1, **more
+            ),
             "mixture": lambda **more: self.balanced(self.mixture(), steps=5, **more),
             "epochs of a mixture": lambda **more: self.balanced(self.mixture(), epochs=1, **more),
             "filter": lambda **more: self.balanced(
@@ -123,7 +125,9 @@ class Resume(WithExample):
         with self.balanced(steps=2) as loader:
             self.keys(iter(loader))
             ended = loader.state_dict()
-        with dflop.SharedLoader(lambda: self.balanced(steps=2), rank=0, size=1, name="alone-at-end") as shared:
+        with dflop.SharedLoader(
+            lambda: self.balanced(steps=2), rank=0, size=1, name="alone-at-end"
+        ) as shared:
             self.assertEqual(self.rest(shared, ended), [])
 
 

@@ -63,7 +63,9 @@ class Signatures(Settings):
                     make(**{old: 1})
         with self.assertRaisesRegex(TypeError, r"threads=….*CustomProcessor|CustomProcessor\(threads=…"):
             self.balanced(input_threads=2)
-        with self.assertRaisesRegex(TypeError, r"^Dataset\(\) .* 'foreign': `foreign` is gone and not needed"):
+        with self.assertRaisesRegex(
+            TypeError, r"^Dataset\(\) .* 'foreign': `foreign` is gone and not needed"
+        ):
             dflop.Dataset(self.shards, foreign="check")
         makers["Dataset"] = lambda **keywords: dflop.Dataset(self.shards, **keywords)
         for name, make in makers.items():
@@ -178,7 +180,11 @@ class Models(Settings):
         of_schedules = {}
         for schedule in ("gpipe", "1f1b", "1f1b-ahead:2", "interleaved:2"):
             found = self.digests(self.model, stages=[1, 3], schedule=schedule)
-            self.assertEqual(found, self.ordered("--set", "plan.stages=1,3", "--set", f"plan.schedule={schedule}"), schedule)
+            self.assertEqual(
+                found,
+                self.ordered("--set", "plan.stages=1,3", "--set", f"plan.schedule={schedule}"),
+                schedule,
+            )
             of_schedules[schedule] = tuple(found)
         self.assertNotEqual(of_schedules["1f1b"], of_schedules["interleaved:2"])
 

@@ -4,8 +4,8 @@
 //! never split over shards; a shard without room for the next sample is completed, and a new shard is
 //! started. Equal samples in equal order yield equal bytes: no time, owner or machine property is stored. A
 //! shard is named when it is complete and on disk, so every named shard is complete. [`crate::shard`] returns
-//! exactly the written samples; a sample for which that would not hold is rejected. Sources come from
-//! [`crate::import`].
+//! exactly the written samples; a sample for which that would not hold is rejected. The crate
+//! `dflop-import` writes those of other formats.
 //!
 //! The index rows are collected during writing and written at the end, so that the dataset opens without
 //! being read again. A killed writer leaves complete shards, which are indexed on first use, and a partial

@@ -113,7 +113,12 @@ def simulate(
         >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
         [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.06)]
     """
-    flags |= {"global_batch_size": global_batch_size, "model": model, "dp_size": dp_size, "microbatches": microbatches}
+    flags |= {
+        "global_batch_size": global_batch_size,
+        "model": model,
+        "dp_size": dp_size,
+        "microbatches": microbatches,
+    }
     flags |= {"steps": steps, "plan": {"stages": stages, "schedule": schedule, **flags.get("plan", {})}}
     return _run("simulate", _shards(dataset, flags), flags)
 

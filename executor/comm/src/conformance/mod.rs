@@ -45,7 +45,7 @@ pub struct Case {
 /// Promises that only some transports make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
-    /// Whether sums have ring order: part `p` of [`even_parts`](crate::even_parts) is summed from the rank
+    /// Whether sums have ring order: part `p` of [`crate::even_parts`] is summed from the rank
     /// after `p` on. Otherwise sums are only equal on all ranks and close to the exact sum.
     pub has_ring_order: bool,
     /// Whether messages with different tags may be received out of order.
