@@ -1,6 +1,6 @@
 //! Classifies store errors: whether to retry, and what to do about them.
 
-use std::io::{self, Error, ErrorKind};
+use std::io::{self, ErrorKind};
 
 use super::observed::Notes;
 use super::redact::redact;
@@ -54,7 +54,7 @@ pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Opti
             return Some(Fault::is_final(ErrorKind::Other, format!("{}; {advice}", short_reason(error))));
         }
         // An I/O error's `source` skips its direct cause.
-        let inner = cause.downcast_ref::<Error>().and_then(Error::get_ref);
+        let inner = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         next = inner.map_or_else(|| cause.source(), |inner| Some(inner));
     }
     None
@@ -160,7 +160,7 @@ mod tests {
 
     /// Error from a store whose connection fails in TLS.
     fn failed(tls: Tls) -> object_store::Error {
-        let connection = Error::other(Error::new(ErrorKind::InvalidData, tls));
+        let connection = io::Error::other(io::Error::new(ErrorKind::InvalidData, tls));
         object_store::Error::Generic { store: "S3", source: Box::new(connection) }
     }
 
