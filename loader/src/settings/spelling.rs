@@ -6,8 +6,7 @@ use std::str::FromStr;
 use serde::de::{Deserializer, Error as _, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-/// Declares the names of the choices of a setting, the first of which is the default, and what they stand
-/// for.
+/// Declares the names of the choices of a setting, and what they stand for.
 macro_rules! choices {
     ($(#[$about:meta])* $name:ident for $target:ty {
         $($(#[$choice_about:meta])* $choice:ident, $text:literal => $value:expr;)+

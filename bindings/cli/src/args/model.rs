@@ -40,6 +40,9 @@ impl ModelArgs {
         if self.profile.path().is_none() && settings.cost.profile_tp.is_some() {
             return Err(Failure::Misuse("`cost.profile_tp` needs `--profile`".into()));
         }
+        if self.profile.path().is_none() && !settings.cost.profile_check {
+            return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
+        }
         let model = settings.cost.cost_model(self.spec()?, &self.device, self.profile.path());
         let model = model.map_err(|error| match self.profile.path() {
             Some(path) => Failure::from(error).in_file(path),

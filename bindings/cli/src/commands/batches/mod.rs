@@ -103,6 +103,8 @@ struct LastLine {
 }
 
 pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
+    args.set
+        .refuse(&["processor.token_counts", "processor.blank_media"], "has no effect here; leave it out")?;
     let settings = args.set.settings()?;
     let preparer = args.preparer(&settings)?;
     let token_counts = TokenCounts::IfPresent(Arc::new(preparer.text_counter()));
