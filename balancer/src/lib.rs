@@ -33,7 +33,6 @@
 #![forbid(unsafe_code)]
 
 mod budget;
-mod caps;
 mod digest;
 mod error;
 mod instance;
@@ -43,10 +42,9 @@ pub mod schedule;
 mod simulate;
 
 pub use budget::Budget;
-pub use caps::Caps;
 pub use digest::PlanDigest;
 pub use error::{Error, Result};
-pub use instance::Instance;
+pub use instance::{Caps, Instance};
 pub use partition::{
     Assignment, BoundKind, LowerBound, Partitioner, Problem, Solution, Strategy, balance, lower_bound,
 };

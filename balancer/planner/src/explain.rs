@@ -1,11 +1,10 @@
 //! Explains the chosen plan: bottleneck, memory, and why the runner-up is slower.
 
 use super::cluster::Placement;
-use super::parallelism_plan::ParallelismPlan;
+use super::problem::ParallelismPlan;
 use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
 use super::score::{self, ScoredPlan};
-use super::space::memory;
-use super::space::{Candidate, SearchSpace};
+use super::space::{Candidate, SearchSpace, memory};
 
 /// Number of batches for mean stage work: single batches differ by a few percent.
 const BATCHES: usize = 12;

@@ -21,10 +21,7 @@
 mod cluster;
 mod compare;
 mod costs;
-mod evaluate;
 mod explain;
-mod item_size;
-mod parallelism_plan;
 mod plan;
 mod problem;
 mod refine;
@@ -41,10 +38,9 @@ pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,
 };
-pub use evaluate::{Evaluation, evaluate};
-pub use parallelism_plan::{Degrees, ModulePlan, ParallelismPlan};
 pub use plan::plan;
-pub use problem::PlanProblem;
+pub use problem::{Degrees, ModulePlan, ParallelismPlan, PlanProblem};
+pub use refine::{Evaluation, evaluate};
 pub use report::{Bottleneck, Explanation, ModuleBytes, PlanReport, RunnerUp};
 pub use space::{EncoderSplit, SearchSpaceOptions};
 pub use workload::{ItemSize, Workload};

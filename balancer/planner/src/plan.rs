@@ -1,12 +1,12 @@
 //! Finds the fastest parallelism plan for a problem and reports it.
 
 use super::explain::explain;
-use super::parallelism_plan::ParallelismPlan;
-use super::problem::PlanProblem;
+use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::remedy::remedy;
 use super::report::{PlanReport, RunnerUp};
-use super::search::{Search, sweep};
+use super::search;
+use super::search::Search;
 use dflop_balancer::{Error, Result};
 
 /// Finds the fastest plan.

@@ -1,7 +1,7 @@
 //! Plan report: the plan with score, limits and runner-up.
 
 use super::costs::ExpertLoads;
-use super::parallelism_plan::ParallelismPlan;
+use super::problem::ParallelismPlan;
 
 /// Planner result.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,18 +5,17 @@
 //! under construction, `bound` proves lower bounds and `strategy` has one algorithm per file.
 
 mod bound;
-mod groups;
 mod problem;
 mod strategy;
 
+use super::instance::Caps;
 use crate::budget::Budget;
-use crate::caps::Caps;
 use crate::error::Result;
 use crate::instance::Instance;
 
 pub(crate) use bound::lower_bound_for;
 pub use bound::{BoundKind, LowerBound, lower_bound};
-pub(crate) use groups::Partition;
+pub(crate) use problem::Partition;
 pub use problem::Problem;
 pub(crate) use strategy::assign;
 pub use strategy::{Partitioner, Solution, Strategy};

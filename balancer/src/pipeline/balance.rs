@@ -6,9 +6,8 @@ use super::relaxation::Relaxation;
 use super::search::{MoveSet, ScheduleState};
 use super::{memory_start, order, relaxation, search};
 use crate::budget::Budget;
-use crate::caps::Caps;
 use crate::error::{Error, Result};
-use crate::instance::Instance;
+use crate::instance::{Caps, Instance};
 use crate::partition;
 use crate::partition::{LowerBound, Partition, Problem, Strategy};
 

@@ -7,8 +7,7 @@ use super::config::PipelineConfig;
 use super::order;
 use super::search::ScheduleState;
 use crate::budget::Budget;
-use crate::caps::Caps;
-use crate::instance::Instance;
+use crate::instance::{Caps, Instance};
 use crate::partition::{self, Partition, Problem, Strategy};
 
 /// Sum to which every column is scaled, so that times and bytes compare.

@@ -1,7 +1,7 @@
 //! Maps stages and microbatches to ranks, and parts to the parts they exchange messages with.
 
 use super::action::Part;
-use super::module_stages::{ModuleStages, Replicas, check_count, check_modules, check_parts};
+use super::step_shape::{ModuleStages, Replicas, check_count, check_modules, check_parts};
 use crate::error::{Error, Result};
 
 /// Stages, ranks and microbatches in a step, for which schedules are built.

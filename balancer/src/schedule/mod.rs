@@ -10,12 +10,10 @@
 
 mod action;
 mod graph;
-mod interleaved;
 mod kind;
 mod lagged;
 mod layout;
 mod messages;
-mod module_stages;
 mod step_order;
 mod step_shape;
 
@@ -23,10 +21,9 @@ pub use action::{Action, Message, Part, Pass, PassKind};
 pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
 pub use layout::PipelineLayout;
-pub use module_stages::ModuleStages;
 pub use step_order::{StagePass, StepOrder};
 pub(crate) use step_shape::ENCODERS_MAX;
-pub use step_shape::{EncoderChain, EncoderChains, StepShape};
+pub use step_shape::{EncoderChain, EncoderChains, ModuleStages, StepShape};
 
 use crate::error::{Error, Result};
 use lagged::{RankWork, StagePlace, lagged_passes};
@@ -75,7 +72,7 @@ impl PipelineLayout {
         // The other kinds order each stage separately; interleaving mixes the stages on a rank.
         if let ScheduleKind::Interleaved { chunks } = kind {
             let (ranks, microbatches) = (self.ranks(), self.microbatches());
-            let of_rank = |rank| interleaved::passes(rank, ranks, usize::from(chunks), microbatches);
+            let of_rank = |rank| kind::passes(rank, ranks, usize::from(chunks), microbatches);
             return Ok((0..ranks).map(of_rank).collect());
         }
         let stages_in_all = (0..self.stages()).map(|stage| self.stages_after(stage) + 1).max().unwrap_or(1);

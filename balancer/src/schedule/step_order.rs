@@ -8,11 +8,10 @@
 //! `s` in slot `n (k + l) + j + s` for microbatch `k`. So a forward pass is one slot after the input, and so
 //! is a backward pass if a stage has at least one round more lag than the next stage.
 
-use super::ScheduleKind;
 use super::action::{Pass, PassKind};
-use super::interleaved;
 use super::lagged::Lags;
 use super::step_shape::StepShape;
+use super::{ScheduleKind, kind};
 
 /// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,7 @@
 //! Runs all ranks' lists until none can continue.
 
-use super::communication::Communication;
-use super::simulation::{Activity, CriticalStep, Event, History, Simulation};
-use super::times::StageTimes;
+use super::times::{Communication, StageTimes};
+use super::{Activity, CriticalStep, Event, History, Simulation};
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 use std::collections::BTreeMap;

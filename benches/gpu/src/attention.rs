@@ -7,14 +7,13 @@ use dflop_device::prelude::*;
 use dflop_device::{Dtype, Segments};
 use serde_json::json;
 
-use crate::Result;
+use super::report::median_seconds;
 use crate::arguments::Arguments;
 use crate::buckets::{self, Bucket};
-use crate::device;
 use crate::operations::error;
 use crate::random::Random;
 use crate::report::{self, Outcome};
-use crate::timing::median_seconds;
+use crate::{Result, device};
 
 const PART: &str = "attention";
 /// Maximum output and gradient error in bf16.

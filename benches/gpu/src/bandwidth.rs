@@ -6,12 +6,12 @@ use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::prelude::*;
 use serde_json::json;
 
+use super::report::median_seconds;
 use crate::Result;
 use crate::arguments::Arguments;
 use crate::device::{self, numbers};
 use crate::random::Random;
 use crate::report::{self, Outcome};
-use crate::timing::median_seconds;
 
 const PART: &str = "bandwidth";
 /// Minimum fraction of the copy rate.

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::report::median;
 use crate::Result;
 use crate::arguments::Arguments;
 use crate::report::{self, Outcome};
-use crate::timing::median;
 
 /// Number of steps whose losses are averaged before curves are compared.
 const WINDOW: usize = 10;

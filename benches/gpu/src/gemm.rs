@@ -6,12 +6,11 @@ use dflop_device::prelude::*;
 use dflop_device::{Dtype, Tensor};
 use serde_json::{Value, json};
 
-use crate::Result;
+use super::report::median_seconds;
 use crate::arguments::Arguments;
-use crate::device;
 use crate::random::Random;
 use crate::report::{self, Outcome};
-use crate::timing::median_seconds;
+use crate::{Result, device};
 
 const PART: &str = "gemm";
 /// Number of matrix sets that calls use in turn, so that a call does not find the operands in the cache.

@@ -34,9 +34,7 @@ mod profile;
 #[path = "../../../tests/cuda-stand-in/executor/tests/device/random.rs"]
 mod random;
 mod report;
-mod timing;
 mod train;
-mod weights;
 
 use std::process::ExitCode;
 

@@ -1,11 +1,13 @@
 //! Trained models, with the sizes of published and of miniature configurations.
+//!
+//! Fast random weights for large models.
 
+use super::Result;
+use dflop_costmodel::random::SplitMix64;
 use dflop_device::Device;
-use dflop_models::weights::WeightSource;
+use dflop_models::weights::{Init, ParameterSpec, Seed, WeightSource};
 use dflop_models::{Activations, BlockStage, FrozenModules, ModelConfig, ModuleKind, StageRange};
 use serde_json::{Value, json};
-
-use crate::Result;
 
 /// Returns `config.json` for the decoder whose tokens per second count: the Qwen2.5-1.5B sizes.
 pub(crate) fn large() -> Value {
@@ -45,6 +47,21 @@ pub(crate) fn whole<D: Device>(
 ) -> Result<BlockStage<D>> {
     let range = StageRange { module, layers: 0..config.layers(module) };
     Ok(config.stage(device, &range, FrozenModules::default(), activations, source)?)
+}
+
+/// Draws uniform numbers with a given deviation; for weights whose values only have to be plausible.
+pub(crate) struct Uniform(pub(crate) u64);
+
+impl WeightSource for Uniform {
+    fn values(&self, spec: &ParameterSpec) -> dflop_models::Result<Vec<f32>> {
+        let Init::Normal(deviation) = spec.init else { return Seed(self.0).values(spec) };
+        let name = spec.name.bytes().fold(self.0, |hash, byte| hash.rotate_left(5) ^ u64::from(byte));
+        let mut random = SplitMix64::new(name);
+        // a uniform distribution with width w has the deviation w / sqrt(12)
+        let width = (deviation * 12.0_f64.sqrt()) as f32;
+        let mut number = || ((random.next_u64() >> 40) as f32 / (1 << 24) as f32 - 0.5) * width;
+        Ok((0..spec.elements()).map(|_| number()).collect())
+    }
 }
 
 #[cfg(test)]

@@ -12,14 +12,13 @@ use dflop_models::{
 };
 use serde_json::json;
 
-use crate::Result;
+use super::models::Uniform;
+use super::report::{median, wait};
 use crate::arguments::Arguments;
 use crate::packing::Pack;
 use crate::random::Random;
 use crate::report::{self, Outcome};
-use crate::timing::{median, wait};
-use crate::weights::Uniform;
-use crate::{device, models};
+use crate::{Result, device, models};
 
 const PART: &str = "profile";
 const LAYERS: usize = 2;

@@ -13,13 +13,12 @@ use dflop_models::weights::{self, WeightSource};
 use dflop_models::{Activations, BlockOutput, BlockStage, ModelConfig, ModuleKind, Stage, assemble};
 use serde_json::{Value, json};
 
-use crate::Result;
+use super::models::Uniform;
+use super::report::{median, wait};
 use crate::arguments::Arguments;
 use crate::packing::{self, Pack};
 use crate::report::{self, Outcome};
-use crate::timing::{median, wait};
-use crate::weights::Uniform;
-use crate::{device, models};
+use crate::{Result, device, models};
 
 /// Steps that are not timed.
 const WARM_UP_STEPS: usize = 3;

@@ -1,13 +1,12 @@
 //! Command failures: messages, causes and the exit status.
-
-use std::borrow::Cow;
-use std::ffi::OsString;
-use std::io::Write;
+//!
+//! Options of earlier versions, which are refused with what replaces them.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use dflop_loader::store::{redact, redact_name};
-
-use crate::replaced::replacement;
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::io::Write;
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 ///
@@ -247,3 +246,73 @@ impl From<std::io::Error> for Failure {
         }
     }
 }
+
+/// Returns the setting that replaces an option of an earlier version.
+pub(crate) fn replacement(option: &str) -> Option<&'static str> {
+    let found = REPLACED.iter().find(|(old, _)| option.strip_prefix("--") == Some(*old));
+    found.map(|(_, new)| *new)
+}
+
+/// Options of earlier versions, and what replaces them.
+const REPLACED: [(&str, &str); 60] = [
+    ("accept-changed-data", "--set order.accept_changed_data=true"),
+    ("allow-outside", "--set store.allow_outside=true"),
+    ("allow-pipe", "--set store.allow_pipe=true"),
+    ("allow-recompute", "--set space.recompute=true"),
+    ("block-samples", "--set order.shuffle=blocks:SAMPLES:RUNS"),
+    ("buffered-bytes-max", "--set read.buffered_bytes=N"),
+    ("bytes-max", "--set plan.bytes_max=N"),
+    ("cache", "--set store.cache=DIR"),
+    ("cache-bytes", "--set store.cache_bytes=N"),
+    ("chat-template", "--set processor.chat_template=@FILE"),
+    ("color-jitter", "--set augment.color_jitter=B,C,S,H"),
+    ("counted-media", "--set processor.skip_media_tensors=true"),
+    ("encoder-ahead", "--set space.encoder_ahead=true"),
+    ("encoder-share", "--set space.encoder_share=tile|sample"),
+    ("ep", "--set space.expert_parallel=N"),
+    ("epoch", "--set order.first_epoch=E"),
+    ("error-budget", "--set read.error_budget=FRACTION"),
+    ("error-count", "--set read.error_count=N"),
+    ("expert-imbalance", "--set space.expert_imbalance=FACTOR"),
+    ("field-bytes-max", "--set read.field_bytes=N"),
+    ("fields", "--set read.fields=NAMES"),
+    ("flip", "--set augment.flip=0.5"),
+    ("freeze", "--set cost.freeze=PARTS"),
+    ("global-batch", "--global-batch-size"),
+    ("index", "--set index.directory=DIR"),
+    ("layout", "--set processor.layout=packed|padded|padded_left"),
+    ("long-sample", "--set processor.long_sample=error|truncate|drop"),
+    ("memory-margin", "--set space.memory_margin=FACTOR"),
+    ("no-profile-check", "--set cost.profile_check=false"),
+    ("open-blocks", "--set order.shuffle=blocks:SAMPLES:RUNS"),
+    ("pad-to-tokens", "--set processor.pad_to_tokens=N"),
+    ("pipeline-stages", "--stages"),
+    ("placement", "--set space.placement=NAME"),
+    ("profile-tp", "--set cost.profile_tp=N,N"),
+    ("question", "--set processor.caption_prompt=TEXT"),
+    ("random-crop", "--set augment.crop_scale=0.08,1"),
+    ("read", "--set store.read=auto|mmap|pread"),
+    ("recompute", "--set cost.recompute=none|scores|layers"),
+    ("repeat-samples", "--set order.repeat_samples=true"),
+    ("report-previews", "a report shows the 24 most expensive samples"),
+    ("requests-max", "--set store.requests_max=N"),
+    ("retry-seconds", "--set store.retry_seconds=N"),
+    ("scaled-decode", "--set read.scaled_decode=true"),
+    ("schedule", "--set plan.schedule=NAME"),
+    ("sequence-parallel", "--set space.sequence_parallel=true"),
+    ("shuffle", "--set order.shuffle=global|blocks|none"),
+    ("space", "--set space.kinds=basic|full"),
+    ("splits", "--set index.splits=FILE"),
+    ("stages", "--set plan.stages=N,N"),
+    ("stall-error-seconds", "--set read.stall_seconds=N"),
+    ("stall-seconds", "--set read.stall_log_seconds=N"),
+    ("strategy", "--set plan.strategy=NAME"),
+    ("strict", "--set read.strict=true"),
+    ("tail", "--set order.tail=carry|drop|short"),
+    ("tokens-max", "--set plan.tokens_max=N"),
+    ("uneven-layers", "--set space.uneven_layers=true"),
+    ("validation", "--set order.shuffle=none --set order.tail=short --epochs 1"),
+    ("video-sampling", "--set index.videos=fps:RATE:MAX|uniform:N|keyframes:MAX"),
+    ("work", "--set plan.search_effort=N"),
+    ("workers", "--set read.workers=N"),
+];

@@ -15,9 +15,7 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzz;
 mod output;
-mod progress;
 mod reexec;
-mod replaced;
 mod report;
 mod view;
 

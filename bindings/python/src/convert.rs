@@ -1,18 +1,22 @@
-//! Converts delivered samples to the classes in `dflop.batches`.
+//! Converts names, paths, name lists and constructor arguments from Python.
 
+use super::arrays::array::{Array, numpy_from_stored};
+use super::arrays::framework::Framework;
+use super::arrays::storage::Owner;
+use super::error::to_python;
 use dflop_loader::decode::Batch;
+use dflop_loader::error::excerpt;
 use dflop_loader::inputs::{NamedTensor, TensorValues};
 use dflop_loader::media::{Audio, Media, NpyArray, PixelLayout, RgbImage, Video};
 use dflop_loader::sample::{Field, Sample};
-use pyo3::exceptions::PyValueError;
+use dflop_loader::store::redact;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyList, PyModule, PyString};
+use pyo3::types::{PyDict, PyList, PyModule, PyString, PyType};
+use std::path::PathBuf;
 
-use crate::arrays::array::{Array, numpy_from_stored};
-use crate::arrays::framework::Framework;
-use crate::arrays::storage::Owner;
-use crate::error::to_python;
+pub(crate) use arguments;
 
 /// Extensions for numbers in the `WebDataset` convention: a class, a count, an index.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
@@ -179,4 +183,107 @@ pub(crate) fn json_text(value: &Bound<'_, PyAny>) -> PyResult<String> {
     let arguments = PyDict::new(value.py());
     arguments.set_item("allow_nan", false)?;
     value.py().import("json")?.getattr("dumps")?.call((value,), Some(&arguments))?.extract()
+}
+
+/// Names or paths, from a single value or a list; also names of models and fields.
+pub(crate) struct Names(pub(crate) Vec<String>);
+
+impl<'py> FromPyObject<'_, 'py> for Names {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Some(name) = name(&value)? {
+            return Ok(Self(vec![name]));
+        }
+        let each = |item: PyResult<Bound<'py, PyAny>>| {
+            let item = item?;
+            name(&item)?.ok_or_else(|| not_a_name(&item))
+        };
+        value.try_iter().map_err(|_| not_a_name(&value))?.map(each).collect::<PyResult<_>>().map(Self)
+    }
+}
+
+/// Returns text, a path as text, or a `dflop.ModelDescription` as JSON; `None` for anything else.
+fn name(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+    if value.is_instance_of::<PyString>() {
+        return value.extract().map(Some);
+    }
+    let description = value.py().import("dflop.custom")?.getattr("ModelDescription")?;
+    if value.is_instance(&description)? {
+        return value.call_method0("to_json")?.extract().map(Some);
+    }
+    Ok(value.extract::<PathBuf>().ok().map(|path| path.display().to_string()))
+}
+
+fn not_a_name(value: &Bound<'_, PyAny>) -> PyErr {
+    let kind = value.get_type().name().map_or_else(|_| "this".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("expected a name, a path, or a list of them, found {kind}"))
+}
+
+/// Maximum number of characters per argument in a `repr`.
+const CHARACTERS_MAX: usize = 80;
+
+/// Constructor arguments, by name.
+#[derive(Debug)]
+pub(crate) struct Arguments(Py<PyDict>);
+
+impl Arguments {
+    /// Keeps a dictionary of all arguments.
+    pub(crate) fn new(arguments: Bound<'_, PyDict>) -> Self {
+        Self(arguments.unbind())
+    }
+
+    /// Removes arguments that are `None`.
+    pub(crate) fn without_none(self, py: Python<'_>) -> PyResult<Self> {
+        let arguments = self.0.bind(py);
+        for (name, value) in arguments.copy()? {
+            if value.is_none() {
+                arguments.del_item(name)?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Returns a function without arguments that creates the object again.
+    pub(crate) fn constructor<'py>(&self, class: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = class.py();
+        py.import("functools")?.getattr("partial")?.call((class,), Some(self.0.bind(py)))
+    }
+
+    /// Formats the constructor call, without arguments that have the default value.
+    pub(crate) fn repr(&self, class: &Bound<'_, PyType>) -> PyResult<String> {
+        Ok(format!("{}({})", class.name()?, self.shown(class)?.join(", ")))
+    }
+
+    /// Formats the arguments that do not have the default value, without credentials in URLs.
+    pub(crate) fn shown(&self, class: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+        let py = class.py();
+        let inspect = py.import("inspect")?;
+        let keyword_only = inspect.getattr("Parameter")?.getattr("KEYWORD_ONLY")?;
+        let parameters = inspect.call_method1("signature", (class,))?.getattr("parameters")?;
+        let mut shown = Vec::new();
+        for item in parameters.call_method0("items")?.try_iter()? {
+            let (name, parameter): (String, Bound<'_, PyAny>) = item?.extract()?;
+            let Some(value) = self.0.bind(py).get_item(&name)? else { continue };
+            let default = parameter.getattr("default")?;
+            // A required parameter has a default that no value equals.
+            if value.eq(&default).unwrap_or(false) {
+                continue;
+            }
+            let text = value.repr()?.to_string();
+            let text = excerpt(&redact(&text), CHARACTERS_MAX).into_owned();
+            let is_named = !shown.is_empty() || parameter.getattr("kind")?.is(&keyword_only);
+            shown.push(if is_named { format!("{name}={text}") } else { text });
+        }
+        Ok(shown)
+    }
+}
+
+/// Collects variables by name to [`Arguments`].
+macro_rules! arguments {
+    ($py:expr, $($name:ident),+ $(,)?) => {{
+        let arguments = pyo3::types::PyDict::new($py);
+        $(arguments.set_item(stringify!($name), &$name)?;)+
+        $Arguments::new(arguments)
+    }};
 }

@@ -6,7 +6,7 @@ use dflop_loader::media::augment::{Augment, ColorJitter};
 use dflop_loader::media::{PixelFormat, PixelLayout, PixelStatistics, PixelType};
 use pyo3::prelude::*;
 
-use crate::arguments::{Arguments, arguments};
+use super::convert::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::error::DflopError;
 

@@ -14,7 +14,6 @@
     reason = "arguments are converted from Python and owned by the call"
 )]
 
-mod arguments;
 mod arrays;
 mod balance;
 mod balanced;
@@ -28,7 +27,6 @@ mod image;
 mod loader;
 mod measure;
 mod model;
-mod names;
 mod read;
 mod runtime;
 mod settings;

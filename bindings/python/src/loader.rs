@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::arguments::{Arguments, arguments};
+use super::convert::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::{PyDataset, Source};

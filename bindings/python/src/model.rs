@@ -15,10 +15,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::arguments::{Arguments, arguments};
+use super::convert::{Arguments, Names, arguments};
 use crate::dataset::PyDataset;
 use crate::error::DflopError;
-use crate::names::Names;
 use crate::table::Table;
 
 /// Device preset for a model without a device.

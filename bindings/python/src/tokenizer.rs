@@ -11,8 +11,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
+use super::convert::Names;
 use crate::error::DflopError;
-use crate::names::Names;
 
 /// Tokenizer, chat template and caption prompt.
 #[derive(Debug, Clone, Default)]

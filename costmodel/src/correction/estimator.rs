@@ -1,47 +1,7 @@
-//! Estimates a factor per shape bin from measured microbatches.
-//!
-//! **The estimator.** A microbatch `m` holds samples from several bins; `w_mb` is the share of bin `b` in the
-//! microbatch's predicted time, and `t_m` is the measured time divided by the predicted time, minus 1. With
-//! `g_b` a bin's factor minus 1,
-//!
-//! ```text
-//! t_m = sum_b w_mb g_b + noise
-//! ```
-//!
-//! Credit is split by regression: a bin is charged with the extra time that microbatches take *because* they
-//! contain more of it. `g` minimizes
-//!
-//! ```text
-//! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
-//! ```
-//!
-//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` the residual scale, 1.4826 times the median absolute
-//! residual. Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that
-//! waited for something counts no more than a microbatch at the edge. The second term shrinks towards no
-//! correction, the third towards neighbors; both are worth at most one observation, so they decide only if
-//! there are few observations. The minimum is found by iteratively reweighted least squares with Cholesky's
-//! method.
-//!
-//! A deviation that all bins share, such as a machine slower than the measured machine, does not show in any
-//! single bin: only the sum over the bins is well known. Therefore a **common** deviation `c` for all bins
-//! whose own deviation is within noise is estimated in the same way from what the significant bins leave,
-//! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
-//! observed.
-//!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from 1, and the bin has
-//! at least 1 % of the predicted time; otherwise it is 1, so that noise corrects nothing.
-//!
-//! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
-//! give the same bits everywhere.
-//!
-//! # Source
-//! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects
-//! per input shape and leaves the form open; this form was defined for this project.
+//! Estimates a factor per shape bin from measured microbatches, by least squares over a Cholesky factorization.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use super::cholesky::Cholesky;
 use crate::quantiles::median_of_sorted;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Residual, in scales, from which Huber's loss is linear: 95 % efficient under normal noise.
 const HUBER: f64 = 1.345;
@@ -221,6 +181,59 @@ fn normal_equations(
     (matrix, right)
 }
 
+/// Symmetric positive definite matrix, factored as `L Lᵀ`.
+#[derive(Debug)]
+pub(super) struct Cholesky {
+    size: usize,
+    lower: Vec<f64>,
+}
+
+impl Cholesky {
+    /// Factors a matrix in row-major order; `None` if it is not positive definite.
+    pub(super) fn new(matrix: &[f64], size: usize) -> Option<Self> {
+        let mut lower = vec![0.0; size * size];
+        for row in 0..size {
+            for column in 0..=row {
+                let dot: f64 = (0..column).map(|k| lower[row * size + k] * lower[column * size + k]).sum();
+                let rest = matrix[row * size + column] - dot;
+                if row == column {
+                    if rest.is_nan() || rest <= 0.0 {
+                        return None;
+                    }
+                    lower[row * size + row] = rest.sqrt();
+                } else {
+                    lower[row * size + column] = rest / lower[column * size + column];
+                }
+            }
+        }
+        Some(Self { size, lower })
+    }
+
+    /// Solves for a single right-hand side.
+    pub(super) fn solve(&self, right: &[f64]) -> Vec<f64> {
+        let mut x = right.to_vec();
+        for row in 0..self.size {
+            let dot: f64 = (0..row).map(|k| self.at(row, k) * x[k]).sum();
+            x[row] = (x[row] - dot) / self.at(row, row);
+        }
+        for row in (0..self.size).rev() {
+            let dot: f64 = (row + 1..self.size).map(|k| self.at(k, row) * x[k]).sum();
+            x[row] = (x[row] - dot) / self.at(row, row);
+        }
+        x
+    }
+
+    /// Returns the diagonal of the inverse matrix.
+    pub(super) fn inverse_diagonal(&self) -> Vec<f64> {
+        let unit = |at: usize| (0..self.size).map(|k| if k == at { 1.0 } else { 0.0 }).collect::<Vec<f64>>();
+        (0..self.size).map(|at| self.solve(&unit(at))[at]).collect()
+    }
+
+    fn at(&self, row: usize, column: usize) -> f64 {
+        self.lower[row * self.size + column]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,5 +310,19 @@ mod tests {
     fn nothing_seen_says_nothing() {
         assert!(estimate(&[]).is_empty());
         assert_eq!(factors(&[]), Factors { bins: BTreeMap::new(), common: 1.0 });
+    }
+
+    #[test]
+    fn solutions_and_inverses_are_those_of_the_matrix() {
+        let matrix = [4.0, 2.0, 0.6, 2.0, 5.0, 1.0, 0.6, 1.0, 3.0];
+        let cholesky = Cholesky::new(&matrix, 3).unwrap();
+        let x = cholesky.solve(&[1.0, 2.0, 3.0]);
+        for row in 0..3 {
+            let product: f64 = (0..3).map(|k| matrix[row * 3 + k] * x[k]).sum();
+            assert!((product - [1.0, 2.0, 3.0][row]).abs() < 1e-12);
+        }
+        let [a, ..] = cholesky.inverse_diagonal()[..] else { panic!("three") };
+        assert!((a - 14.0 / 44.6).abs() < 1e-9, "{a}");
+        assert!(Cholesky::new(&[1.0, 2.0, 2.0, 1.0], 2).is_none());
     }
 }

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::cholesky::Cholesky;
+use super::estimator::Cholesky;
 use super::observation::MicrobatchConstants;
 use crate::module::MODULES_MAX;
 use crate::quantiles::{median, median_of_sorted};

@@ -9,22 +9,19 @@
 //!
 //! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 
-mod cholesky;
 mod estimator;
 mod learned;
 mod microbatch_fit;
 mod observation;
 mod table;
 mod tracker;
-mod tracking_rule;
 
 pub use microbatch_fit::SlowRank;
 pub use observation::{MicrobatchConstants, ModelConstants, Observation, SampleTime};
 pub use table::{
     BINS, BINS_PER_OCTAVE, CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE, bin, bin_sizes,
 };
-pub use tracker::{CorrectionTracker, IntervalReport};
-pub use tracking_rule::{CorrectionOptions, TrackingMode};
+pub use tracker::{CorrectionOptions, CorrectionTracker, IntervalReport, TrackingMode};
 
 #[cfg(test)]
 mod tests;

@@ -6,8 +6,6 @@
 
 pub mod config;
 pub(crate) mod families;
-mod family;
-mod layer_set;
 mod llm_spec;
 mod llm_weights;
 mod parameters;
@@ -15,12 +13,10 @@ mod sample_units;
 mod spec;
 
 pub use families::{ModelFamilies, ModelFamily, Preset, deepstack_layers};
-pub use family::FamilyId;
-pub use layer_set::LayerSet;
 pub use llm_spec::{
-    AttentionBias, ExpertsDetails, ExpertsSpec, LatentAttention, LlmDetails, LlmSpec, Window,
+    AttentionBias, ExpertsDetails, ExpertsSpec, LatentAttention, LayerSet, LlmDetails, LlmSpec, Window,
     WindowedAttention,
 };
 pub use parameters::{EncoderParameters, LlmParameters};
 pub use sample_units::{MediaUnits, SampleUnits};
-pub use spec::{AudioSpec, EncoderDetails, EncoderSpec, Mlp, ModelSpec, Projector, VisionSpec};
+pub use spec::{AudioSpec, EncoderDetails, EncoderSpec, FamilyId, Mlp, ModelSpec, Projector, VisionSpec};

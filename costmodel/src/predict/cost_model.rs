@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::calibration::ProfileCheck;
 use super::device_rate::DeviceRate;
 use super::microbatch_curve::{LaunchLimit, MicrobatchCurve};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
-use super::profile_check::ProfileCheck;
 use super::profile_timing::{MicrobatchWork, ProfileOptions, ProfileTiming};
 use super::workload::{ModuleWorkload, SampleWork};
 use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants, SampleTime};

@@ -6,6 +6,7 @@
 //! equally fast at both. If the whole module ran with all its layers, the [curve](MicrobatchCurve) for its
 //! microbatches is divided, so that launches count.
 
+use super::calibration::ProfileCheck;
 use super::curve_query::CurveQuery;
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
@@ -14,7 +15,6 @@ use super::layer_matrices::{
     encoder_pair_flops, llm_layer_flops, llm_matrices, llm_square_flops, native_layer_flops, sparse_share,
 };
 use super::microbatch_curve::MicrobatchCurve;
-use super::profile_check::ProfileCheck;
 use super::profile_timing::{ProfileOptions, attention_layers, whole_curve};
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;

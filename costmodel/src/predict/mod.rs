@@ -22,11 +22,11 @@ mod measured_points;
 mod microbatch_curve;
 mod module_timing;
 mod predicted_time;
-mod profile_check;
 mod profile_timing;
 mod workload;
 
 pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};
+pub use calibration::ProfileCheck;
 pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
@@ -34,7 +34,6 @@ pub use expert_imbalance::ExpertImbalance;
 pub use layer_times::LayerTimes;
 pub use microbatch_curve::{LaunchLimit, MicrobatchCurve};
 pub use predicted_time::{PredictedTime, ProfileWarning};
-pub use profile_check::ProfileCheck;
 pub use profile_timing::ProfileOptions;
 
 #[cfg(test)]

@@ -5,10 +5,9 @@
 //! have a batch of tiles, an LLM's rows a single sequence. Repeated rows are an error: the reference appends
 //! to the file when it is run again, and does not compute with means over two runs.
 
-use super::ProfileFile;
 use super::measurement::{Measurement, Part, Phase, Setting};
-use super::table::{Row, Table};
-use super::widths::ModuleWidths;
+use super::rows::{Row, Table};
+use super::{ModuleWidths, ProfileFile};
 use crate::error::Result;
 use crate::module::Module;
 

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::families::clip_siglip::siglip_encoder;
 use crate::model::families::intern_vit::{self, InternVitOptions};
 use crate::model::families::llava_onevision;
-use crate::model::families::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use crate::model::families::squares::{PATCH_INPUTS, SquareInput, TowerSize};
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;

@@ -10,12 +10,10 @@ use dflop_loader::flow::start_runtime;
 use dflop_loader::processors::PreparerBuilder;
 use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, LoaderState, StepPlan, StepPlanner};
 
-use super::Stop;
-use super::agreement::check_agreement;
 use super::module_reader::{ModuleReader, ModuleSamples};
-use super::predicted_times::PredictedTimes;
+use super::predicted_times::{PredictedTimes, SkippedSample, TokenCounts};
 use super::step_media::StepMedia;
-use super::token_counts::{SkippedSample, TokenCounts};
+use super::{Stop, check_agreement};
 use crate::error::{Error, Result};
 use crate::pipeline::{Job, RankRole, RankStep};
 

@@ -25,7 +25,7 @@ use futures::channel::oneshot;
 
 use super::Stop;
 use super::input_reader::{InputReader, RankSamples, StepInputs};
-use super::token_counts::TokenCounts;
+use super::predicted_times::TokenCounts;
 use crate::error::{Error, Result};
 
 /// Polling interval for an exchange that no step waits for.

@@ -14,9 +14,9 @@ use dflop_models::encoder::EncoderConfig;
 use futures::future::{Either, select};
 use futures::{FutureExt, StreamExt};
 
+use super::predicted_times::TokenCounts;
 use super::step_media::StepMedia;
-use super::token_counts::TokenCounts;
-use super::{Stop, contexts};
+use super::{Stop, step_media};
 use crate::error::{Error, Result};
 use crate::pipeline::{Job, PipelineStepPlan, RankContexts, RankRole};
 

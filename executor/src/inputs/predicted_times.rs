@@ -1,13 +1,18 @@
 //! Predicts microbatch times for a step, by module.
-
-use dflop_costmodel::correction::Observation;
-use dflop_costmodel::{Module, SampleShape};
-use dflop_loader::{StepPlan, StepPlanner};
+//!
+//! Counts tokens in the samples of a step and sums the counts over ranks before the step starts.
 
 use super::step_media::StepMedia;
 use crate::error::Result;
-use crate::pipeline::{Job, PipelineStepPlan};
+use crate::pipeline::{Job, PipelineStepPlan, RankRole};
+use dflop_comm::StepContext;
+use dflop_costmodel::correction::Observation;
+use dflop_costmodel::{Module, SampleShape};
+use dflop_loader::inputs::PreparedSample;
+use dflop_loader::media::Modality;
+use dflop_loader::{StepPlan, StepPlanner};
 use dflop_models::ModuleKind;
+use std::collections::BTreeMap;
 
 /// Predicted times for complete modules over the microbatches in a step, numbered as in the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -108,4 +113,158 @@ pub(crate) fn costed(module: ModuleKind) -> Module {
         ModuleKind::Audio => Module::Audio,
         ModuleKind::Llm => Module::Llm,
     }
+}
+
+/// Table columns.
+const TOKENS: usize = 0;
+const TARGETS: usize = 1;
+/// Tokens reserved by the text, and tokens produced by the encoder, for each encoder.
+const ROOM: [usize; 2] = [2, 3];
+const MADE: [usize; 2] = [4, 5];
+const COLUMNS: usize = 6;
+
+/// Sample that all ranks leave out of a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedSample {
+    /// Index in the step plan.
+    pub index: u32,
+    /// Reason, as far as counts show it; the rank that could not decode the sample logs the cause.
+    pub reason: String,
+}
+
+/// Token counts for every sample in a step, equal on all ranks.
+#[derive(Debug, Clone)]
+pub(super) struct TokenCounts {
+    /// Counts, `[samples, COLUMNS]`.
+    table: Vec<u64>,
+    encoders: Vec<usize>,
+    /// Whether some media are prepared together with their text.
+    has_joint_samples: bool,
+}
+
+impl TokenCounts {
+    /// Builds the table on this rank, which is summed over ranks.
+    ///
+    /// Each sample is counted once: text by TP rank 0 in the first stage of the LLM replica, media by the
+    /// same rank in the encoder replica.
+    ///
+    /// - `own`: samples that this rank prepared, by index, for each role
+    pub(super) fn own<'a>(
+        job: &Job,
+        samples: usize,
+        own: impl Iterator<Item = (&'a RankRole, &'a BTreeMap<u32, PreparedSample>)>,
+    ) -> Vec<u64> {
+        let mut table = vec![0; samples * COLUMNS];
+        for (role, samples) in own.filter(|(role, _)| is_counted(job, role)) {
+            for (&at, sample) in samples {
+                count(&mut table[at as usize * COLUMNS..][..COLUMNS], role.module, sample);
+            }
+        }
+        table
+    }
+
+    /// Returns the step context for the sum over ranks.
+    pub(super) fn at(step: u64) -> StepContext {
+        StepContext::step(step, "sum token counts")
+    }
+
+    /// Reads the table summed over all ranks.
+    pub(super) fn from_sum(job: &Job, table: Vec<u64>) -> Self {
+        let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
+        let mut modules = job.modules().iter().map(|own| own.module);
+        let has_joint_samples = modules.any(|own| own != ModuleKind::Llm && job.reads_with_llm(own));
+        Self { table, encoders, has_joint_samples }
+    }
+
+    fn row(&self, index: u32) -> &[u64] {
+        &self.table[index as usize * COLUMNS..][..COLUMNS]
+    }
+
+    /// Returns the reason for skipping a sample, if it is skipped.
+    fn problem(&self, index: u32) -> Option<String> {
+        let row = self.row(index);
+        // No rank counted its text.
+        if row[TOKENS] == 0 {
+            let what = if self.has_joint_samples { "its text or media" } else { "its text" };
+            return Some(format!("{what} could not be prepared"));
+        }
+        let differs = |encoder: &&usize| row[ROOM[**encoder]] != row[MADE[**encoder]];
+        self.encoders.iter().find(differs).map(|&encoder| {
+            let (room, made) = (row[ROOM[encoder]], row[MADE[encoder]]);
+            let name = ["images", "clips"][encoder];
+            match made {
+                0 => format!("its {name} could not be decoded"),
+                _ => format!("its text reserves {room} tokens for {name}, which have {made}"),
+            }
+        })
+    }
+
+    pub(super) fn is_kept(&self, index: u32) -> bool {
+        self.problem(index).is_none()
+    }
+
+    /// Returns the number of tokens in a sample, 0 if it is skipped.
+    pub(super) fn tokens(&self, index: u32) -> usize {
+        if self.is_kept(index) { self.row(index)[TOKENS] as usize } else { 0 }
+    }
+
+    /// Returns the number of tokens that an encoder produces for a sample, 0 if it is skipped.
+    pub(super) fn medium_tokens(&self, index: u32, module: ModuleKind) -> usize {
+        let made = encoder_index(module).map_or(0, |encoder| self.row(index)[MADE[encoder]]);
+        if self.is_kept(index) { made as usize } else { 0 }
+    }
+
+    /// Returns the number of target tokens in all samples that are not skipped.
+    pub(super) fn target_tokens(&self, media: &StepMedia) -> u64 {
+        let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
+        samples.filter(|&&index| self.is_kept(index)).map(|&index| self.row(index)[TARGETS]).sum()
+    }
+
+    /// Returns the skipped samples, by index.
+    pub(super) fn skipped(&self, media: &StepMedia) -> Vec<SkippedSample> {
+        let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
+        let mut skipped: Vec<SkippedSample> = samples
+            .filter_map(|&index| Some(SkippedSample { index, reason: self.problem(index)? }))
+            .collect();
+        skipped.sort_by_key(|sample| sample.index);
+        skipped
+    }
+}
+
+/// Returns whether a rank counts samples for a role. Later stages and other TP ranks prepare the same
+/// samples; counting them again would multiply the sums.
+fn is_counted(job: &Job, role: &RankRole) -> bool {
+    let first = job.stages().iter().position(|stage| stage.range.module == role.module);
+    role.tp_rank == 0 && role.stages.first().map(|&stage| usize::from(stage)) == first
+}
+
+fn encoder_index(module: ModuleKind) -> Option<usize> {
+    match module {
+        ModuleKind::Vision => Some(0),
+        ModuleKind::Audio => Some(1),
+        ModuleKind::Llm => None,
+    }
+}
+
+/// Counts the tokens that the text of a prepared sample reserves, or that the tensors produce.
+fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
+    match module {
+        ModuleKind::Llm => {
+            row[TOKENS] = sample.tokens() as u64;
+            row[TARGETS] = sample.target_tokens() as u64;
+            for run in &sample.runs {
+                let encoder = usize::from(run.modality == Modality::Audio);
+                row[ROOM[encoder]] += run.tokens as u64;
+            }
+        }
+        ModuleKind::Vision => row[MADE[0]] = vision_tokens(sample),
+        ModuleKind::Audio => {
+            row[MADE[1]] = sample.clips.iter().map(|clip| u64::from(clip.tokens)).sum();
+        }
+    }
+}
+
+fn vision_tokens(sample: &PreparedSample) -> u64 {
+    let images = sample.images.iter().map(|image| u64::from(image.tokens));
+    images.chain(sample.videos.iter().map(|video| u64::from(video.pixels.tokens))).sum()
 }

@@ -1,21 +1,14 @@
-//! Optimizer state for a parameter bucket, or for this rank's part of a bucket.
-//!
-//! Stage replicas may share the state (ZeRO stage 1): each replica has the state for a range in every bucket,
-//! updates the weights in that range, and receives the remaining weights from the replicas while operations
-//! continue. An update is computed element by element, so the weights have the same bits as without sharing.
-//!
-//! # Source
-//! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
-//! arXiv:1910.02054, section 5.1. Gradients may be complete on all replicas, or divided like the state.
-
-use std::ops::Range;
+//! Optimizer state per bucket, and the ranks that own it.
 
 use crate::error::Result;
-use dflop_comm::{StepContext, even_parts};
+use dflop_comm::{Comm, StepContext, even_parts};
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
-use dflop_models::ParameterBucket;
+use dflop_models::weights::ParameterSpec;
+use dflop_models::{ParameterBucket, Stage};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Number format for stored weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -196,4 +189,117 @@ fn within(decay: &DecayRange, own: &Range<usize>) -> Option<DecayRange> {
     let inside = own.start.max(decay.elements.start)..own.end.min(decay.elements.end);
     let elements = inside.start.saturating_sub(own.start)..inside.end.saturating_sub(own.start);
     (!inside.is_empty()).then_some(DecayRange { elements, weight_decay: decay.weight_decay })
+}
+
+/// Separates names in a message; no tensor name contains it.
+const SEPARATOR: u8 = b'\n';
+/// Separates a name from a part number.
+const PART: char = '\t';
+
+/// Owner of every parameter in a job, by name.
+///
+/// Parameters are in name order, so the indices do not depend on the stages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ownership {
+    /// Maps names, or names with part numbers, to index and owner.
+    owners: BTreeMap<String, (usize, usize)>,
+    rank: usize,
+}
+
+impl Ownership {
+    /// Agrees on an owner for every parameter; all ranks in `comm` call it.
+    ///
+    /// Each part of a tensor that a tensor-parallel group shares has an owner.
+    ///
+    /// # Errors
+    /// [`crate::Error::Comm`].
+    pub fn agree<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
+        comm: &dyn Comm,
+        stages: impl IntoIterator<Item = &'a S>,
+    ) -> Result<Self> {
+        let mut own = BTreeSet::new();
+        for stage in stages {
+            own.extend(stage.parameters().owned().map(|(spec, _)| key(spec)));
+        }
+        let mut bytes = Vec::new();
+        for key in &own {
+            bytes.extend_from_slice(key.as_bytes());
+            bytes.push(SEPARATOR);
+        }
+        let mut owners = BTreeMap::new();
+        for (rank, names) in
+            gather_bytes(comm, StepContext::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
+        {
+            for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
+                // Ranks come in ascending order, so the lowest rank stays.
+                owners.entry(String::from_utf8_lossy(name).into_owned()).or_insert((0, rank));
+            }
+        }
+        for (index, (place, _)) in owners.values_mut().enumerate() {
+            *place = index;
+        }
+        Ok(Self { owners, rank: comm.rank() })
+    }
+
+    /// Returns the number of parameters in the job.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.owners.len()
+    }
+
+    /// Returns whether there are no parameters.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    /// Returns the index of a parameter, or of this rank's part, if this rank owns it.
+    #[must_use]
+    pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
+        let (index, owner) = self.place(spec)?;
+        (owner == self.rank).then_some(index)
+    }
+
+    /// Returns the index of a parameter, or of this rank's part, and the owner rank.
+    pub(super) fn place(&self, spec: &ParameterSpec) -> Option<(usize, usize)> {
+        self.owners.get(&key(spec)).copied()
+    }
+
+    /// Returns tensor names, ascending, with the ranks that write them: the owners of the first parts.
+    pub fn writers(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.owners.iter().filter_map(|(key, &(_, owner))| match key.split_once(PART) {
+            Some((name, part)) => (part == "0").then_some((name, owner)),
+            None => Some((key.as_str(), owner)),
+        })
+    }
+}
+
+/// Returns the map key for a parameter: the name, with the part number if it is sharded.
+fn key(spec: &ParameterSpec) -> String {
+    if spec.shard.is_whole() {
+        return spec.name.clone();
+    }
+    format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
+}
+
+/// Gathers bytes from all ranks on all ranks; lengths may differ.
+pub(crate) fn gather_bytes(comm: &dyn Comm, at: StepContext, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let mut lengths = vec![0_u64; comm.size()];
+    lengths[comm.rank()] = own.len() as u64;
+    // Lengths first: every rank needs the sizes of all parts to receive them.
+    comm.all_gather(at, lengths.as_mut_slice().into(), &vec![1; comm.size()])?;
+    let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+    let mut all = vec![0_u8; lengths.iter().sum()];
+    let start: usize = lengths[..comm.rank()].iter().sum();
+    all[start..start + own.len()].copy_from_slice(own);
+    comm.all_gather(at, all.as_mut_slice().into(), &lengths)?;
+    let mut rest = all.as_slice();
+    Ok(lengths
+        .into_iter()
+        .map(|length| {
+            let (bytes, behind) = rest.split_at(length);
+            rest = behind;
+            bytes.to_vec()
+        })
+        .collect())
 }

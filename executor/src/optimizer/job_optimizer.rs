@@ -12,10 +12,8 @@ use dflop_device::{Device, DeviceComm, Dtype, Lane, LateRead, Staged};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-use super::adamw::{AdamWOptimizer, AdamWSettings};
-use super::bucket_state::Precision;
-use super::learning_rate::LearningRate;
-use super::ownership::Ownership;
+use super::adamw::{AdamWOptimizer, AdamWSettings, LearningRate};
+use super::bucket_state::{Ownership, Precision};
 use super::step_figures::{Counting, StepFigures};
 use crate::error::{Error, Result};
 use crate::pipeline::{DeviceTimes, StepOutcome, UnreadStep};

@@ -11,14 +11,9 @@
 mod adamw;
 mod bucket_state;
 mod job_optimizer;
-mod learning_rate;
-mod ownership;
 mod step_figures;
 
-pub use adamw::{AdamWOptimizer, AdamWSettings, DecayedParameters};
-pub(crate) use bucket_state::ParameterState;
-pub use bucket_state::Precision;
+pub use adamw::{AdamWOptimizer, AdamWSettings, Decay, DecayedParameters, LearningRate};
+pub use bucket_state::{Ownership, Precision};
+pub(crate) use bucket_state::{ParameterState, gather_bytes};
 pub use job_optimizer::{JobOptimizer, JobOptimizerSettings, UpdateReport};
-pub use learning_rate::{Decay, LearningRate};
-pub use ownership::Ownership;
-pub(crate) use ownership::gather_bytes;

@@ -24,7 +24,7 @@ use dflop_device::{Device, DeviceComm, Dtype, Tensor};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-use super::ownership::Ownership;
+use super::bucket_state::Ownership;
 use crate::error::{Error, Result};
 use crate::pipeline::UnreadStep;
 

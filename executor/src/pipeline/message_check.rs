@@ -11,11 +11,11 @@ use dflop_comm::{Cause, Comm, Failure, StepContext};
 use dflop_device::{Device, MessageLane};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::activation_transfer::StepView;
 use super::job::Job;
 use super::rank_step::tokens;
 use super::step_order::{SentMessage, sent_messages};
 use super::topology::{Flow, StageEdge, Topology};
+use super::transfer_buffers::StepView;
 use crate::error::Result;
 
 /// Messages between all ranks in steps with a number of rounds.

@@ -11,16 +11,16 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged, Tensor};
 use dflop_models::Stage;
 
-use super::activation_transfer::StepView;
+use super::Preparation;
 use super::gradient_reduction::GradientGroups;
 use super::job::Job;
 use super::message_check::MessageCheck;
-use super::preparation::Preparation;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
 use super::step_order::{LaneOrder, action_lists};
 use super::timeline::{Clock, TimedAction, TimedCommunication};
 use super::topology::{RankRole, Topology};
+use super::transfer_buffers::StepView;
 use crate::error::{Error, Result};
 
 /// Step result.
@@ -66,7 +66,7 @@ impl<D: Device> PipelineRank<D> {
     /// Tensors move through the host; [`over`](Self::over) uses a different transport.
     ///
     /// - `stages`: one for each range in [`Job::ranges`] for all roles of this rank ([`Job::roles`]), in
-    ///   order: built from the range ([`build_stages`](crate::train::build_stages)), or any other [`Stage`]
+    ///   order: built from the range ([`build_stages`](crate::train)), or any other [`Stage`]
     ///   that accepts the same rows and returns rows of the same size, or a loss if it is the last stage
     ///
     /// # Errors

@@ -9,11 +9,10 @@ use dflop_comm::StepContext;
 use dflop_device::{Device, Dtype, Lane, Tensor};
 use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
-use super::activation_transfer::StepView;
 use super::gradient_reduction::{GradientGroups, GradientReduction};
 use super::timeline::{Awaited, Clock, CommunicationKind, CommunicationLane, CommunicationPlace};
 use super::topology::{Flow, missing};
-use super::transfer_buffers::TransferBuffers;
+use super::transfer_buffers::{StepView, TransferBuffers};
 use crate::error::{Error, Result};
 
 /// Execution of a step on a rank.

@@ -19,8 +19,7 @@ use serde::{Serialize, Serializer};
 
 use super::clock::Clock;
 use super::module_under_test::time_passes;
-use super::random_batches::{RandomMicrobatch, RandomMicrobatches};
-use super::synthetic_inputs::{numbers, text_context};
+use super::random_batches::{RandomMicrobatch, RandomMicrobatches, numbers, text_context};
 use super::{MeasuredModel, module_kind};
 use crate::error::Result;
 use dflop_device::Device;

@@ -20,8 +20,7 @@ use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
 use dflop_device::{Device, Dtype};
 
 use super::clock::Clock;
-use super::module_under_test::ModuleUnderTest;
-use super::sequences::Sequences;
+use super::module_under_test::{ModuleUnderTest, Sequences};
 use super::shape_source::{ShapeSource, TimeBudget};
 use super::{MeasuredModel, gemm_peak_flops, module_kind};
 use crate::error::{Error, Result};

@@ -12,9 +12,7 @@ pub mod clock;
 mod measure;
 mod module_under_test;
 mod random_batches;
-mod sequences;
 mod shape_source;
-mod synthetic_inputs;
 
 pub use clock::{Clock, gemm_peak_flops};
 pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};

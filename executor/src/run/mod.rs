@@ -32,13 +32,10 @@ mod check;
 mod compute_device;
 mod config;
 mod corrections;
-mod cuda;
 mod inline;
 mod options;
 mod plan_file;
-mod processes;
 mod rank;
-mod record;
 mod run_files;
 mod setup;
 mod start;
@@ -55,16 +52,15 @@ use std::time::Duration;
 use dflop_loader::files::replace_file;
 
 pub use check::{Finding, Findings, Status};
-pub use compute_device::{AttentionName, ComputeDevice, TransportName};
+#[cfg(feature = "cuda")]
+pub use compute_device::open as open_cuda;
+#[cfg(not(feature = "cuda"))]
+pub use compute_device::unsupported;
+pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
 pub use config::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
     ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,
 };
-pub use cuda::missing_variables;
-#[cfg(feature = "cuda")]
-pub use cuda::open as open_cuda;
-#[cfg(not(feature = "cuda"))]
-pub use cuda::unsupported;
 pub use options::{CorrectionSource, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests};
 pub use rank::rank_trace;
 pub use setup::Setup;
@@ -139,7 +135,7 @@ impl Run {
             let stop = self.options.stop.listen()?;
             let setup = self.setup()?;
             times.end(StartPart::Files);
-            return processes::run_rank(setup, stop, times, &identity, on_step);
+            return threads::run_rank(setup, stop, times, &identity, on_step);
         }
         let setup = self.setup()?;
         times.end(StartPart::Files);
@@ -155,7 +151,7 @@ impl Run {
         drop(setup.planner(None)?);
         times.end(StartPart::Index);
         let ended = match &self.options.processes {
-            Some(program) if ranks > 1 => processes::launch(setup, program, &times),
+            Some(program) if ranks > 1 => threads::launch(setup, program, &times),
             _ => {
                 let stop = self.options.stop.listen()?;
                 threads::run_threads(setup, &stop, &times, on_step)

@@ -1,24 +1,26 @@
 //! Runs a rank in a job, from joining other ranks to the last step.
+//!
+//! Step records for a run.
 
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
+use super::compute_device;
 use super::compute_device::ComputeDevice;
-use super::config::PrecisionName;
-use super::cuda;
+use super::config::{PrecisionName, strategy_name};
 use super::options::{RunEnd, StopRequest};
-use super::record::end_record;
 use super::setup::Setup;
 use super::start::{Origin, checkpoints, start};
-use crate::Result;
 use crate::checkpoint::CheckpointDirectory;
 use crate::comm::{Comm, StepContext};
 use crate::device::{Cpu, Device, DeviceComm, Dtype, Staged};
 use crate::inputs::{Settings, check_agreement};
 use crate::profile::gemm_peak_flops;
+use crate::step_record::{FILE_NAME, Heading, Outcome, StepRecorder};
 use crate::train::{StartPart, StartTimes, StepReport, StopCheck, StopReason, TrainingRank};
+use crate::{Error, Result};
+use dflop_loader::store::redact;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Number of large matrix products that are timed; the best product determines the peak FLOP rate.
 const PEAK_RUNS: usize = 3;
@@ -206,4 +208,45 @@ fn stop_check(stop: StopRequest, is_stopped: Arc<AtomicBool>) -> StopCheck {
 pub fn rank_trace(path: &Path, rank: usize) -> PathBuf {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     path.with_file_name(format!(".{name}.{rank}"))
+}
+
+impl Setup {
+    /// Opens the file that rank 0 records steps in, from a step on; `None` if there is none.
+    ///
+    /// - `earlier`: directory that the earlier run's states were moved into; the record follows them
+    pub(super) fn step_recorder(&self, step: u64, earlier: Option<&Path>) -> Result<Option<StepRecorder>> {
+        let (config, named) = (&self.config, &self.options.record);
+        let default = config.checkpoint.directory.as_ref().map(|directory| directory.join(FILE_NAME));
+        let Some(path) = named.as_ref().or(default.as_ref()) else { return Ok(None) };
+        if let (Some(earlier), None) = (earlier.filter(|_| path.exists()), named) {
+            std::fs::rename(path, earlier.join(FILE_NAME))?;
+        }
+        let ranks = self.job.world_size();
+        let about = vec![
+            format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" }),
+            self.job.schedule().to_string(),
+            format!("{} microbatches", config.parallel.microbatches),
+            strategy_name(config.parallel.strategy).to_owned(),
+            format!("{} samples a step", config.data.global_batch_size),
+        ];
+        let end = self.end_step();
+        // A model that the configuration contains is in a directory whose name does not identify the model.
+        let inline = config.model.config.as_ref().and_then(|config| config["model_type"].as_str());
+        let title = inline.unwrap_or(&self.spec.name).to_owned();
+        let heading = Heading::new(title, step, Some(end), about);
+        let opened = match named {
+            Some(_) => StepRecorder::open(path, &heading),
+            None => StepRecorder::open_own(path, &heading),
+        };
+        Ok(Some(opened.map_err(|error| Error::from(error).in_file(path))?))
+    }
+}
+
+/// Records how the run ended.
+pub(super) fn end_record(record: &mut StepRecorder, ended: &Result<RunEnd>) {
+    match ended {
+        Ok(RunEnd { stopped: None, .. }) => record.end(Outcome::Completed, ""),
+        Ok(RunEnd { stopped: Some(reason), .. }) => record.end(Outcome::Stopped, &reason.to_string()),
+        Err(error) => record.end(Outcome::Failed, &redact(&error.message())),
+    }
 }

@@ -8,7 +8,7 @@ use dflop_costmodel::flops::{Attention, Recomputation};
 use dflop_costmodel::{CostModel, SampleShape};
 use serde::Serialize;
 
-use super::plan_correction::CorrectionReport;
+use super::measured_times::CorrectionReport;
 use super::start_times::StartReport;
 use super::step_times::IdleTimes;
 use crate::error::{Error, Result};

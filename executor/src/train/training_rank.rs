@@ -14,9 +14,8 @@ use dflop_loader::BalancedLoader;
 use serde_json::Value;
 
 use super::correction_record::CorrectionRecorder;
-use super::measured_times::MeasuredTimes;
+use super::measured_times::{CorrectionReport, CorrectionSettings, MeasuredTimes, PlanCorrector};
 use super::pass_predictor::{Forecast, PassPredictor, planned_passes};
-use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::start_times::{StartPart, StartReport, StartTimes};
 use super::step_end::{StepEnd, StopReason};

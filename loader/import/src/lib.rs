@@ -17,7 +17,6 @@
 //! base64. A row becomes the same, and the document names the file and the row number. Shards are written by
 //! [`dflop_loader::write`].
 
-mod account;
 mod columnar;
 mod directory;
 mod document;
@@ -35,13 +34,13 @@ mod source;
 mod table;
 mod tables;
 
-pub use self::account::{Packed, SkippedSource, Taken};
 pub use self::options::{LabelSource, PackOptions, SourceFormat};
 pub use self::pack::{CLASSES_FILE, pack, pack_all};
 pub use self::packer::SourcePart;
 pub use self::parts::{PackedPart, finish_parts, list_parts, pack_part};
 pub use self::row::ColumnMap;
 pub use self::rows::{Row, pack_batches, pack_rows};
+pub use record::{Packed, SkippedSource, Taken};
 
 #[cfg(test)]
 mod tests;

@@ -7,9 +7,9 @@ use dflop_loader::files::replace;
 use dflop_loader::store::is_remote;
 use dflop_loader::write::WrittenShards;
 
-use super::account::{Packed, SkippedSource};
 use super::options::{PackOptions, SourceFormat};
 use super::packer::Packer;
+use super::record::{Packed, SkippedSource};
 use super::source::Source;
 
 /// File next to the shards with the class names for the labels, a JSON list.

@@ -9,11 +9,10 @@ use bytes::Bytes;
 use dflop_samples::media::repair_json;
 use serde::{Deserialize, Serialize};
 
-use super::account::{SkippedSource, Taken};
 use super::key::{Keys, requested_key};
 use super::medium::{outside, read_medium, resolve_medium};
 use super::options::{LabelSource, PackOptions};
-use super::record::{Record, SHOWN_MAX};
+use super::record::{Record, SHOWN_MAX, SkippedSource, Taken};
 use super::row::{Cell, ColumnMap, Columns, Content, RowRules, holds_embedded, row_id, row_sample};
 use dflop_loader::error::{Error, OutputError, Result, excerpt};
 use dflop_loader::flow::Progress;

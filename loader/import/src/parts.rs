@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::account::{Packed, SkippedSource, Taken};
 use super::directory::hash_names;
 use super::options::{PackOptions, SourceFormat};
 use super::pack::{check_apart, no_samples, write_classes};
 use super::packer::{Packer, SourcePart};
+use super::record::{Packed, SkippedSource, Taken};
 use super::source::Source;
 use dflop_loader::error::{Error, OutputError, Result};
 use dflop_loader::index::{Index, IndexOptions};

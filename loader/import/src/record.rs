@@ -1,16 +1,13 @@
-//! Reads a manifest entry: the named files, and the remaining sample contents.
-//!
-//! Columns are recognized by the names that LLaVA, `NeMo`, `SpeechBrain` and similar datasets use. For each
-//! modality the first known column that is not empty counts; `path` and similar columns count only if no
-//! media column does, so a file that is named twice is packed once. The entry itself is kept verbatim, in
-//! addition to the media.
-
-use dflop_samples::media::{DecodeLimits, Modality, decode_json, extension_modality};
-use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
-use serde_json::{Map, Value};
+//! Packed records, and the account of shards, fields, columns, classes and skipped rows.
 
 use super::medium::split_extension;
 use dflop_loader::error::excerpt;
+use dflop_samples::media::{DecodeLimits, Modality, decode_json, extension_modality};
+use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
 /// Maximum number of value characters in a message.
 pub(super) const SHOWN_MAX: usize = 80;
@@ -144,6 +141,86 @@ fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<
     }
     let mut filled = TRANSCRIPT_COLUMNS.iter().filter(|column| is_filled(entry, column));
     filled.find_map(|column| entry[*column].as_str()).map(str::to_owned)
+}
+
+/// Summary of the shards that [`pack`](crate::pack) wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Packed {
+    /// Shard paths, in order; URLs for shards in a store.
+    pub shards: Vec<PathBuf>,
+    /// Samples in all shards.
+    pub samples: u64,
+    /// Payload bytes in all fields, before compression.
+    pub bytes: u64,
+    /// Index file, unless disabled.
+    pub index: Option<PathBuf>,
+    /// Files and entries that were not packed, in source order.
+    pub skipped: Vec<SkippedSource>,
+    /// Fields, columns and classes that were packed.
+    pub taken: Taken,
+}
+
+/// File, directory or source entry that was not packed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedSource {
+    /// Path of a file or directory, or `FILE:NUMBER` for an entry: the line in JSON Lines or CSV, the
+    /// position in JSON, both from 1, the table row from 0.
+    pub path: String,
+    /// Reason why it was not packed.
+    pub reason: String,
+}
+
+/// Packing summary.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// Number of fields by extension; `0.jpg` and `1.jpg` count as `jpg`.
+    pub fields: BTreeMap<String, u64>,
+    /// Fields that each table column is in: `jpg`, `json`, `key`.
+    pub columns: BTreeMap<String, BTreeSet<String>>,
+    /// Class names for the labels in `cls`, in label order.
+    pub classes: Vec<String>,
+}
+
+impl Taken {
+    pub(super) fn count_field(&mut self, extension: &str) {
+        let name = unnumbered(extension);
+        match self.fields.get_mut(name) {
+            Some(fields) => *fields += 1,
+            None => drop(self.fields.insert(name.to_owned(), 1)),
+        }
+    }
+
+    pub(super) fn note_column(&mut self, column: &str, field: &str) {
+        let name = unnumbered(field);
+        if let Some(fields) = self.columns.get_mut(column) {
+            if !fields.contains(name) {
+                fields.insert(name.to_owned());
+            }
+        } else {
+            self.columns.insert(column.to_owned(), BTreeSet::from([name.to_owned()]));
+        }
+    }
+
+    /// Adds the account for a different part of the source.
+    pub(super) fn add(&mut self, other: Self) {
+        for (extension, fields) in other.fields {
+            *self.fields.entry(extension).or_default() += fields;
+        }
+        for (column, fields) in other.columns {
+            self.columns.entry(column).or_default().extend(fields);
+        }
+        if self.classes.is_empty() {
+            self.classes = other.classes;
+        }
+    }
+}
+
+/// Removes the medium number: `0.jpg` becomes `jpg`.
+fn unnumbered(extension: &str) -> &str {
+    match extension.split_once('.') {
+        Some((number, rest)) if number.bytes().all(|byte| byte.is_ascii_digit()) => rest,
+        _ => extension,
+    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use serde::{Deserialize, Deserializer};
 
-use super::account::Packed;
 use super::columnar::{declare, pack_batch};
 use super::options::{PackOptions, SourceFormat};
 use super::pack::{check_apart, finish};
 use super::packer::Packer;
+use super::record::Packed;
 use super::row::{Columns, RowRules};
 use dflop_loader::error::Result;
 

@@ -1,11 +1,8 @@
-//! Errors in data that was read: damage in archives, shards that prevent merging index parts, and streams
-//! with too many bad samples.
-
-use std::borrow::Cow;
-
-use serde::Serialize;
+//! Errors about data: contents, requests for what does not exist, and user code.
 
 use super::{BoxError, EXCERPT_CHARACTERS, Skipped, as_text, excerpt};
+use serde::Serialize;
+use std::borrow::Cow;
 
 /// Reason why data that was read cannot be used.
 #[derive(Debug, Serialize, thiserror::Error)]
@@ -196,6 +193,97 @@ impl BudgetError {
             Self::Share { .. } => "error_budget",
             Self::NoSample { .. } => "no_sample",
             Self::Count { .. } => "error_count",
+        }
+    }
+}
+
+/// Reason why the requested item does not exist in the data.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum SelectionError {
+    /// A shard pattern cannot be expanded.
+    #[error("invalid shard list `{pattern}`: {reason}")]
+    ShardList { pattern: String, reason: String },
+    /// The dataset has no sample at all.
+    #[error("dataset `{dataset}` has no samples: {reason}")]
+    NoSamples { dataset: String, reason: String },
+    /// No sample has a field with any of these names. Known at once with an index; without an index, it ends
+    /// the first epoch.
+    #[error("invalid `{setting}`: none of {samples} samples has a field `{fields}`{}", they_have(.found))]
+    NoField {
+        setting: &'static str,
+        #[serde(rename = "named")]
+        fields: String,
+        samples: u64,
+        #[serde(serialize_with = "joined")]
+        found: Vec<String>,
+    },
+    /// A step after the end of a run was requested.
+    #[error("step {step} does not exist: the run has {steps} steps, counted from 0")]
+    RunEnded { step: u64, steps: u64 },
+}
+
+impl SelectionError {
+    /// Returns the variant name in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::ShardList { .. } => "shard_list",
+            Self::NoSamples { .. } => "no_samples",
+            Self::NoField { .. } => "no_field",
+            Self::RunEnded { .. } => "run_ended",
+        }
+    }
+}
+
+fn they_have(extensions: &[String]) -> String {
+    if extensions.is_empty() { String::new() } else { format!("; they have: {}", extensions.join(", ")) }
+}
+
+fn joined<S: serde::Serializer>(names: &[String], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&names.join(", "))
+}
+
+/// Failure of user code as a whole, not on a single sample.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum UserCodeError {
+    /// User code that changes fields failed as a whole, not on a single field; ends the stream.
+    #[error("the transform of `{fields}` failed")]
+    Transform {
+        #[serde(rename = "transformed")]
+        fields: String,
+        #[serde(skip)]
+        source: BoxError,
+    },
+    /// The user's cost function failed, or returned no costs for this global batch; ends the stream.
+    #[error("the cost function failed at step {step}")]
+    CostFunction {
+        step: u64,
+        #[serde(skip)]
+        source: BoxError,
+    },
+}
+
+impl UserCodeError {
+    /// Returns the error from the user code.
+    #[must_use]
+    pub fn cause(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+        match self {
+            Self::Transform { source, .. } | Self::CostFunction { source, .. } => &**source,
+        }
+    }
+
+    /// Returns the variant name in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Transform { .. } => "transform",
+            Self::CostFunction { .. } => "cost_function",
         }
     }
 }

@@ -1,20 +1,16 @@
 //! Defines the crate's error type, with variants by what the caller does next.
+//!
+//! Errors in planned steps.
+//!
+//! File and store errors, also while shards are written.
 
 mod data;
-mod plan;
-mod selection;
-mod storage;
-mod user_code;
 
+use serde::Serialize;
+use serde_json::{Value, json};
 use std::path::Path;
 
-use serde_json::{Value, json};
-
-pub use self::data::{ArchiveFault, BudgetError, DataError, ShardFault, TarFault};
-pub use self::plan::PlanError;
-pub use self::selection::SelectionError;
-pub use self::storage::{OutputError, StorageError};
-pub use self::user_code::UserCodeError;
+pub use data::{ArchiveFault, BudgetError, DataError, SelectionError, ShardFault, TarFault, UserCodeError};
 pub use dflop_samples::{BoxError, EXCERPT_CHARACTERS, Error as ProcessorError, Skipped, excerpt};
 pub(crate) use dflop_samples::{error_reason, guarded};
 
@@ -193,6 +189,174 @@ impl Error {
             Self::UserCode(_) => ErrorCategory::UserCode,
             Self::Stalled { .. } => ErrorCategory::Stalled,
             Self::StageEnded { .. } => ErrorCategory::Internal,
+        }
+    }
+}
+
+/// Reason why a step cannot be planned, or delivered as planned.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum PlanError {
+    /// A global batch cannot be planned.
+    #[error("could not plan step {step}")]
+    Unsolved {
+        step: u64,
+        #[serde(skip)]
+        source: dflop_balancer::Error,
+    },
+    /// Microbatches with a fixed number of tokens have no room for the samples in a step.
+    #[error(
+        "could not plan step {step}: {tokens} tokens in {microbatches} microbatches of at most {tokens_max}; \
+         {reason}; a `pad_to_tokens` (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
+         microbatches or a smaller global batch might"
+    )]
+    StepTooLong {
+        step: u64,
+        tokens: u64,
+        microbatches: usize,
+        tokens_max: u64,
+        tokens_needed: u64,
+        reason: String,
+    },
+    /// The counted tokens in a microbatch exceed the fixed number. Ends the stream.
+    #[error(
+        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
+         {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
+         are exact, or set `pad_to_tokens` to {tokens_needed} at least for this rank's step, or a `tokens_max` below it \
+         that leaves room, or cut or drop samples by `long_sample`"
+    )]
+    MicrobatchTooLong {
+        step: u64,
+        dp_rank: usize,
+        microbatch: usize,
+        tokens: u64,
+        planned_tokens: u64,
+        pad_to_tokens: u64,
+        tokens_needed: u64,
+    },
+    /// A step has no target tokens. Ends the stream.
+    #[error(
+        "step {step} has no training target in any of its {samples} samples: their texts are empty, or have a layout that \
+         is not read{}; a run that only needs inputs sets `require_targets` to false",
+        not_used(unused)
+    )]
+    NoTargets { step: u64, samples: usize, unused: String },
+    /// The samples in a microbatch do not fit into memory, estimated from the index shapes. Ends the stream.
+    #[error(
+        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {samples} samples, which take about {} decoded \
+         and prepared, of {} available; use more microbatches or a smaller global batch",
+        readable_bytes(*bytes), readable_bytes(*bytes_max)
+    )]
+    MicrobatchTooLarge {
+        step: u64,
+        dp_rank: usize,
+        microbatch: usize,
+        samples: usize,
+        bytes: u64,
+        bytes_max: u64,
+    },
+}
+
+impl PlanError {
+    /// Returns the variant name in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unsolved { .. } => "plan",
+            Self::StepTooLong { .. } => "step_too_long",
+            Self::MicrobatchTooLong { .. } => "microbatch_too_long",
+            Self::NoTargets { .. } => "no_targets",
+            Self::MicrobatchTooLarge { .. } => "microbatch_too_large",
+        }
+    }
+}
+
+fn not_used(unused: &str) -> String {
+    if unused.is_empty() { String::new() } else { format!(" (not used: {unused})") }
+}
+
+/// Formats a byte count with a decimal unit.
+fn readable_bytes(bytes: u64) -> String {
+    let (unit, name) = if bytes < 1_000_000_000 { (1e6, "MB") } else { (1e9, "GB") };
+    format!("{:.1} {name}", bytes as f64 / unit)
+}
+
+/// Reason why a file or a store cannot be read or written.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum StorageError {
+    /// A shard cannot be opened or read; ends the stream.
+    #[error("could not read shard `{shard}`")]
+    Read {
+        shard: String,
+        #[serde(skip)]
+        source: std::io::Error,
+    },
+    /// A file next to the shards cannot be written or read.
+    #[error("could not access `{path}`")]
+    File {
+        path: String,
+        #[serde(skip)]
+        source: std::io::Error,
+    },
+    /// A remote store permanently rejects an upload.
+    #[error("could not upload `{url}`")]
+    Upload {
+        url: String,
+        #[serde(skip)]
+        source: std::io::Error,
+    },
+    /// An index file cannot be read or written.
+    #[error("index `{path}`: {reason}")]
+    Index { path: String, reason: String },
+}
+
+impl StorageError {
+    /// Returns the variant name in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::File { .. } => "file",
+            Self::Upload { .. } => "upload",
+            Self::Index { .. } => "index",
+        }
+    }
+}
+
+/// Reason why shards cannot be created.
+#[derive(Debug, Serialize, thiserror::Error)]
+#[serde(untagged)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each message names its fields")]
+pub enum OutputError {
+    /// A sample would read back differently from a shard; nothing was written for it.
+    #[error("could not write sample `{key}`: {reason}")]
+    Write { key: String, reason: String },
+    /// Old shards, or files from a killed writer, occupy the place of new shards.
+    #[error("`{path}` is in the way of new shards; remove it or write to another directory")]
+    ShardExists { path: String },
+    /// A path is not a sample source, or contains no samples.
+    #[error("could not pack `{path}`: {reason}")]
+    Pack { path: String, reason: String },
+    /// A source part was packed differently from the remaining parts; parts are numbered from 0.
+    #[error("part {part} cannot be packed or joined: {reason}")]
+    PackPart { part: u32, reason: String },
+}
+
+impl OutputError {
+    /// Returns the variant name in snake case.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Write { .. } => "write",
+            Self::ShardExists { .. } => "shard_exists",
+            Self::Pack { .. } => "pack",
+            Self::PackPart { .. } => "pack_part",
         }
     }
 }

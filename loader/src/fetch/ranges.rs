@@ -1,22 +1,25 @@
-//! Reads ranges from indexed shards.
-//!
-//! Plain local shards are opened once and read by range. A compressed shard is decompressed as a whole, so
-//! the result is kept for later samples; both caches evict the least recently used entry. The remote shard
-//! ranges that a step needs are fetched beforehand, by [`remote`](super::remote), all in parallel.
+//! Plans the byte ranges to read for a step.
 
+use super::remote::{IndexedRemote, WantedRanges, Whole, unpack};
+use crate::error::{EXCERPT_CHARACTERS, Error, Result, Skipped, StorageError, excerpt};
+use crate::index::{FieldRow, Index, IndexedShard, SampleRow, identity_of_file, is_version};
+use crate::order::StepSample;
+use crate::plan::{StepPlan, StepPlanner};
+use crate::shard::tar::header::BLOCK_BYTES;
+use crate::shard::tar::headers::{Headers, Next};
+use crate::shard::tar::{Entry, padded};
+use crate::shard::{Compression, FieldSelection, RawField, RawSample, split_key};
+use crate::store::{Identity, LocalShard, Opened};
+use bytes::Bytes;
+use dflop_costmodel::ImageSize;
+use dflop_samples::media::MediaShape;
+use futures::future::try_join_all;
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
+use std::io::{Error, ErrorKind, Result};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
-
-use bytes::Bytes;
-use futures::future::try_join_all;
-
-use super::field_range::FieldRange;
-use super::remote::{IndexedRemote, WantedRanges, Whole, unpack};
-use crate::error::{Error, Result, StorageError};
-use crate::index::{Index, IndexedShard, identity_of_file, is_version};
-use crate::shard::Compression;
-use crate::store::{Identity, LocalShard, Opened};
 
 /// Maximum number of open shards; the operating system limits the files and maps per process.
 const OPEN_SHARDS_MAX: u64 = 64;
@@ -209,6 +212,221 @@ impl<T: Clone> RecentShards<T> {
     fn clear(&mut self) {
         self.entries.clear();
     }
+}
+
+/// Maximum distance between two payloads in a sample that is read completely, in bytes: headers, extension
+/// headers, and members that are no fields. Only the end of a longer distance is read.
+const HEADERS_BYTES_MAX: u64 = 1 << 20;
+/// Number of bytes read at the end of a longer distance: the field header, and the extension headers before
+/// it.
+const LAST_HEADERS_BYTES: u64 = 64 << 10;
+
+/// Byte range of a field, with the headers before it; offsets refer to the uncompressed shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FieldRange {
+    /// Payload offset, in bytes.
+    pub(crate) offset: u64,
+    /// Payload length, in bytes.
+    pub(crate) bytes: u64,
+    /// Length of the headers before the payload, in bytes.
+    pub(crate) header_bytes: u64,
+}
+
+impl FieldRange {
+    /// Returns the fields in a sample with byte ranges.
+    pub(crate) fn row_fields<'a>(
+        row: &SampleRow<'a>,
+    ) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
+        let mut end = row.offset();
+        row.fields().map(move |field| {
+            let gap = field.offset.saturating_sub(end);
+            let header_bytes = if gap > HEADERS_BYTES_MAX { LAST_HEADERS_BYTES } else { gap };
+            end = field.offset.saturating_add(padded(field.bytes).unwrap_or(u64::MAX));
+            (field, Self { offset: field.offset, bytes: field.bytes, header_bytes })
+        })
+    }
+
+    /// Returns shard, offset and length of headers and payload, as
+    /// [`ShardRanges::fetch`](ShardRanges::fetch) takes them.
+    pub(crate) fn in_shard(self, shard: usize) -> (usize, u64, u64) {
+        let (offset, bytes) = self.with_headers();
+        (shard, offset, bytes)
+    }
+
+    /// Returns offset and length for headers and payload.
+    pub(super) fn with_headers(self) -> (u64, u64) {
+        (self.offset - self.header_bytes, self.header_bytes + self.bytes)
+    }
+
+    /// Checks the field headers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidData`] if the headers belong to a different field, or are not headers.
+    pub(crate) fn check(self, headers: &[u8], key: &str, extension: &str) -> Result<()> {
+        let is_field = |entry: &Entry| {
+            entry.bytes == self.bytes
+                && split_key(&entry.name).is_some_and(|name| name == (key, extension.into()))
+        };
+        let entry = last_entry(headers);
+        if entry.as_ref().is_some_and(is_field) {
+            return Ok(());
+        }
+        // The end of a long distance may begin within a member: every block is tried as the first header.
+        let is_end = self.header_bytes == LAST_HEADERS_BYTES;
+        let ends = (1..=headers.len() / BLOCK_BYTES).filter(|_| is_end);
+        let mut ends = ends.map(|blocks| &headers[headers.len() - blocks * BLOCK_BYTES..]);
+        if ends.any(|end| last_entry(end).as_ref().is_some_and(is_field)) {
+            return Ok(());
+        }
+        let entry = entry.or_else(|| last_entry(&headers[headers.len().saturating_sub(BLOCK_BYTES)..]));
+        let (key, extension, offset) = (shown(key), shown(extension), self.offset);
+        let found = entry.map_or_else(
+            || "no header".to_owned(),
+            |Entry { name, bytes, .. }| format!("`{}`, of {bytes} bytes", shown(&name)),
+        );
+        let reason = format!(
+            "field `{extension}` of sample `{key}`, of {} bytes, is not at offset {offset} as indexed, where the \
+             shard has {found}: it has changed since it was indexed, or the index is that of another dataset; \
+             build the index again",
+            self.bytes
+        );
+        Err(Error::new(ErrorKind::InvalidData, reason))
+    }
+}
+
+fn shown(name: &str) -> Cow<'_, str> {
+    excerpt(name, EXCERPT_CHARACTERS)
+}
+
+/// Returns the entry whose payload follows these headers and any earlier members.
+fn last_entry(bytes: &[u8]) -> Option<Entry> {
+    let (mut headers, mut offset, mut announced) = (Headers::default(), 0, None);
+    loop {
+        let next = if let Some(next) = announced.take() {
+            next
+        } else {
+            let block = bytes.get(offset..)?.first_chunk()?;
+            let next = headers.block(offset as u64, block).ok()?;
+            offset += BLOCK_BYTES;
+            next
+        };
+        let passed = match next {
+            Next::Entry(entry) if offset == bytes.len() => return Some(entry),
+            Next::Entry(entry) => entry.stored_bytes(),
+            Next::Skip { bytes } => bytes,
+            Next::Extension { bytes: length } => {
+                let records = bytes.get(offset..)?.get(..usize::try_from(length).ok()?)?;
+                let behind = offset as u64 + padded(length)?;
+                announced = headers.extension(behind, records).ok()?;
+                length
+            }
+            Next::End => return None,
+        };
+        offset = offset.checked_add(usize::try_from(padded(passed)?).ok()?)?;
+    }
+}
+
+/// Reports what later stages need from a sample, so that nothing else is read.
+pub(crate) trait Demand: Debug + Send + Sync {
+    /// Returns whether an image field's pixels are needed, and not only the image size.
+    fn needs_pixels(&self, extension: &str) -> bool;
+
+    /// Returns the total size of the tensors created from a sample, in bytes.
+    fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
+}
+
+/// Planned reads for a microbatch.
+#[derive(Debug)]
+pub(crate) struct ReadPlan {
+    /// Samples to read; payloads are missing.
+    pub(crate) samples: Vec<PlannedRead>,
+    /// Shard, offset and length for every remote field with headers, by dataset.
+    pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
+    /// Samples that the cost model rejects, with dataset numbers; these samples are not read.
+    pub(super) refused: Vec<(usize, Skipped)>,
+    /// Memory size of the samples, decoded and prepared, estimated from the index shapes, in bytes.
+    pub(crate) resident_bytes: u64,
+}
+
+/// Sample to read.
+#[derive(Debug)]
+pub(crate) struct PlannedRead {
+    /// Sample position in [`StepPlan::samples`].
+    pub(super) place: u32,
+    pub(super) dataset: usize,
+    /// Shard number in the dataset index.
+    pub(super) shard: usize,
+    pub(super) sample: RawSample,
+    /// Field ranges, in field order.
+    pub(super) ranges: Vec<FieldRange>,
+}
+
+impl ReadPlan {
+    /// Plans the reads for the samples at `places` in the plan.
+    pub(super) fn new(
+        planner: &StepPlanner,
+        plan: &StepPlan,
+        places: &[u32],
+        fields: &FieldSelection,
+        demand: &dyn Demand,
+    ) -> Self {
+        let datasets = planner.datasets();
+        let is_remote = |index: &Index, shard: usize| index.shards()[shard].remote().is_some();
+        let (mut refused, mut resident_bytes) = (Vec::new(), 0u64);
+        let mut remote = vec![Vec::new(); datasets.len()];
+        let mut samples = Vec::with_capacity(places.len());
+        for &place in places {
+            let drawn = plan.samples[place as usize];
+            let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
+            let url = &index.shards()[row.shard].url;
+            // Rejected samples are listed in plan order.
+            if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
+                refused.push((drawn.dataset, skipped(&row, url, &plan.refused[at].1)));
+                continue;
+            }
+            resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
+            let mut sample = raw_sample(&row, url.clone(), drawn);
+            let mut ranges = Vec::new();
+            let wanted = FieldRange::row_fields(&row).filter(|(field, _)| fields.wants(field.extension));
+            for (field, range) in wanted {
+                let size = size_alone(field.extension, field.shape, demand);
+                if size.is_none() {
+                    resident_bytes = resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
+                    if is_remote(index, row.shard) {
+                        remote[drawn.dataset].push(range.in_shard(row.shard));
+                    }
+                }
+                let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
+                sample.fields.push(RawField { extension, offset, bytes, payload: None, size });
+                ranges.push(range);
+            }
+            samples.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample, ranges });
+        }
+        Self { samples, remote, refused, resident_bytes }
+    }
+
+    /// Returns whether any field is in a remote shard.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.remote.iter().any(|fields| !fields.is_empty())
+    }
+}
+
+/// Returns the size of an image whose pixels no later stage needs.
+fn size_alone(extension: &str, shape: MediaShape, demand: &dyn Demand) -> Option<ImageSize> {
+    match shape {
+        MediaShape::Image(size) if !demand.needs_pixels(extension) => Some(size),
+        _ => None,
+    }
+}
+
+fn raw_sample(row: &SampleRow<'_>, shard: Arc<str>, drawn: StepSample) -> RawSample {
+    let key = row.key().to_owned();
+    RawSample { key, shard, offset: row.offset(), epoch: drawn.epoch, fields: Vec::new() }
+}
+
+fn skipped(row: &SampleRow<'_>, url: &str, reason: &str) -> Skipped {
+    let (shard, key, reason) = (url.to_owned(), Some(row.key().to_owned()), reason.to_owned());
+    Skipped { shard, offset: row.offset(), key, field: None, reason }
 }
 
 #[cfg(test)]

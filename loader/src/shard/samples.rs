@@ -13,10 +13,9 @@ use tokio::io::AsyncRead;
 
 use super::field_selection::FieldSelection;
 use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
-use super::tar::Entry;
 use super::tar::entries::{Archive, RangedEntries, Wanted};
-use super::tar::slice::SliceEntries;
 use super::tar::stream::{StreamEntries, StreamFault};
+use super::tar::{Entry, SliceEntries};
 use crate::error::{ArchiveFault, Skipped};
 
 /// Default field size limit: 1 GiB. A longer field makes the sample bad.

@@ -5,8 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-use super::fault::other_version;
-use super::retry::Fault;
+use super::retry::{Fault, other_version};
 
 /// Version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,9 +2,8 @@
 
 use std::io;
 
-use super::fault::is_missing;
-use super::fault::unwatched;
 use super::object::{RemoteObject, Source};
+use super::retry::{is_missing, unwatched};
 use super::tasks::spawn;
 
 /// Returns whether an object exists.

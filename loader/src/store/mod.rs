@@ -9,15 +9,12 @@ mod body;
 mod cache;
 mod coalesce;
 mod connect;
-mod fault;
 mod fetch;
 #[cfg(feature = "remote")]
 mod http;
 mod list;
 pub(crate) mod local;
-mod lock;
 mod object;
-mod observed;
 mod redact;
 mod retry;
 mod settings;
@@ -40,7 +37,6 @@ pub(crate) use self::fetch::{download, fetch_ranges};
 pub(crate) use self::list::{exists, list_directory};
 pub use self::local::ReadMode;
 pub(crate) use self::local::{FileBody, LocalShard};
-pub(crate) use self::lock::{Patience, lock_patiently};
 pub use self::object::{Location, RemoteObject};
 pub use self::redact::{redact, redact_name};
 pub use self::retry::{Backoff, RetryConfig};
@@ -51,6 +47,7 @@ pub use self::url::is_remote;
 pub(crate) use self::url_parts::percent_decoded;
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
+pub(crate) use local::{Patience, lock_patiently};
 /// Crate that defines the stores opened by [`ShardStore`].
 pub use object_store;
 

@@ -11,13 +11,13 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use url::Url;
 
 use super::connect::Retries;
-use super::fault::short_reason;
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::local::map_own;
 use super::redact::redact_name;
 #[cfg(feature = "remote")]
 use super::retry::Attempts;
+use super::retry::short_reason;
 use super::stores::Stores;
 use super::tasks::spawn;
 use super::url::{ObjectName, StoreKind};

@@ -20,19 +20,16 @@
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 
-mod by_makespan;
 mod data_blind;
 pub(super) mod joint;
 mod outcome;
 pub(super) mod paper;
-mod step_waits;
 pub(super) mod uniform;
 mod waits;
 
-pub use step_waits::StepWaits;
+pub use waits::StepWaits;
 
-use super::parallelism_plan::ParallelismPlan;
-use super::problem::PlanProblem;
+use super::problem::{ParallelismPlan, PlanProblem};
 use super::report::PlanReport;
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
@@ -202,7 +199,7 @@ fn run_batch(
             return Ok((outcome, waits::for_pipelines(space, candidate, &pipelines, &outcome, timeline)));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
-        Method::Ours => by_makespan::best(space, candidate, batch, timeline)?,
+        Method::Ours => outcome::best(space, candidate, batch, timeline)?,
         Method::Lpt => partition(Strategy::LPT, GroupOrder::Arbitrary)?,
         Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
         Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,

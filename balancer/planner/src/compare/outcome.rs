@@ -1,8 +1,8 @@
-//! Assigns a batch by a partition, and simulates a batch for any method.
+//! Assigns a batch by a partition or as the planner balances it, and simulates a batch for any method.
 
 use crate::cluster::Placement;
 use crate::score;
-use crate::score::batch_balance::{GroupOrder, WORK, cells};
+use crate::score::batch_balance::{GroupOrder, WORK, balance_batch, cells};
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
 use crate::space::shape::StageShape;
@@ -68,4 +68,14 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
     // Each encoder rank is charged the busiest rank's time.
     let encoders_ns: f64 = space.encoder_shapes(family).enumerate().map(of_encoder).sum();
     encoders_ns + step.llm.busy_ns() * f64::from(space.llm_shape(family).tp)
+}
+
+/// Returns the best balanced batch, identical to the plan's score; it fits into memory if any balancing does.
+pub(super) fn best(
+    space: &SearchSpace<'_>,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<SlotAssignment> {
+    Ok(balance_batch(space, candidate, batch, timeline)?.assignment)
 }

@@ -1,26 +1,7 @@
 //! Divides a method's GPU time into computing and idle time by cause.
-//!
-//! The parts are differences between the makespan and successively weaker lower bounds, in this order:
-//!
-//! | bound | made from the one before | the difference is the wait for |
-//! | --- | --- | --- |
-//! | makespan | | |
-//! | free links | no messages and no sums of gradients | messages |
-//! | equal ranks | every rank takes the mean of all ranks, slot by slot | the slowest rank |
-//! | equal slots | every slot takes the mean of its stage, where that is shorter | unequal microbatches |
-//! | slowest stage | nothing but the passes of the stage with the most work | fill and drain |
-//! | slowest module | the mean of the stages of the module with the most work | the slowest stage |
-//! | computing | the mean of all GPUs of the plan | the LLM or the encoder, by GPUs of the other |
-//!
-//! Every bound is at most the previous bound, so no part is negative, and computing and all parts add up to
-//! the makespan. Equal ranks are no slower because a makespan is a maximum over sums, hence convex, and does
-//! not depend on rank numbers. Equal slots may be slower: short microbatches at both ends shorten fill and
-//! drain. An encoder rank computes as long as the busiest rank in the slot, and transfers inside a
-//! tensor-parallel group count as computing, as in the idle fraction.
 
 use super::data_blind::alone;
 use super::outcome::Outcome;
-use super::step_waits::StepWaits;
 use crate::cluster::Placement;
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
@@ -211,6 +192,48 @@ fn equalize_slots(chain: &mut StepTimes) {
 
 fn mean(stage_ns: &[f64]) -> f64 {
     stage_ns.iter().sum::<f64>() / stage_ns.len().max(1) as f64
+}
+
+/// Fractions of GPU time in a method's steps that GPUs wait, by cause, each in `0..=1`.
+///
+/// The fractions add up to the idle fraction.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct StepWaits {
+    /// Exposed communication: messages between stages, gradient sums and weight gathers, as far as no pass
+    /// hides them.
+    pub messages_fraction: f64,
+    /// Ranks with less work in a slot wait for the rank with the most work, directly or through a shared
+    /// encoder.
+    pub slowest_rank_fraction: f64,
+    /// Stages wait because microbatches take unequal times.
+    pub unequal_microbatches_fraction: f64,
+    /// Stages wait while a pipeline fills and drains, or while the encoder runs no further ahead.
+    pub fill_and_drain_fraction: f64,
+    /// Stages in a module wait for the stage with the most work in a step.
+    pub slowest_stage_fraction: f64,
+    /// Encoder GPUs wait for the LLM, which has more work per GPU.
+    pub llm_fraction: f64,
+    /// LLM GPUs wait for the encoder, which has more work per GPU; with a colocated encoder, GPUs without an
+    /// encoder rank.
+    pub encoder_fraction: f64,
+}
+
+impl StepWaits {
+    /// Lists causes with fractions, the largest first; ties in field order.
+    #[must_use]
+    pub fn largest_first(&self) -> [(&'static str, f64); 7] {
+        let mut all = [
+            ("messages", self.messages_fraction),
+            ("the slowest rank", self.slowest_rank_fraction),
+            ("unequal microbatches", self.unequal_microbatches_fraction),
+            ("fill and drain", self.fill_and_drain_fraction),
+            ("the slowest stage", self.slowest_stage_fraction),
+            ("the LLM", self.llm_fraction),
+            ("the encoder", self.encoder_fraction),
+        ];
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all
+    }
 }
 
 #[cfg(test)]

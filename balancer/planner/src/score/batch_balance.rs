@@ -12,8 +12,7 @@
 //! Orders with peaks in the middle shorten fill and drain, but keep the largest microbatches in flight
 //! together; even orders spread them, and are tried if peaked orders do not fit into memory.
 
-use super::assign::{Order, cells_of_groups, greedy_groups};
-use super::slot_assignment::SlotAssignment;
+use super::slot_assignment::{Order, SlotAssignment, cells_of_groups, greedy_groups};
 use super::step_timeline::StepTimeline;
 use super::{ItemTimes, item_times, makespan_ns, pipelines};
 use crate::cluster::Placement;

@@ -1,14 +1,11 @@
-//! Divides media that run at the same time between encoder ranks.
-//!
-//! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
-//! the encoder is colocated. Tiles are divided evenly, or whole samples are assigned by LPT.
-//! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
+//! Estimates the time that a sample adds to a stage, and divides media between encoder ranks.
 
+use super::UnitTimes;
 use crate::cluster::Placement;
-use crate::score::UnitTimes;
+use crate::costs::time_table::TimeTable;
 use crate::space::shape::TpTimes;
-use crate::space::{Candidate, EncoderSplit, SearchSpace};
-use crate::workload::ItemSize;
+use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
+use crate::workload::{ENCODERS_MAX, ItemSize};
 use dflop_costmodel::MediaUnits;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -143,6 +140,96 @@ fn lpt_shares(
         }
     }
     heap.into_iter().map(|Reverse((_, share))| share).collect()
+}
+
+/// Time per unit of an encoder's media, and per query-key pair, nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct MediaTimes {
+    pub(super) unit_ns: f64,
+    pub(super) pair_ns: f64,
+}
+
+/// Work in a stage: media per encoder, layer time per token, and time outside the layers per token,
+/// nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct StageLoad {
+    pub(super) media: [MediaTimes; ENCODERS_MAX],
+    pub(super) layers: f64,
+    pub(super) tokens: f64,
+}
+
+/// Unit times at the mean microbatch: the time per unit depends on microbatch size.
+pub(super) struct UnitTimes<'a> {
+    /// Media times per layer, for each encoder.
+    pub(super) media: [MediaTimes; ENCODERS_MAX],
+    /// Unit time outside the layers, for each encoder.
+    unit_end_ns: [f64; ENCODERS_MAX],
+    token_ns: f64,
+    token_end_ns: f64,
+    samples: &'a TimeTable,
+}
+
+impl MediaTimes {
+    /// Returns the time for a sample's media.
+    pub(super) fn of(&self, media: &MediaUnits) -> f64 {
+        f64::from(media.units) * self.unit_ns + media.pairs as f64 * self.pair_ns
+    }
+}
+
+impl<'a> UnitTimes<'a> {
+    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate) -> Self {
+        let family = &candidate.family;
+        let llm = space.llm_times(family);
+        let tokens = space.workload.batch_tokens / candidate.groups() as f64;
+        let (mut media, mut unit_end_ns) = ([MediaTimes::default(); ENCODERS_MAX], [0.0; ENCODERS_MAX]);
+        for (encoder, part) in family.encoders.iter().enumerate() {
+            let times = space.encoder_times(family, encoder);
+            let slots = f64::from(candidate.microbatches) * f64::from(part.dp);
+            let share = (space.workload.media(encoder).batch_units / slots).max(1.0);
+            media[encoder] = MediaTimes { unit_ns: times.layer.at(share) / share, pair_ns: times.pair_ns };
+            unit_end_ns[encoder] = times.outside.at(share) / share;
+        }
+        Self {
+            media,
+            unit_end_ns,
+            token_ns: llm.layer.at(tokens) / tokens,
+            token_end_ns: llm.outside.at(tokens) / tokens,
+            samples: &llm.sample,
+        }
+    }
+
+    /// Returns the time that a sample adds to a stage.
+    pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize) -> u64 {
+        let tokens = f64::from(item.tokens);
+        let layers = stage.layers * (tokens * self.token_ns + self.samples.at(tokens));
+        let media = item.all_media().iter().zip(&stage.media);
+        let media: f64 = media.map(|(media, times)| times.of(media)).sum();
+        (media + layers + tokens * stage.tokens) as u64
+    }
+
+    /// Lists the stage work for a joint plan; a rank's GPUs share the rank's media.
+    pub(super) fn stages_of_joint(&self, space: &SearchSpace<'_>, family: &Family) -> Vec<StageLoad> {
+        let llm = space.llm_shape(family);
+        let sharers = f64::from(llm.tp);
+        let end = |is_end: bool, ns: f64| if is_end { ns } else { 0.0 };
+        let of = |stage: usize| {
+            let mut load = StageLoad {
+                layers: llm.layer_times(stage),
+                tokens: end(stage == llm.end(), self.token_end_ns),
+                ..StageLoad::default()
+            };
+            for (encoder, shape) in space.encoder_shapes(family).enumerate() {
+                let MediaTimes { unit_ns, pair_ns } = self.media[encoder];
+                let end_ns = end(stage == shape.end(), self.unit_end_ns[encoder]);
+                load.media[encoder] = MediaTimes {
+                    unit_ns: (shape.layer_times(stage) * unit_ns + end_ns) / sharers,
+                    pair_ns: shape.layer_times(stage) * pair_ns / sharers,
+                };
+            }
+            load
+        };
+        (0..llm.layers.len()).map(of).collect()
+    }
 }
 
 #[cfg(test)]

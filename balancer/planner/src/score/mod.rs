@@ -1,6 +1,5 @@
 //! Scores a plan on sampled batches: each batch is balanced, assigned to slots and simulated.
 
-mod assign;
 pub(super) mod batch_balance;
 pub(super) mod encoder_shares;
 mod link_times;
@@ -8,21 +7,19 @@ mod pipelines;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
 mod step_times;
-mod unit_times;
 
 use super::cluster::Placement;
 use super::space::memory::MemoryRequirement;
 use super::space::shape::StageShape;
 use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
-use assign::{Order, cells_of_groups, greedy_groups};
 use batch_balance::balance_batch;
 use dflop_balancer::{Budget, Caps, Instance, Result, Strategy, balance};
 use dflop_costmodel::nearest_rank;
-use slot_assignment::SlotAssignment;
+use encoder_shares::{MediaTimes, StageLoad, UnitTimes};
+use slot_assignment::{Order, SlotAssignment, cells_of_groups, greedy_groups};
 use std::ops::Range;
 use step_timeline::StepTimeline;
-use unit_times::{MediaTimes, StageLoad, UnitTimes};
 
 /// Work units for balancing one batch for a finalist.
 const SEARCH_WORK: u64 = 400;

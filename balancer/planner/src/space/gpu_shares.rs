@@ -7,7 +7,7 @@
 //! Slot times depend on the number of microbatches, and memory on the stages after an encoder; shares are
 //! computed for a few values of both.
 
-use super::encoder_parts::{EncoderPart, EncoderParts};
+use super::families::{EncoderPart, EncoderParts};
 use super::shape::StageShape;
 use super::{Family, SearchSpace, bound, memory};
 use dflop_balancer::schedule::{EncoderChains, StepShape};

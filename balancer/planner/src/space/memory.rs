@@ -8,7 +8,7 @@ use super::shape::StageShape;
 use super::{EncoderPart, Family, SearchSpace};
 use crate::cluster::Placement;
 use crate::costs::StageBytes;
-use crate::item_size::ENCODERS_MAX;
+use crate::workload::ENCODERS_MAX;
 use dflop_balancer::schedule::{EncoderChains, StepShape};
 
 /// Memory on each module's fullest GPU in bytes; colocated modules count the same GPU.

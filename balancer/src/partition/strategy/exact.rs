@@ -13,8 +13,7 @@ use super::{Partitioner, Solution, multi_lpt, search, within};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::partition::bound::{BoundKind, LowerBound};
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use microlp::{
     ComparisonOp, LinearExpr, OptimizationDirection, SolveOptions, SolveOutcome, TerminationReason, Variable,
 };

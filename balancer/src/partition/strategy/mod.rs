@@ -20,10 +20,10 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
+use super::problem::Partition;
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::partition::bound::LowerBound;
-use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 
 /// Algorithm that partitions items into groups.

@@ -4,8 +4,7 @@ use super::round_robin::next_with_room;
 use super::{Partitioner, Solution, within};
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use dflop_costmodel::random::SplitMix64;
 
 /// Draws each item's group.

@@ -3,8 +3,7 @@
 use super::{Partitioner, Solution, within};
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 
 /// Deals items to the groups in turn.
 #[derive(Debug)]

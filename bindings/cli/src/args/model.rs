@@ -1,17 +1,16 @@
-//! Arguments for the model, the device or profile, and the training setup that costs are predicted for.
+//! Arguments for a model: checkpoint or preset, measured profile, tokenizer and chat template.
 
-use std::sync::Arc;
-
+use crate::failure::Failure;
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
-use dflop_costmodel::{CostModel, Error, ModelSpec};
-
-use dflop_loader::model::{image_processor_from_names, spec_from_names, unknown_name_hint};
+use dflop_costmodel::{CostModel, Error, ModelSpec, Profile, ProfileCheck};
+use dflop_loader::index::TokenCounts;
+use dflop_loader::model::{image_processor_from_names, model_profile, spec_from_names, unknown_name_hint};
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_loader::settings::Settings;
-
-use crate::args::profile::{MeasuredProfileArgs, warn};
-use crate::failure::Failure;
+use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::settings::{ProcessorSettings, Settings};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Model, and the device that costs are predicted for.
 #[derive(Debug, Args)]
@@ -87,6 +86,104 @@ pub(crate) fn model_spec(names: &[String]) -> Result<ModelSpec, Failure> {
         }
         error => error.into(),
     })
+}
+
+/// Measured profile that replaces a device preset.
+#[derive(Debug, Args)]
+pub(crate) struct MeasuredProfileArgs {
+    /// Measured profile that replaces `--device`: a CSV file, a directory with CSV files, or `h200-torch`,
+    /// which comes with dflop.
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    profile: Option<PathBuf>,
+}
+
+impl MeasuredProfileArgs {
+    pub(crate) const fn is_given(&self) -> bool {
+        self.profile.is_some()
+    }
+
+    /// Profile path.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.profile.as_deref()
+    }
+
+    /// Profile path as text for people.
+    pub(crate) fn name(&self) -> Option<String> {
+        self.profile.as_ref().map(|path| path.display().to_string())
+    }
+
+    /// Reads and checks a model's profile; `None` without a profile.
+    pub(crate) fn read(&self, spec: &ModelSpec, settings: &Settings) -> Result<Option<Profile>, Failure> {
+        let is_checked = settings.cost.profile_check;
+        self.path().map(|path| checked(model_profile(path, spec)?, path, is_checked)).transpose()
+    }
+}
+
+/// Rejects a profile that does not predict the held-out microbatches, if the profile is to be checked.
+pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
+    let check = ProfileCheck::new(&profile).filter(|_| is_checked);
+    check
+        .map_or(Ok(()), |check| check.require_within())
+        .map_err(|error| Failure::from(error).in_file(path))?;
+    Ok(profile)
+}
+
+/// Prints profile warnings on standard error.
+#[expect(clippy::print_stderr, reason = "warnings go to standard error")]
+pub(crate) fn warn(warnings: &[dflop_costmodel::ProfileWarning]) {
+    for warning in warnings {
+        eprintln!("dflop: warning: {warning}");
+    }
+}
+
+/// Text token counting [default: estimates].
+#[derive(Debug, Args)]
+pub(crate) struct TokenizerArgs {
+    /// Count text tokens exactly, as prepared for the model: `tokenizer.json`, or the directory that holds
+    /// it. The counts are kept in the index [default: estimates].
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+}
+
+impl TokenizerArgs {
+    /// Returns the text token counter that the index is read with.
+    ///
+    /// - `model`: writes conversations in the chat format of this model; `None` counts the bare text
+    pub(crate) fn token_counts(
+        &self,
+        model: Option<&ModelSpec>,
+        settings: &Settings,
+    ) -> Result<TokenCounts, Failure> {
+        let Some(file) = &self.tokenizer else {
+            let ProcessorSettings { chat_template, caption_prompt, .. } = &settings.processor;
+            if chat_template.is_some() || caption_prompt.is_some() {
+                let reason = "`processor.chat_template` and `processor.caption_prompt` need `--tokenizer`";
+                return Err(Failure::Misuse(reason.into()));
+            }
+            return Ok(TokenCounts::Estimated);
+        };
+        let Some(model) = model else {
+            return Ok(TokenCounts::Of(Arc::new(Tokenizer::open(file)?.text_counter())));
+        };
+        let preparer = preparer(model, file, settings)?.build()?;
+        Ok(TokenCounts::Of(Arc::new(preparer.text_counter())))
+    }
+}
+
+/// Returns a preparer builder for the model with a tokenizer and a template.
+pub(crate) fn preparer(
+    model: &ModelSpec,
+    tokenizer: &Path,
+    settings: &Settings,
+) -> Result<PreparerBuilder, Failure> {
+    let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
+    if let Some(source) = &settings.processor.chat_template {
+        builder = builder.chat_template(source.clone());
+    }
+    if let Some(question) = &settings.processor.caption_prompt {
+        builder = builder.plain_text(PlainText::Answer { question: question.clone() });
+    }
+    Ok(builder)
 }
 
 #[cfg(test)]

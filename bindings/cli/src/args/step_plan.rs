@@ -1,16 +1,15 @@
-//! Arguments for step plans: global batches, ranks, microbatches, and resumption.
+//! Arguments for commands that plan dataset steps.
 
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-
+use super::mixture::MixtureArgs;
+use super::model::{ModelArgs, TokenizerArgs};
+use crate::failure::Failure;
 use clap::Args;
 use dflop_balancer::{Caps, Strategy};
 use dflop_loader::settings::{Settings, SynchronizationName};
-use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder};
-
-use crate::args::model::ModelArgs;
-use crate::failure::Failure;
 use dflop_loader::store::file;
+use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Assignment of global batches to DP ranks and microbatches.
 #[derive(Debug, Args)]
@@ -112,5 +111,25 @@ impl StepPlanArgs {
             builder = builder.pad_to_tokens(tokens, settings.processor.layout());
         }
         Ok(resume.apply(builder, settings)?.build()?)
+    }
+}
+
+/// Dataset or mixture, step plan, and token counting.
+#[derive(Debug, Args)]
+pub(crate) struct PlannedStepsArgs {
+    #[command(flatten)]
+    data: MixtureArgs,
+    #[command(flatten)]
+    pub(crate) plan: StepPlanArgs,
+    #[command(flatten)]
+    tokenizer: TokenizerArgs,
+}
+
+impl PlannedStepsArgs {
+    /// Opens the data and builds the planner; step 0 starts at the first sample of the first epoch, unless
+    /// the run is resumed.
+    pub(crate) fn planner(&self, settings: &Settings, resume: &ResumeArgs) -> Result<StepPlanner, Failure> {
+        let token_counts = self.tokenizer.token_counts(Some(&self.plan.model.spec()?), settings)?;
+        self.plan.planner(settings, self.data.open(settings, token_counts)?, resume)
     }
 }

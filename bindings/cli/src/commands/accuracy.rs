@@ -7,7 +7,7 @@ use clap::Args;
 use dflop_costmodel::{AccuracyReport, ErrorSummary};
 use serde::Serialize;
 
-use crate::args::report::ReportArgs;
+use crate::args::ReportArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::{Accuracy, Basis, Origin, RunReport, verdict, write_report};

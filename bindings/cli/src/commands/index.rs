@@ -10,9 +10,8 @@ use dflop_loader::media::VideoSampling;
 use serde::Serialize;
 
 use crate::args::dataset::{DatasetArgs, index_options_for};
-use crate::args::model::model_spec;
+use crate::args::model::{TokenizerArgs, model_spec};
 use crate::args::set::{SetArgs, accepted};
-use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, print_skipped, write_json};
 

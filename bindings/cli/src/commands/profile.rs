@@ -12,13 +12,11 @@ use dflop_executor::profile::check::{CheckOptions, CheckReport, CheckedMicrobatc
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
-use crate::args::model::model_spec;
-use crate::args::profile::warn;
+use crate::args::model::{model_spec, warn};
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, place_file, write_json};
 use dflop_executor::run::ComputeDevice;
-use dflop_loader::model::ModelDirectory;
-use dflop_loader::model::{checkpoint_path, read_profile};
+use dflop_loader::model::{ModelDirectory, checkpoint_path, read_profile};
 
 /// Measure the modules of a model on this machine's CPU or GPU, through the executor, into a profile that
 /// `--profile` reads.

@@ -9,9 +9,8 @@ use dflop_executor::comm::launch::StopSignals;
 use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
-use crate::args::model::ModelArgs;
+use crate::args::model::{ModelArgs, TokenizerArgs};
 use crate::args::set::{SetArgs, accepted};
-use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
 use crate::view::{Server, View};

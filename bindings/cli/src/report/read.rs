@@ -144,7 +144,7 @@ fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunRep
     }
     let mut report = RunReport::new("train", "Training run", Origin::for_this_process());
     if let Some(training) = Training::new("", steps) {
-        let mean = super::format::seconds(training.mean_seconds());
+        let mean = super::verdict::seconds(training.mean_seconds());
         let text = format!("{} steps of {mean} on average{}.", training.taken, training.loss_change());
         report.verdict.push(verdict(Basis::Measured, text));
         report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));

@@ -13,15 +13,13 @@ use hyper::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, HeaderName, He
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use super::content::{FIELD_BYTES_MAX, content};
+use super::content::{FIELD_BYTES_MAX, PREFIX_BYTES, RENDERED, THUMBNAIL, content, content_type, scaled};
 use super::describe::{describe, skipped};
-use super::histogram::{Histogram, histogram};
 use super::http::{
     Body, ByteRange, Refusal, Reply, Route, attachment, byte_range, bytes, json, refusal, text,
 };
-use super::media::{PREFIX_BYTES, RENDERED, THUMBNAIL, content_type, scaled};
 use super::query::{Filter, Query};
-use super::selection::page;
+use super::selection::{Histogram, histogram, page};
 use super::table::Column;
 use super::{View, page as assets};
 

@@ -1,14 +1,16 @@
-//! Reads a sample's content: texts, conversation, and the faults that decoding shows.
+//! Content of a sample for the page: recognized media, scaled images.
 
+use super::describe::content_kind;
+use crate::report::collect::shrunk_jpeg;
 use bytes::Bytes;
-use dflop_loader::media::{DecodeLimits, Media, Modality, decode};
+use dflop_loader::media::probe::{AudioFormat, ImageFormat};
+use dflop_loader::media::{
+    DecodeLimits, ImageLimits, Media, Modality, decode, decode_rgb, extension_modality,
+};
 use dflop_loader::sample::document::{ContentPart, SampleMedia};
 use dflop_loader::sample::{Field, Sample};
 use dflop_loader::shard::{RawField, RawSample};
 use serde_json::{Value, json};
-
-use super::describe::content_kind;
-use super::media::content_type;
 
 /// Maximum length of a field that is decoded to find faults.
 pub(super) const FIELD_BYTES_MAX: u64 = 64 << 20;
@@ -117,6 +119,54 @@ fn position(media: &SampleMedia<'_>, raw: &RawSample, modality: Modality, at: us
     raw.fields.iter().position(|field| field.extension == *extension)
 }
 
+/// Bytes that a format is recognized by.
+pub(super) const PREFIX_BYTES: u64 = 4_096;
+/// Longer sides in pixels for scaled images, and the JPEG qualities.
+pub(super) const THUMBNAIL: (u32, u8) = (144, 70);
+pub(super) const RENDERED: (u32, u8) = (1_600, 85);
+
+/// Returns the content type of a medium that browsers show; `None` for everything else, documents that
+/// contain scripts (HTML, SVG) above all, which is then only downloaded.
+///
+/// - `extension`: field extension; `prefix`: first field bytes
+pub(super) fn content_type(extension: &str, prefix: &[u8]) -> Option<&'static str> {
+    match extension_modality(extension)? {
+        Modality::Image => match ImageFormat::from_bytes(prefix)? {
+            ImageFormat::Jpeg => Some("image/jpeg"),
+            ImageFormat::Png => Some("image/png"),
+            ImageFormat::WebP => Some("image/webp"),
+            ImageFormat::Gif => Some("image/gif"),
+            ImageFormat::Bmp => Some("image/bmp"),
+            ImageFormat::Avif => Some("image/avif"),
+            ImageFormat::Tiff => None,
+        },
+        // A tag may be longer than the prefix.
+        Modality::Audio if prefix.starts_with(b"ID3") => Some("audio/mpeg"),
+        Modality::Audio => match AudioFormat::from_bytes(prefix)? {
+            AudioFormat::Wav => Some("audio/wav"),
+            AudioFormat::Aiff => Some("audio/aiff"),
+            AudioFormat::Au => Some("audio/basic"),
+            AudioFormat::Flac => Some("audio/flac"),
+            AudioFormat::Mp3 => Some("audio/mpeg"),
+            AudioFormat::Ogg => Some("audio/ogg"),
+        },
+        Modality::Video => match prefix {
+            [_, _, _, _, b'f', b't', b'y', b'p', ..] => Some("video/mp4"),
+            [0x1A, 0x45, 0xDF, 0xA3, ..] => Some("video/webm"),
+            _ => None,
+        },
+    }
+}
+
+/// Decodes an image and scales it down to a JPEG.
+///
+/// # Errors
+/// Why the image cannot be decoded or scaled.
+pub(super) fn scaled(payload: &[u8], (side, quality): (u32, u8)) -> Result<Vec<u8>, String> {
+    let image = decode_rgb(payload, &ImageLimits::default()).map_err(|error| error.to_string())?;
+    shrunk_jpeg(&image, side, quality).ok_or_else(|| "the image cannot be scaled".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,5 +215,29 @@ mod tests {
             content["fields"][0]["text"].as_str().map(|text| text.chars().count()),
             Some(TEXT_CHARACTERS_MAX)
         );
+    }
+
+    #[test]
+    fn only_media_get_a_type_that_browsers_show() {
+        assert_eq!(content_type("jpg", &[0xFF, 0xD8, 0xFF, 0xE0]), Some("image/jpeg"));
+        assert_eq!(content_type("png", &[0xFF, 0xD8, 0xFF, 0xE0]), Some("image/jpeg"));
+        assert_eq!(content_type("mp3", b"ID3\x04\0\0\0\0\x7F\x7F"), Some("audio/mpeg"));
+        assert_eq!(content_type("mp4", b"\0\0\0\x18ftypmp42"), Some("video/mp4"));
+        for (extension, bytes) in [
+            ("html", &b"<script>alert(1)</script>"[..]),
+            ("svg", b"<svg onload='alert(1)'/>"),
+            ("jpg", b"<svg onload='alert(1)'/>"),
+            ("jpg", b"<!DOCTYPE html><script>"),
+            ("txt", b"BMW"),
+            ("json", b"GIF89a"),
+            ("mp4", b"RIFF"),
+        ] {
+            assert_eq!(content_type(extension, bytes), None, "{extension}");
+        }
+    }
+
+    #[test]
+    fn a_broken_image_has_a_reason() {
+        assert!(scaled(b"no image", THUMBNAIL).unwrap_err().contains("image"));
     }
 }

@@ -1,11 +1,12 @@
 //! Sorts and filters dataset samples.
-
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use dflop_loader::Dataset;
+//!
+//! Counts samples by a number's size, in bins with equal ratio.
 
 use super::query::{Filter, Query};
 use super::table::{Column, SampleTable};
+use dflop_loader::Dataset;
+use serde::Serialize;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Sample orders, sorted once per column, and the last filtered order.
 #[derive(Debug, Default)]
@@ -87,6 +88,47 @@ fn contains(text: &str, part: &str) -> bool {
     part.is_empty() || text.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
 }
 
+/// Number of bins.
+const BINS: usize = 48;
+
+/// Counts of samples; bin `i` holds numbers from `edges[i]` up to, not including, `edges[i + 1]`.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Histogram {
+    pub(super) edges: Vec<u64>,
+    pub(super) counts: Vec<u64>,
+    /// Number of samples with number 0, which are in no bin.
+    pub(super) zeros: u64,
+}
+
+/// Counts numbers in bins.
+///
+/// - `values`: in rising order
+pub(super) fn histogram(values: impl Iterator<Item = u64> + Clone) -> Histogram {
+    let positive = values.clone().filter(|value| *value > 0);
+    let (Some(smallest), Some(largest)) = (positive.clone().next(), positive.clone().last()) else {
+        return Histogram { zeros: values.count() as u64, ..Histogram::default() };
+    };
+    let ratio = (largest as f64 + 1.0) / smallest as f64;
+    let edge = |bin: usize| match bin {
+        0 => smallest,
+        BINS => largest.saturating_add(1),
+        _ => ((smallest as f64 * ratio.powf(bin as f64 / BINS as f64)).ceil() as u64).min(largest),
+    };
+    let mut edges: Vec<u64> = (0..=BINS).map(edge).collect();
+    // Where all numbers are small, whole numbers are closer than the bins.
+    edges.dedup();
+    let mut counts = vec![0; edges.len() - 1];
+    let mut bin = 0;
+    for value in positive {
+        while bin + 1 < counts.len() && value >= edges[bin + 1] {
+            bin += 1;
+        }
+        counts[bin] += 1;
+    }
+    let zeros = values.take_while(|value| *value == 0).count() as u64;
+    Histogram { edges, counts, zeros }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::tests::with_costs;
@@ -121,5 +163,18 @@ mod tests {
     fn keys_are_compared_without_regard_to_case() {
         assert!(contains("Directory/KITE-01", "kite"));
         assert!(contains("", "") && !contains("kit", "kite"));
+    }
+
+    #[test]
+    fn every_sample_is_counted_once() {
+        let values = [0, 0, 1, 1, 2, 3, 900, 1_000_000, u64::MAX];
+        let counted = histogram(values.into_iter());
+        assert_eq!(counted.zeros, 2);
+        assert_eq!(counted.counts.iter().sum::<u64>(), 7);
+        assert!(counted.edges.is_sorted() && counted.edges[0] == 1);
+        let small = histogram([5, 5, 6].into_iter());
+        assert_eq!((small.edges, small.counts), (vec![5, 6, 7], vec![2, 1]));
+        assert_eq!(histogram(std::iter::empty()), Histogram::default());
+        assert_eq!(histogram([0].into_iter()).zeros, 1);
     }
 }

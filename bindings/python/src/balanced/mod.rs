@@ -2,8 +2,6 @@
 
 mod correction;
 mod loader_config;
-mod media_shares;
-mod microbatch;
 mod settings;
 mod step_microbatches;
 mod steps;
@@ -25,16 +23,15 @@ pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
-use crate::arguments::{Arguments, arguments};
+use super::convert::{Arguments, arguments};
 use crate::arrays::framework::Framework;
-use crate::convert;
 use crate::cost::CostedModel;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::read::{ReadArguments, ReadSettings};
-use crate::runtime;
 use crate::settings::{Group, refuse_index, refuse_keywords};
 use crate::tokenizer::TokenizerSettings;
+use crate::{convert, runtime};
 
 /// Warning for an iteration that delivers nothing.
 const RUN_IS_OVER: &CStr =
@@ -298,7 +295,7 @@ impl PyBalancedLoader {
     ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
         let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
         let running = self.running().clone();
-        media_shares::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
+        step_microbatches::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
 
     /// Returns the run state: small, and equal on all ranks at the same step.

@@ -1,20 +1,23 @@
-//! `dflop.StepMicrobatches`: the microbatches in a step, decoded one microbatch ahead.
+//! Converts the microbatches of a step to `dflop.batches.Microbatch`, with each rank's share of the media.
 
-use std::ffi::CString;
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
+use super::loader_config::RunningLoader;
+use super::steps::{Iteration, Live};
+use crate::arrays::storage::Owner;
+use crate::convert::{Delivery, class, samples, tensors};
+use crate::error::DflopError;
+use crate::model::module_seconds;
+use crate::runtime;
+use crate::runtime::Threaded;
 use dflop_loader::error::Skipped;
-use dflop_loader::{Error, Microbatch, StepPlan};
+use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
+use dflop_loader::processors::image::Normalization;
+use dflop_loader::{Dataset, Error, Microbatch, SampleMedium, StepPlan, StepPlanner};
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice};
-
-use super::loader_config::RunningLoader;
-use super::microbatch::microbatch;
-use super::steps::{Iteration, Live};
-use crate::error::DflopError;
-use crate::runtime::{self, Threaded};
+use std::ffi::CString;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Microbatches in a step, in pipeline order: a sequence that decodes ahead and does not keep delivered
 /// microbatches. ``Step.microbatches`` has this type.
@@ -241,4 +244,85 @@ fn warn_of_second_read(py: Python<'_>, step: u64) -> PyResult<()> {
          the next step; `step.hold()` keeps all of them"
     );
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)
+}
+
+/// Pixel scale, mean and standard deviation.
+type Statistics = (f64, [f64; 3], [f64; 3]);
+
+/// Returns the pixel normalization, if pixels are bytes.
+fn byte_normalization(
+    inputs: Option<&ModelInputs>,
+    normalization: Option<Normalization>,
+) -> Option<Statistics> {
+    let is_bytes = |tensor: &NamedTensor| matches!(tensor.values, TensorValues::U8(_));
+    let Normalization { scale, mean, deviation } = normalization?;
+    inputs?.tensors.iter().any(is_bytes).then_some((scale, mean, deviation))
+}
+
+/// Converts a microbatch.
+///
+/// - `plan`: step plan
+/// - `normalization`: model's pixel normalization
+pub(super) fn microbatch<'py>(
+    py: Python<'py>,
+    of: Microbatch,
+    (planner, plan): (&StepPlanner, &StepPlan),
+    normalization: Option<Normalization>,
+    delivery: Delivery,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Delivery { framework, is_decoded } = delivery;
+    let made = class(py, "Microbatch")?.call0()?;
+    made.setattr("tokens", of.tokens)?;
+    made.setattr("target_tokens", of.target_tokens)?;
+    made.setattr("planned_tokens", of.planned_tokens)?;
+    made.setattr("padding_tokens", of.padding_tokens)?;
+    made.setattr("cost_seconds", of.cost_seconds())?;
+    made.setattr("module_seconds", module_seconds(py, planner.model(), &of.module_ns)?)?;
+    made.setattr("loss_scale", of.loss_scale)?;
+    made.setattr("loss_scale_sum", of.loss_scale_sum)?;
+    let names: Vec<Arc<str>> = planner.datasets().iter().map(Dataset::name).collect();
+    let dataset = |&place: &u32| &*names[plan.samples[place as usize].dataset];
+    made.setattr("sources", of.places.iter().map(dataset).collect::<Vec<_>>())?;
+    let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
+    made.setattr("sample_keys", keys)?;
+    made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
+    made.setattr("pixel_normalization", byte_normalization(of.inputs.as_ref(), normalization))?;
+    if let Some(inputs) = of.inputs {
+        tensors(&made, inputs.tensors, framework)?;
+        // Models with a cache, which is the default, attend across packed samples.
+        made.set_item("use_cache", false)?;
+        let length = [inputs.cu_seqlens.len()];
+        made.setattr("cu_seqlens", framework.array(py, Owner::I32(inputs.cu_seqlens), &length)?)?;
+        made.setattr("max_seqlen", inputs.max_seqlen)?;
+    } else {
+        made.setattr("cu_seqlens", py.None())?;
+        made.setattr("max_seqlen", 0)?;
+    }
+    Ok(made)
+}
+
+/// Returns `dflop.batches.Medium` by rank in the group.
+pub(super) fn media_shares<'py>(
+    py: Python<'py>,
+    running: &RunningLoader,
+    plan: &StepPlan,
+    place: [usize; 2],
+    ranks: usize,
+) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
+    let [rank, microbatch] = place;
+    let planned = plan.ranks.get(rank).map_or(0, Vec::len);
+    if microbatch >= planned {
+        let reason = format!("step {} has {planned} microbatches, so there is no {microbatch}", plan.step);
+        return Err(DflopError::config("microbatch", reason).into());
+    }
+    if ranks == 0 {
+        return Err(DflopError::config("ranks", "must be at least 1".to_owned()).into());
+    }
+    let shares = py.detach(|| running.planner.media_shares(plan, place, ranks));
+    let medium = class(py, "Medium")?;
+    let convert = |of: SampleMedium| {
+        let key = running.planner.row(plan.samples[of.place as usize]).key().to_owned();
+        medium.call1((key, of.modality.name(), of.index, of.cost_ns as f64 / 1e9))
+    };
+    shares.into_iter().map(|share| share.into_iter().map(convert).collect()).collect()
 }

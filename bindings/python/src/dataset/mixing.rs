@@ -3,8 +3,8 @@
 use dflop_loader::Stop;
 use pyo3::prelude::*;
 
+use super::Source;
 use super::mixture::PyMixture;
-use super::source::Source;
 use crate::error::DflopError;
 
 /// Mixes datasets: every `BalancedLoader` draw selects the next sample from a dataset.

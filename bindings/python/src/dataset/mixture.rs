@@ -5,7 +5,7 @@ use dflop_loader::{Mixture, Stop};
 use pyo3::prelude::*;
 
 use super::PyDataset;
-use crate::arguments::{Arguments, arguments};
+use crate::convert::{Arguments, arguments};
 
 /// Datasets that samples are drawn from by weight; created by `mix`. The length is the number of datasets.
 ///

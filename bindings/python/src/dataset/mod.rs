@@ -1,36 +1,32 @@
 //! `dflop.Dataset`: shards, with an index that is opened on demand; dataset mixtures.
+//!
+//! Opens a dataset index on demand, once per text counter.
+//!
+//! Data argument of the loaders: a dataset, a mixture, or shard names.
 
 mod mixing;
 mod mixture;
-mod opener;
 mod samples;
-mod shards;
-mod source;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-
-use dflop_loader::Dataset;
-use dflop_loader::index::{IndexOptions, TokenCounts};
+use super::convert::{Arguments, Names, arguments, skipped};
+use super::error::{DflopError, to_python};
+use super::runtime;
+use super::settings::refuse_keywords;
+use super::table::stream;
+use super::tokenizer::{TokenizerSettings, token_counts};
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
 use dflop_loader::store::ShardCache;
+use dflop_loader::{Dataset, Mixture, Splits};
+use mixture::PyMixture;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
+use samples::{ShardSettings, parse_read};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::arguments::{Arguments, arguments};
-use crate::convert::skipped;
-use crate::error::to_python;
-use crate::names::Names;
-use crate::runtime;
-use crate::settings::refuse_keywords;
-use crate::table::stream;
-use crate::tokenizer::{TokenizerSettings, token_counts};
-
-pub(crate) use self::mixing::mix;
-pub(crate) use self::mixture::PyMixture;
-use self::opener::Opener;
-use self::shards::{ShardSettings, parse_read};
-pub(crate) use self::source::Source;
+pub(crate) use mixing::mix;
+pub(crate) use mixture::PyMixture;
 
 #[doc = include_str!("dataset.md")]
 #[pyclass(frozen, name = "Dataset", module = "dflop._native", mapping)]
@@ -237,5 +233,124 @@ impl PyDataset {
     /// Returns whether a split is selected, which only a reader that uses the index can honor.
     pub(crate) fn has_split(&self) -> bool {
         self.opener.split.is_some()
+    }
+}
+
+/// Shards, and the settings for opening the index. Clones share the opened datasets.
+#[derive(Debug, Clone)]
+pub(super) struct Opener {
+    pub(super) shards: Vec<Shard>,
+    pub(super) options: IndexOptions,
+    pub(super) split: Option<String>,
+    pub(super) splits: Option<PathBuf>,
+    pub(super) repeat: Option<u64>,
+    pub(super) opened: Arc<Mutex<Opened>>,
+}
+
+/// Opened datasets.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    /// Datasets by token counter digest.
+    datasets: Vec<(Option<String>, Dataset)>,
+    /// Whether the index was rebuilt, so that it is not rebuilt again.
+    is_made: bool,
+}
+
+impl Opener {
+    /// Opens the index, or builds the index; `counts` applies if the options do not name a tokenizer.
+    pub(super) fn open(mut self, counts: TokenCounts) -> Result<Dataset, DflopError> {
+        if matches!(self.options.token_counts, TokenCounts::Estimated) {
+            self.options.token_counts = counts;
+        }
+        let digest = match &self.options.token_counts {
+            TokenCounts::Estimated => None,
+            TokenCounts::Of(counter) | TokenCounts::IfPresent(counter) => Some(counter.digest()),
+        };
+        let opened = self.opened.clone();
+        // Held while the index is built, so that two loaders do not build it twice.
+        let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, dataset)) = opened.datasets.iter().find(|(of, _)| *of == digest) {
+            return Ok(dataset.clone());
+        }
+        // A requested rebuild happens once, no matter how often the dataset is opened.
+        self.options.is_rebuilt &= !opened.is_made;
+        self.options.is_verified &= !opened.is_made;
+        let dataset = self.dataset()?;
+        opened.is_made = true;
+        opened.datasets.push((digest, dataset.clone()));
+        Ok(dataset)
+    }
+
+    /// Records that the index was rebuilt.
+    pub(super) fn mark_rebuilt(&self) {
+        let made = Opened { is_made: true, ..Opened::default() };
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+
+    fn dataset(self) -> Result<Dataset, DflopError> {
+        let index = Arc::new(Index::open_or_build(self.shards, &self.options)?);
+        let mut dataset = Dataset::from(index.clone());
+        if let Some(split) = self.split {
+            let splits = self.splits.as_deref().map_or_else(|| Splits::beside(&index), Splits::read)?;
+            dataset = dataset.split(&splits, &split)?;
+        }
+        Ok(match self.repeat {
+            Some(epochs) => dataset.repeat(epochs),
+            None => dataset,
+        })
+    }
+}
+
+/// Data argument of a loader: a dataset, a mixture, or shard names.
+#[derive(FromPyObject)]
+pub(crate) enum Source<'py> {
+    Dataset(Bound<'py, PyDataset>),
+    Mixture(Bound<'py, PyMixture>),
+    Shards(Names),
+}
+
+impl<'py> Source<'py> {
+    /// Creates a dataset from shard names.
+    pub(crate) fn resolved(self, py: Python<'py>) -> PyResult<Self> {
+        match self {
+            Self::Shards(_) => self.dataset(py).map(Self::Dataset),
+            other => Ok(other),
+        }
+    }
+
+    /// Returns the dataset or mixture; `None` for shard names.
+    pub(crate) fn object(&self) -> Option<Bound<'py, PyAny>> {
+        match self {
+            Self::Dataset(dataset) => Some(dataset.clone().into_any()),
+            Self::Mixture(mixture) => Some(mixture.clone().into_any()),
+            Self::Shards(_) => None,
+        }
+    }
+
+    /// Returns the source dataset.
+    ///
+    /// # Errors
+    /// `ConfigError` for a mixture, which only the balanced loader supports.
+    pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, PyDataset>> {
+        match self {
+            Self::Dataset(dataset) => Ok(dataset),
+            Self::Shards(names) => {
+                let class = py.get_type::<PyDataset>();
+                Ok(class.call1((names.0,))?.cast_into::<PyDataset>()?)
+            }
+            Self::Mixture(_) => {
+                let reason =
+                    "expected a dataset, found a mixture: use `BalancedLoader`, which reads through indexes";
+                Err(DflopError::config("dataset", reason).into())
+            }
+        }
+    }
+
+    /// Opens the source as a mixture.
+    pub(crate) fn mixture(self, py: Python<'py>, counts: &TokenCounts) -> PyResult<Mixture> {
+        match self {
+            Self::Mixture(mixture) => mixture.get().open(py, counts),
+            source => Ok(source.dataset(py)?.get().open_counted(py, counts.clone())?.into()),
+        }
     }
 }

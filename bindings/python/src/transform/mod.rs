@@ -15,11 +15,10 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 pub(crate) use self::whole_sample::PySampleTransform;
 use self::whole_sample::SampleFunction;
-use crate::arguments::{Arguments, arguments};
+use super::convert::{Arguments, Names, arguments};
 use crate::arrays::framework::Framework;
 use crate::convert::{Delivery, class, json_text, media};
 use crate::error::DflopError;
-use crate::names::Names;
 
 /// A function for fields: called with a list of values, it returns a list with the same length.
 ///

@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
 use super::{FirstException, to_media};
-use crate::arguments::{Arguments, arguments};
-use crate::convert::{self, Delivery};
+use crate::convert::{self, Arguments, Delivery, arguments};
 
 /// A function for whole samples: called with a list of `Sample`, it returns a list with the same length.
 ///

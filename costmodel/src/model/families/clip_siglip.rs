@@ -1,8 +1,9 @@
 //! CLIP and SigLIP, with one square per image: as separate encoders, and as the towers of other families. As
 //! in LLaVA, CLIP's class token is dropped.
 
-use super::squares::{SquareTower, alone, square_tower, vision_fields};
-use super::tower::{SquareInput, TowerSize, bare_tower, product};
+use super::squares::{
+    SquareInput, SquareTower, TowerSize, alone, bare_tower, product, square_tower, vision_fields,
+};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderDetails, EncoderSpec, FamilyId, Mlp, ModelFamily};

@@ -8,8 +8,7 @@
 use std::num::{NonZeroU16, NonZeroU32};
 
 use super::language_models::text_config;
-use super::squares::{FRAMES_MAX, dimensions, patch_inputs};
-use super::tower::{bare_tower, product};
+use super::squares::{FRAMES_MAX, bare_tower, dimensions, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, DESCRIBED, PartialModelSpec};
 use crate::model::{

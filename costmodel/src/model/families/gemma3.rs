@@ -10,8 +10,7 @@ use std::sync::LazyLock;
 
 use super::clip_siglip::{siglip_encoder, tower};
 use super::language_models;
-use super::squares::{SquareTower, check_processor_side};
-use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec, pan_and_scan};
 use crate::model::{

@@ -2,8 +2,7 @@
 
 use super::clip_siglip::siglip_encoder;
 use super::language_models::{self, language_model};
-use super::squares::{SquareTower, square_tower_with_defaults};
-use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, square_tower_with_defaults};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};

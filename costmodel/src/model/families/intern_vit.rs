@@ -1,7 +1,6 @@
 //! Towers and projectors of InternVL, and their join with a language model, for both forms of its files.
 
-use super::squares::{FRAMES_MAX, SquareTower, layers_until};
-use super::tower::{SquareInput, TowerSize, bare_tower, product};
+use super::squares::{FRAMES_MAX, SquareInput, SquareTower, TowerSize, bare_tower, layers_until, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderDetails, EncoderSpec, FamilyId, LlmSpec, Mlp, Projector, VisionSpec};

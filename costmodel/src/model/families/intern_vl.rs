@@ -6,8 +6,9 @@ use super::intern_vl_chat;
 use super::language_models::{
     self, QWEN2_5_7B, QWEN2_5_72B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B,
 };
-use super::squares::{SquareTower, check_processor_side, dimensions, square};
-use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::squares::{
+    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side, dimensions, square,
+};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};

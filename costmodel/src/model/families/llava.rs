@@ -5,8 +5,10 @@ use std::num::NonZeroU32;
 
 use super::clip_siglip::{clip_encoder, tower_or};
 use super::llava_onevision::projector;
-use super::squares::{SquareTower, check_class_token, check_processor_side, feature_layers};
-use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
+use super::squares::{
+    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_class_token, check_processor_side,
+    feature_layers,
+};
 use super::{language_models, pixtral};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};

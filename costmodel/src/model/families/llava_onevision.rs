@@ -2,8 +2,10 @@
 
 use super::clip_siglip::{siglip_encoder, tower};
 use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
-use super::squares::{FRAMES_MAX, SquareTower, check_class_token, check_processor_side, feature_layers};
-use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product};
+use super::squares::{
+    FRAMES_MAX, PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_class_token, check_processor_side,
+    feature_layers, product,
+};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};

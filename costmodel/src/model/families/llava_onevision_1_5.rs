@@ -4,8 +4,7 @@
 
 use super::language_models;
 use super::qwen_vl::{Patches, qwen2_vl, require_width, vision};
-use super::squares::patch_inputs;
-use super::tower::{TowerSize, product};
+use super::squares::{TowerSize, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{FamilyId, ModelFamily};

@@ -28,7 +28,6 @@ mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 mod squares;
-pub(crate) mod tower;
 
 pub use self::model_family::{ModelFamily, Preset};
 pub use self::qwen3_vl::deepstack_layers;

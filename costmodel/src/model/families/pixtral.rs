@@ -4,8 +4,9 @@ use std::num::NonZeroU16;
 
 use super::language_models::{self, language_model};
 use super::llava_onevision::projector;
-use super::squares::{dimensions, feature_layers, patch_inputs};
-use super::tower::{PATCH_INPUTS, TowerSize, bare_tower, product};
+use super::squares::{
+    PATCH_INPUTS, TowerSize, bare_tower, dimensions, feature_layers, patch_inputs, product,
+};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

@@ -6,7 +6,7 @@
 use super::language_models::{self, QWEN2_5_7B};
 use super::qwen_vl::{self, QWEN2_5_VL_VIT};
 use super::qwen2_audio::{self, whisper};
-use super::tower::{TowerSize, product};
+use super::squares::{TowerSize, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{AudioSpec, EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};

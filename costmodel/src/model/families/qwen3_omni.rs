@@ -6,7 +6,7 @@
 use super::qwen2_5_omni::refuse_sound_of_videos;
 use super::qwen2_audio::check_spectrogram;
 use super::qwen3_vl::{QWEN3_30B_A3B, read as read_qwen3_vl, vision as vision_qwen3_vl};
-use super::tower::{TowerSize, bare_tower, product};
+use super::squares::{TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

@@ -3,8 +3,7 @@
 use std::num::NonZeroU16;
 
 use super::language_models::{self, QWEN2_5_3B, QWEN2_5_7B};
-use super::squares::patch_inputs;
-use super::tower::{PATCH_INPUTS, TowerSize, bare_tower, product};
+use super::squares::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

@@ -1,15 +1,12 @@
-//! Reads encoders with fixed-size squares, with the fields common to several families.
+//! Encoder sizes from which families build an [`EncoderSpec`], and the fields of encoders with fixed-size squares.
 
-use std::num::NonZeroU32;
-
-use serde_json::Value;
-
-use super::tower::{SquareInput, TowerSize};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec, excerpt};
-use crate::model::{EncoderSpec, FamilyId, VisionSpec};
+use crate::model::{EncoderDetails, EncoderSpec, FamilyId, Mlp, Projector, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
+use serde_json::Value;
+use std::num::NonZeroU32;
 
 /// Number of frames that a video is sampled down to, if neither a file nor the family sets a different
 /// number.
@@ -191,4 +188,51 @@ pub(super) fn check_class_token(config: &ConfigFields<'_>, tower: &SquareTower, 
             Err(config.invalid(key, format!("= \"{strategy}\", but the vision tower {has} class token")))
         }
     }
+}
+
+/// Multiply-adds per hidden unit for a patch with 14 pixels per side in three colors.
+pub(crate) const PATCH_INPUTS: u32 = 3 * 14 * 14;
+
+/// Common tower sizes.
+#[derive(Clone, Copy)]
+pub(crate) struct TowerSize {
+    pub(crate) layers: u32,
+    pub(crate) hidden: u32,
+    pub(crate) heads: u32,
+    pub(crate) ffn: u32,
+}
+
+/// Input to a tower with fixed-size squares.
+#[derive(Clone, Copy)]
+pub(crate) struct SquareInput {
+    /// Multiply-adds per hidden unit and patch: channels * patch².
+    pub(crate) patch_inputs: u32,
+    /// Number of patches per square.
+    pub(crate) patches: u32,
+}
+
+/// Builds an encoder without windows and without a projector.
+pub(super) const fn bare_tower(
+    size: TowerSize,
+    mlp: Mlp,
+    stem_inputs: u32,
+    details: EncoderDetails,
+) -> EncoderSpec {
+    let TowerSize { layers, hidden, heads, ffn } = size;
+    EncoderSpec {
+        layers,
+        windowed_layers: 0,
+        hidden,
+        heads,
+        ffn,
+        mlp,
+        stem_inputs,
+        projector: Projector::new(1, hidden, None),
+        details,
+    }
+}
+
+/// Multiplies a vector count by the vector width.
+pub(super) const fn product(count: u32, width: u32) -> u64 {
+    count as u64 * width as u64
 }

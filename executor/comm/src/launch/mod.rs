@@ -7,8 +7,6 @@
 
 mod environment;
 mod launcher;
-mod signals;
 
 pub use environment::{FoundLauncher, identity_from_environment, launcher_from_environment};
-pub use launcher::{JobOutcome, Launcher, RankStatus};
-pub use signals::{StopSignals, end_with_launcher, has_launcher};
+pub use launcher::{JobOutcome, Launcher, RankStatus, StopSignals, end_with_launcher, has_launcher};

@@ -2,9 +2,8 @@
 
 use std::io::{Read, Result, Write};
 
-use super::handshake::Greeting;
+use super::handshake::{Greeting, JobToken};
 use super::protocol::{Request, read_answer, write_answer};
-use super::token::JobToken;
 
 /// Stream with given bytes, which end at some point; discards written bytes.
 struct Given<'a>(&'a [u8]);

@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::handshake::{GREETING, Greeting, Hello};
+use super::handshake::{GREETING, Greeting, Hello, JobToken};
 use super::refusals::{Refusal, Refusals};
-use super::token::JobToken;
 
 /// Maximum time until the end of the listener is noticed.
 const POLL: Duration = Duration::from_millis(10);

@@ -4,7 +4,6 @@
 //! [`RendezvousClient`]. Every job connection starts with a handshake in which both sides prove that they
 //! know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
 
-mod address;
 mod client;
 pub(super) mod fuzz;
 mod greeter;
@@ -12,13 +11,11 @@ mod handshake;
 mod protocol;
 mod refusals;
 mod server;
-mod token;
-mod values;
 
-pub(super) use address::{Deadline, call, dial, resolve};
 pub use client::RendezvousClient;
+pub(super) use client::{Deadline, call, dial, resolve};
 pub(super) use greeter::{Host, greet_callers};
 pub(super) use handshake::{Hello, Purpose, Rejection};
+pub use handshake::{JobToken, RankIdentity, RendezvousConfig};
 pub(super) use refusals::{Refusal, Refusals};
 pub use server::RendezvousServer;
-pub use token::{JobToken, RankIdentity, RendezvousConfig};

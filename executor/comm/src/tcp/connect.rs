@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use super::TcpTransport;
 use super::door::{Dialer, Door};
-use super::tcp_transport::TcpTransport;
 use crate::api::Settings;
 use crate::communicator::Communicator;
-use crate::endpoint::{Endpoint, Mailbox, tree};
+use crate::endpoint::{Endpoint, Mailbox};
 use crate::error::{Error, Result};
 use crate::rendezvous::{
     Deadline, Hello, JobToken, Purpose, RankIdentity, RendezvousClient, RendezvousConfig, RendezvousServer,
     dial, resolve,
 };
-use crate::threads;
+use crate::{endpoint, threads};
 
 /// Maximum number of ranks for the TCP transport.
 ///

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::links::{Dial, Line, Links};
-use crate::endpoint::tree;
+use crate::endpoint;
 use crate::error::Error;
 use crate::rendezvous::{
     Deadline, Hello, Host, JobToken, Purpose, Refusal, Refusals, Rejection, call, greet_callers,

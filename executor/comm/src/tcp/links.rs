@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use super::socket::{Socket, send_all};
 use super::wire::{Control, ControlLine};
-use crate::endpoint::{Mailbox, tree};
+use crate::endpoint;
+use crate::endpoint::Mailbox;
 use crate::error::{Cause, Failure, StepContext};
 use crate::message::{Buffer, Header, Message};
 use crate::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering, thread};

@@ -1,16 +1,16 @@
 //! Kernels that this process has loaded, by source, name and macros.
+//!
+//! Kernel sources, which are part of the program.
 
+use super::{Compiler, Source};
+use crate::driver::{Context, Function, Loads, Module};
+use crate::error::Result;
+use dflop_device::{Dtype, KernelLoads};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use dflop_device::{Dtype, KernelLoads};
-
-use super::{Compiler, Source};
-use crate::driver::{Context, Function, Loads, Module};
-use crate::error::Result;
 
 thread_local! {
     /// Kernels that this thread would launch, while recording.
@@ -202,4 +202,70 @@ impl Kernels {
         modules.insert((source, macros), module.clone());
         Ok(module)
     }
+}
+
+/// Headers by include name.
+pub(super) const HEADERS: [(&str, &str); 6] = [
+    ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
+    ("device.cuh", include_str!("../../kernels/device.cuh")),
+    ("activation.cuh", include_str!("../../kernels/activation.cuh")),
+    ("own_columns.cuh", include_str!("../../kernels/own_columns.cuh")),
+    ("norm_rows.cuh", include_str!("../../kernels/norm_rows.cuh")),
+    ("attention.cuh", include_str!("../../kernels/attention.cuh")),
+];
+
+/// Defines sources and files.
+macro_rules! sources {
+    ($($source:ident, $file:literal;)*) => {
+        /// Kernel source for an operation.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(crate) enum Source {
+            $($source,)*
+        }
+
+        impl Source {
+            /// Returns the file name.
+            pub(crate) const fn file(self) -> &'static str {
+                match self {
+                    $(Self::$source => $file,)*
+                }
+            }
+
+            /// Returns the file text.
+            pub(crate) const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$source => include_str!(concat!("../../kernels/", $file)),)*
+                }
+            }
+        }
+    };
+}
+
+sources! {
+    Activation, "activation.cu";
+    AdamW, "adamw.cu";
+    AttentionBackward, "attention_backward.cu";
+    AttentionForward, "attention_forward.cu";
+    AttentionGeneral, "attention_general.cu";
+    AttentionSinks, "attention_sinks.cu";
+    Bias, "bias.cu";
+    ClampedGate, "clamped_gate.cu";
+    Clip, "clip.cu";
+    ColumnSums, "column_sums.cu";
+    CopyRanges, "copy_ranges.cu";
+    CrossEntropy, "cross_entropy.cu";
+    Elementwise, "elementwise.cu";
+    Experts, "experts.cu";
+    Gate, "gate.cu";
+    GatherScatter, "gather_scatter.cu";
+    HeadNorm, "head_norm.cu";
+    HeadNormBackward, "head_norm_backward.cu";
+    LatentHeads, "latent_heads.cu";
+    LayerNorm, "layer_norm.cu";
+    LayerScale, "layer_scale.cu";
+    Losses, "losses.cu";
+    RmsNorm, "rms_norm.cu";
+    Rope, "rope.cu";
+    Transpose, "transpose.cu";
+    VocabParallelCrossEntropy, "vocab_parallel_cross_entropy.cu";
 }

@@ -8,17 +8,15 @@
 
 mod kernels;
 mod nvrtc;
-mod sources;
 
-pub(crate) use kernels::{Kernels, Macros, WIDE};
-pub(crate) use sources::Source;
+pub(crate) use kernels::{Kernels, Macros, Source, WIDE};
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kernels::HEADERS;
 use sha2::{Digest, Sha256};
-use sources::HEADERS;
 
 use crate::error::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use super::graph::{Form, Id, SCRATCH_ALIGNMENT_BYTES};
 use super::library::{Error, PlanKey, Result};
-use super::tables::Places;
+use super::plan::Places;
 
 /// Alignment of argument addresses in bytes.
 const ALIGNMENT_BYTES: u64 = 16;

@@ -29,7 +29,6 @@ mod execute;
 mod graph;
 mod library;
 mod plan;
-mod tables;
 
 pub use arguments::{Arguments, Gradients};
 pub use background::Lookup;
@@ -38,5 +37,4 @@ pub use device_properties::DeviceProperties;
 pub use execute::Executor;
 pub use graph::Form;
 pub use library::{Error, Heads, Library, PlanKey, Result, Version};
-pub use plan::Plan;
-pub use tables::SegmentTables;
+pub use plan::{Plan, SegmentTables};

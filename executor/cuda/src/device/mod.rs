@@ -1,6 +1,5 @@
 //! CUDA device, device settings and tensor addresses.
 
-mod kernel_times;
 mod runtime;
 
 use std::path::PathBuf;
@@ -9,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 
 use dflop_comm::Failure;
 use dflop_device::{Dtype, Tensor};
-pub use kernel_times::KernelTime;
-use kernel_times::KernelTimes;
+pub use runtime::KernelTime;
+use runtime::KernelTimes;
 
 use crate::attention::{AttentionEngines, CudnnEngine};
 use crate::blas::Blas;

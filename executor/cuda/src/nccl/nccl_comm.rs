@@ -12,10 +12,9 @@ use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runt
 use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::library::{Nccl, NcclVersion};
-use super::message_lanes::{self, MessageLanes};
+use super::message_lanes::{self, MessageLanes, Queued};
+use super::session;
 use super::session::{Session, check_loading, queues};
-use super::transfer::Queued;
-use super::watchdog;
 use crate::compiler::Kernels;
 use crate::device::Cuda;
 use crate::driver::{CudaEvent, Gate, Stream};

@@ -1,20 +1,21 @@
 //! Block interface, the state and the context that block passes share, and tensor parallelism.
+//!
+//! Stage blocks, before parameters have values.
 
 mod context;
-mod stage_blocks;
 pub(crate) mod tensor_parallel;
 
-pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
-pub use stage_blocks::StageBlocks;
-pub(crate) use stage_blocks::single_layers;
-pub use tensor_parallel::{TensorParallel, TensorPass};
-
-use std::ops::Deref;
-
-use crate::error::{Error, Result};
-use crate::parameters::{Parameters, PendingWeights, WeightGradients};
+use super::error::{Error, Result};
+use super::parameters::weights::TpRank;
+use super::parameters::{Declaration, Parameters, PendingWeights, WeightGradients};
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use tensor_parallel::TensorParallel;
+
+pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
+pub use tensor_parallel::{TensorParallel, TensorPass};
 
 /// Forward pass inputs.
 pub struct ForwardPass<'a, D: Device> {
@@ -270,4 +271,78 @@ pub(crate) fn expect_rows<D: Device>(
             problem: format!("must have {rows} x {columns} elements, found {}", found.unwrap_or(0)),
         }),
     }
+}
+
+/// Blocks with declared parameters that have no values yet.
+pub struct StageBlocks<D: Device> {
+    pub(crate) blocks: Vec<Box<dyn Block<D>>>,
+    /// Whether a block has trained parameters.
+    pub(crate) is_trained: Vec<bool>,
+    /// Index of the first parameter that was declared together with a block.
+    pub(crate) first_parameters: Vec<usize>,
+    pub(crate) declaration: Declaration,
+    pub(crate) tensor: Option<Arc<TensorParallel<D>>>,
+}
+
+impl<D: Device> Default for StageBlocks<D> {
+    fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+impl<D: Device> StageBlocks<D> {
+    /// Starts without blocks; a tensor-parallel rank declares its part of the parameters.
+    #[must_use]
+    pub fn new(tensor: Option<Arc<TensorParallel<D>>>) -> Self {
+        // a group with a single rank needs no sums
+        let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
+        let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
+        let declaration = Declaration::for_rank(tp_rank);
+        Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
+    }
+
+    /// Returns the rank whose part of the blocks is declared.
+    #[must_use]
+    pub fn tp_rank(&self) -> TpRank {
+        self.declaration.tp_rank()
+    }
+
+    /// Adds blocks, with trained or frozen parameters.
+    pub fn add(
+        &mut self,
+        is_frozen: bool,
+        declare: impl FnOnce(&mut Declaration) -> Result<Vec<Box<dyn Block<D>>>>,
+    ) -> Result<()> {
+        self.declaration.freeze(is_frozen);
+        // first parameter of this call: backward reports gradients as complete from here on
+        let start = self.declaration.len();
+        let blocks = declare(&mut self.declaration)?;
+        let is_trained = self.declaration.has_trained_since(start);
+        // blocks from the same call are trained or frozen together
+        self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
+        self.first_parameters.extend(std::iter::repeat_n(start, blocks.len()));
+        self.blocks.extend(blocks);
+        Ok(())
+    }
+
+    /// Returns whether a block has trained parameters.
+    #[must_use]
+    pub fn is_trained(&self) -> bool {
+        self.is_trained.contains(&true)
+    }
+
+    /// Returns the declaration with all parameters.
+    #[must_use]
+    pub fn into_declaration(self) -> Declaration {
+        self.declaration
+    }
+}
+
+/// Splits a range into single layers, each of which is declared and completes gradients separately. An empty
+/// range is returned unchanged.
+pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
+    if layers.len() < 2 {
+        return vec![layers.clone()];
+    }
+    layers.clone().map(|layer| layer..layer + 1).collect()
 }

@@ -12,11 +12,9 @@ mod context;
 mod convolution;
 mod deepstack;
 mod input;
-mod matrix;
 mod native_resolution;
 mod projector;
 mod stem;
-mod tail;
 mod tiles;
 
 pub use config::{Arrangement, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
@@ -24,8 +22,7 @@ pub use convolution::AudioPositions;
 pub use input::{EncoderInput, TiledMedium};
 pub use native_resolution::NativeResolution;
 pub use projector::{ProjectorMap, ProjectorSpec};
-pub use stem::PatchStemSpec;
-pub use tail::TailSpec;
+pub use stem::{PatchStemSpec, TailSpec};
 pub use tiles::{TileRule, Tiles};
 
 use crate::parameters::weights::Init;

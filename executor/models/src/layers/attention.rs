@@ -7,7 +7,7 @@
 
 use super::latent::{Latent, LatentSpec};
 use super::linear::Linear;
-use super::qk_norm::{QkNorm, QkNormSpec};
+use super::norm::{QkNorm, QkNormSpec};
 use crate::block::{BackwardPass, ForwardPass, LayerContext, SavedActivations, tensor_parallel};
 use crate::error::Result;
 use crate::parameters::weights::{AxisPartition, Init, ParameterId};

@@ -8,7 +8,6 @@ mod layer;
 mod linear;
 mod mlp;
 mod norm;
-mod qk_norm;
 mod rope;
 pub(crate) mod sharding_check;
 
@@ -21,7 +20,6 @@ pub use latent::{LatentNames, LatentQueries, LatentSpec};
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
 pub use mlp::{Mlp, MlpNames, MlpSpec};
-pub use norm::{Norm, NormKind};
-pub use qk_norm::{QkNorm, QkNormSpec};
+pub use norm::{Norm, NormKind, QkNorm, QkNormSpec};
 pub use rope::Rope;
 pub use sharding_check::DimensionFields;

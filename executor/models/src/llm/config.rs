@@ -1,23 +1,28 @@
 //! Decoder configuration, and the blocks that it declares.
+//!
+//! Decoder properties other than dimensions.
+//!
+//! Names and constants for latent attention in a decoder.
+//!
+//! Routing and names for decoder experts, which are not part of the sizes.
 
-use std::ops::Range;
-
-use dflop_costmodel::model::{AttentionBias, LlmSpec};
-
-use super::deepstack::AddKept;
-use super::experts::LlmExperts;
-use super::latent::LlmLatent;
-use super::vocabulary::Vocabulary;
-use super::{DecoderForm, Embedding, Head};
+use super::embedding::{AddKept, Vocabulary};
+use super::{DecoderForm, Embedding, Head, QueryTemperature};
 use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::layers::{
-    AttentionMask, AttentionSpec, DimensionFields, FeedForwardSpec, HeadRotation, Layer, LayerSpec, MlpNames,
-    MlpSpec, NormKind, QkNormSpec, QkvNames, Rope, sharding_check,
+    AttentionMask, AttentionSpec, DimensionFields, ExpertGate, ExpertNames, ExpertsSpec, FeedForwardSpec,
+    HeadRotation, LatentNames, LatentQueries, LatentSpec, Layer, LayerSpec, MlpNames, MlpSpec, NormKind,
+    QkNormSpec, QkvNames, Rope, RouterRule, SharedExpertsSpec, sharding_check,
 };
 use crate::parameters::Declaration;
 use crate::parameters::weights::Init;
+use dflop_costmodel::model::{AttentionBias, ExpertsSpec as ExpertSizes, LayerSet, LlmSpec};
 use dflop_device::Device;
+use dflop_device::ops::activation::Activation;
+use dflop_device::ops::clamped_gate::GateBounds;
+use dflop_device::ops::latent_heads::LatentShape;
+use std::ops::Range;
 
 /// Decoder dimensions, names and rotation.
 #[derive(Debug, Clone, PartialEq)]
@@ -259,5 +264,205 @@ impl LlmConfig {
             init,
         };
         mlp.into()
+    }
+}
+
+/// Decoder properties other than dimensions; the default is Llama.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DecoderForm {
+    /// Norm kind.
+    pub norm: NormKind,
+    /// MLP gate activation.
+    pub activation: Activation,
+    /// Attention score factor; `None` for 1 / square root of the head width.
+    pub score_scale: Option<f64>,
+    /// Embedding row factor.
+    pub embedding_scale: f64,
+    /// Rotation for layers with windows; `None` if all layers use the same rotation.
+    pub window_rope: Option<Rope>,
+    /// Whether neighboring columns are rotated together, instead of columns half a rotated width apart.
+    pub is_interleaved: bool,
+    /// Layers without rotation.
+    pub unrotated: LayerSet,
+    /// Query temperature for layers without rotation, if any.
+    pub temperature: Option<QueryTemperature>,
+    /// Whether rotated queries and keys are normalized, without weights.
+    pub has_plain_qk_norm: bool,
+    /// Whether consecutive media tokens attend to each other in both directions.
+    pub has_media_blocks: bool,
+}
+
+impl Default for DecoderForm {
+    fn default() -> Self {
+        Self {
+            norm: NormKind::Rms,
+            activation: Activation::Silu,
+            score_scale: None,
+            embedding_scale: 1.0,
+            window_rope: None,
+            is_interleaved: false,
+            unrotated: LayerSet::default(),
+            temperature: None,
+            has_plain_qk_norm: false,
+            has_media_blocks: false,
+        }
+    }
+}
+
+/// Epsilon for latent row norms, which no configuration changes.
+const EPSILON: f64 = 1e-6;
+
+/// Latent attention constants, which are not part of the sizes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LlmLatent {
+    /// Whether neighboring columns are rotated together.
+    pub is_interleaved: bool,
+    /// Score factor.
+    pub scale: f64,
+}
+
+impl LlmLatent {
+    /// Returns the specification for the projections in a layer, if the decoder has latent attention.
+    ///
+    /// - `prefix`: attention name prefix
+    pub(super) fn layer(&self, prefix: &str, spec: &LlmSpec) -> Option<LatentSpec> {
+        let sizes = spec.latent?;
+        let name = |rest: &str| format!("{prefix}{rest}");
+        let queries = match sizes.query_rank {
+            None => LatentQueries::Direct(name("q_proj")),
+            Some(rank) => {
+                let [down, norm, up] = ["q_a_proj", "q_a_layernorm", "q_b_proj"].map(name);
+                LatentQueries::Latent(LatentNames { down, norm, up }, rank as usize)
+            }
+        };
+        let [down, norm, up] = ["kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"].map(name);
+        Some(LatentSpec {
+            shape: LatentShape {
+                heads: spec.heads as usize,
+                plain: sizes.plain_dim as usize,
+                rotated: sizes.rotated_dim as usize,
+                value: sizes.value_dim as usize,
+                is_interleaved: self.is_interleaved,
+            },
+            queries,
+            keys_values: LatentNames { down, norm, up },
+            rank: sizes.kv_rank as usize,
+            epsilon: EPSILON,
+            has_bias: spec.details.attention_bias != AttentionBias::None,
+        })
+    }
+}
+
+/// Routing and names for decoder experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LlmExperts {
+    /// Expert choice and weights.
+    pub rule: RouterRule,
+    /// Whether weights scale expert inputs instead of outputs.
+    pub is_input_weighted: bool,
+    /// Bounds for interleaved gates and ups; `None` for gates before ups.
+    pub bounds: Option<GateBounds>,
+    /// Tensor names.
+    pub names: LlmExpertNames,
+}
+
+/// Tensor names for experts in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LlmExpertNames {
+    /// Module that contains the router and the experts.
+    pub module: &'static str,
+    /// Router name in the module.
+    pub router: &'static str,
+    /// Name of the choice correction in the module, if any.
+    pub correction: Option<&'static str>,
+    /// Expert matrices.
+    pub matrices: MatrixNames,
+    /// Shared experts name in the module.
+    pub shared: &'static str,
+    /// Gate name for shared experts in the module.
+    pub shared_gate: &'static str,
+    /// Expert width field, for errors.
+    pub field: &'static str,
+}
+
+/// Expert matrix names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixNames {
+    /// A tensor for each expert, with these gate, up and down names.
+    Separate([&'static str; 3]),
+    /// `experts.gate_up_proj` and `experts.down_proj` contain all experts.
+    Fused,
+}
+
+impl LlmExpertNames {
+    /// Names in the Qwen families.
+    pub const QWEN: Self = Self {
+        module: "mlp",
+        router: "gate",
+        correction: None,
+        matrices: MatrixNames::Separate(["gate_proj", "up_proj", "down_proj"]),
+        shared: "shared_expert",
+        shared_gate: "shared_expert_gate",
+        field: "moe_intermediate_size",
+    };
+}
+
+impl LlmExperts {
+    /// Returns the specification for the experts in a layer.
+    ///
+    /// - `prefix`: layer name prefix
+    pub(super) fn layer(
+        &self,
+        prefix: &str,
+        hidden: usize,
+        sizes: &ExpertSizes,
+        activation: Activation,
+        init: Init,
+    ) -> ExpertsSpec {
+        let module = format!("{prefix}{}", self.names.module);
+        let name = |rest: &str| format!("{module}.{rest}");
+        let shared = (sizes.shared_ffn > 0).then(|| SharedExpertsSpec {
+            mlp: MlpSpec {
+                inputs: hidden,
+                middle: sizes.shared_ffn as usize,
+                outputs: hidden,
+                names: MlpNames::Gated(
+                    ["gate_proj", "up_proj", "down_proj"]
+                        .map(|matrix| name(&format!("{}.{matrix}", self.names.shared))),
+                    activation,
+                ),
+                has_bias: false,
+                init,
+            },
+            gate: sizes.details.has_shared_gate.then(|| name(self.names.shared_gate)),
+        });
+        ExpertsSpec {
+            hidden,
+            middle: sizes.ffn as usize,
+            rule: self.rule,
+            router: name(self.names.router),
+            correction: self.names.correction.map(name),
+            names: match self.names.matrices {
+                MatrixNames::Separate(matrices) => {
+                    ExpertNames::Separate { prefix: name("experts."), matrices: matrices.map(str::to_owned) }
+                }
+                MatrixNames::Fused => ExpertNames::Fused {
+                    gate_up: name("experts.gate_up_proj"),
+                    down: name("experts.down_proj"),
+                    biases: sizes
+                        .details
+                        .has_biases
+                        .then(|| ["experts.gate_up_proj_bias", "experts.down_proj_bias"].map(name)),
+                },
+            },
+            has_router_bias: sizes.details.has_router_bias,
+            gate: match self.bounds {
+                Some(bounds) => ExpertGate::Clamped(bounds),
+                None => ExpertGate::Halves(activation),
+            },
+            is_input_weighted: self.is_input_weighted,
+            shared,
+            init,
+        }
     }
 }

@@ -10,7 +10,7 @@
 //! does. Passes that only read parameters change nothing, and the forward of the head is not recomputed for
 //! its backward.
 
-use super::vocabulary::Vocabulary;
+use super::embedding::Vocabulary;
 use crate::block::{
     BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations, expect_rows,
     tensor_parallel,

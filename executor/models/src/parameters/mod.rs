@@ -7,23 +7,21 @@
 //! Bucket values may still be in transfer from replicas. Every method that returns values waits for them, so
 //! a reader never sees a partial update; a pass waits for the parameters of a single block at a time
 //! ([`Parameters::wait_values`]).
+//!
+//! Collects the parameters that stage blocks declare.
 
 mod bucket;
-mod bucket_values;
-mod declaration;
 mod weight_gradients;
 pub mod weights;
 
+use super::error::{Error, Result};
+use dflop_device::{Bucket, Device, Dtype, Tensor};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
 
-use crate::error::{Error, Result};
-pub use bucket::ParameterBucket;
-pub use bucket_values::GatherTimes;
-pub use declaration::Declaration;
-use dflop_device::{Bucket, Device, Dtype, Tensor};
+pub use bucket::{GatherTimes, ParameterBucket};
 pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};
-use weights::{ParameterId, ParameterSpec, WeightSource};
 
 /// Default bucket size in elements: 4 MiB of gradients.
 pub const BUCKET_ELEMENTS: usize = 1 << 20;
@@ -403,4 +401,110 @@ fn groups(specs: &[ParameterSpec], bucket_elements: usize) -> Vec<Vec<usize>> {
     }
     groups.extend(twice.into_iter().map(|index| vec![index]));
     groups
+}
+
+/// Collects the parameters that stage blocks declare.
+#[derive(Debug, Default)]
+pub struct Declaration {
+    specs: Vec<ParameterSpec>,
+    is_frozen: bool,
+    tp_rank: TpRank,
+}
+
+impl Declaration {
+    /// Starts a declaration for a tensor-parallel rank.
+    #[must_use]
+    pub fn for_rank(tp_rank: TpRank) -> Self {
+        Self { tp_rank, ..Self::default() }
+    }
+
+    /// Returns the rank whose parameters are declared.
+    #[must_use]
+    pub fn tp_rank(&self) -> TpRank {
+        self.tp_rank
+    }
+
+    /// Freezes or trains the parameters that are declared from now on.
+    pub fn freeze(&mut self, is_frozen: bool) {
+        self.is_frozen = is_frozen;
+    }
+
+    /// Declares a parameter.
+    pub fn add(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        self.specs.push(ParameterSpec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            shard: TensorShard::whole(self.tp_rank),
+            init,
+            is_trained: !self.is_frozen,
+            shares: None,
+            is_tied: false,
+        });
+        ParameterId(self.specs.len() - 1)
+    }
+
+    /// Marks a parameter that another block also uses, in this or another stage.
+    pub fn tie(&mut self, id: ParameterId) {
+        self.specs[id.0].is_tied = true;
+    }
+
+    /// Declares a parameter that is never trained.
+    pub fn add_frozen(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        let id = self.add(name, shape, init);
+        self.specs[id.0].is_trained = false;
+        id
+    }
+
+    /// Declares a parameter that is sharded along an axis.
+    pub fn add_cut(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        init: Init,
+        (axis, parts): (usize, &AxisPartition),
+    ) -> ParameterId {
+        let id = self.add(name, shape, init);
+        self.specs[id.0].shard = TensorShard::cut(self.tp_rank, axis, parts);
+        id
+    }
+
+    /// Declares a second use of a parameter if this stage has it, or a copy if another stage does.
+    pub fn add_shared(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        init: Init,
+        cut: (usize, &AxisPartition),
+    ) -> ParameterId {
+        // not found if another stage has the embedding: then the values are loaded a second time
+        let shares = self.specs.iter().position(|spec| spec.name == name).map(ParameterId);
+        let id = self.add_cut(name, shape, init, cut);
+        self.specs[id.0].shares = shares;
+        self.tie(id);
+        id
+    }
+
+    /// Returns whether a parameter declared since `start` is trained.
+    #[must_use]
+    pub fn has_trained_since(&self, start: usize) -> bool {
+        self.specs[start..].iter().any(|spec| spec.is_trained)
+    }
+
+    /// Returns the number of declared parameters.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.specs.len()
+    }
+
+    /// Returns whether no parameter is declared.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.specs.is_empty()
+    }
+
+    /// Returns all parameter specifications.
+    #[must_use]
+    pub fn into_specs(self) -> Vec<ParameterSpec> {
+        self.specs
+    }
 }

@@ -9,7 +9,7 @@ use super::super::rank_step::tokens;
 use super::super::step_order::OwnMessage;
 use super::super::topology::Topology;
 use super::super::{Job, PipelineStepPlan};
-use super::graph::{Group, Lane, Launch, Op};
+use super::{Group, Lane, Launch, Op};
 use crate::pipeline::step_order::{LaneOrder, action_lists};
 use crate::pipeline::topology::{Flow, RankRole, StageEdge, part_role};
 use crate::pipeline::transfer_buffers::SharedLanes;

@@ -5,7 +5,7 @@ use std::path::Path;
 use dflop_costmodel::memory::format_bytes;
 use dflop_loader::LoaderState;
 
-use super::findings::Findings;
+use super::Findings;
 use crate::Error;
 use crate::checkpoint::{CheckpointDirectory, SavedCheckpoint};
 use crate::run::config::{PrecisionName, RunConfig};

@@ -1,6 +1,6 @@
 //! Checks the GPUs on this machine and the CUDA libraries, in builds that use them.
 
-use super::findings::Findings;
+use super::Findings;
 use super::launcher::Launch;
 use crate::run::compute_device::ComputeDevice;
 use crate::run::setup::Setup;
@@ -19,7 +19,7 @@ pub(super) fn check(report: &mut Findings, launch: &Launch, setup: &Setup) -> Op
 
 #[cfg(not(feature = "cuda"))]
 fn check_devices(report: &mut Findings, _ordinal: Option<u32>, _ranks: usize) -> Option<u64> {
-    report.failed(SUBJECT, crate::run::cuda::unsupported());
+    report.failed(SUBJECT, crate::run::compute_device::unsupported());
     None
 }
 

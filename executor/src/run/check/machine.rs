@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::{Resource, getrlimit};
 
-use super::findings::Findings;
+use super::Findings;
 use super::launcher::Launch;
 
 /// Maximum number of descriptors that a rank opens, without connections.

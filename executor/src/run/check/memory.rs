@@ -8,7 +8,7 @@ use dflop_costmodel::memory::{
 };
 use dflop_loader::StepPlanner;
 
-use super::findings::Findings;
+use super::Findings;
 use super::launcher::Launch;
 use crate::Result;
 use crate::models::ModuleKind;

@@ -1,6 +1,6 @@
 //! Checks the model files: configuration, weights, tokenizer, and the source for predicted times.
 
-use super::findings::Findings;
+use super::Findings;
 use crate::checkpoint::open_weights;
 use crate::device::Cpu;
 use crate::models;

@@ -1,6 +1,6 @@
 //! Checks the library NCCL, where ranks exchange tensors over it.
 
-use super::findings::Findings;
+use super::Findings;
 use crate::run::compute_device::{ComputeDevice, TransportName};
 use crate::run::config::RunConfig;
 

@@ -8,7 +8,7 @@ use dflop_loader::shard::{Shard, ShardItem, scan_shards};
 use dflop_loader::{Error, StepPlanner};
 use futures::StreamExt;
 
-use super::findings::Findings;
+use super::Findings;
 use crate::run::setup::Setup;
 
 const SHARDS: &str = "shards";

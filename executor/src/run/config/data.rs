@@ -1,9 +1,8 @@
-//! Run model and run data.
-
-use std::path::PathBuf;
+//! Configuration tables for the data, the optimizer and what a run saves.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::path::PathBuf;
 
 /// Model: a directory as downloaded from Hugging Face, or the file contents.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
@@ -91,4 +90,90 @@ impl Default for GenerateTable {
             text_tokens_max: 1024,
         }
     }
+}
+
+/// Saved states in a run.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointTable {
+    /// Directory for saved states [default: none are saved].
+    pub directory: Option<PathBuf>,
+    /// Steps between saved states; the last step is always saved.
+    pub every: Option<u64>,
+    /// Number of states to keep [default: 2].
+    pub kept: Option<usize>,
+    /// Number of earlier runs whose states are kept when a run starts from step 0 [default: all].
+    pub kept_earlier: Option<usize>,
+}
+
+/// Corrections that a run learns from measured times.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CorrectionTable {
+    /// Whether corrections are learned from measured times, recorded and reported.
+    pub enabled: bool,
+    /// Number of steps between correction updates.
+    pub interval_steps: u64,
+    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved
+    /// states].
+    pub record: Option<PathBuf>,
+}
+
+impl Default for CorrectionTable {
+    fn default() -> Self {
+        Self { enabled: true, interval_steps: 8, record: None }
+    }
+}
+
+/// `AdamW` settings and the learning rate.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OptimizerTable {
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Number of steps in which the rate rises linearly to the peak.
+    pub warmup_steps: u64,
+    /// Learning rate at the last step, after a half cosine [default: the rate is constant].
+    pub learning_rate_min: Option<f64>,
+    /// Decoupled weight decay, per unit of learning rate.
+    pub weight_decay: f64,
+    /// Decay rates for the first and the second moment.
+    pub betas: [f64; 2],
+    /// Term added to the root of the second moment.
+    pub epsilon: f64,
+    /// Maximum norm over all gradients; 0 disables clipping.
+    pub gradient_norm_max: f64,
+    /// Maximum number of consecutive steps that are skipped because a loss or a gradient is not finite.
+    pub skip_nonfinite: u64,
+    /// Weight and activation format.
+    pub precision: PrecisionName,
+    /// `ZeRO` stage: 1 divides the optimizer state over a stage's DP ranks, 0 does not.
+    pub zero_stage: u8,
+}
+
+impl Default for OptimizerTable {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            warmup_steps: 0,
+            learning_rate_min: None,
+            weight_decay: 0.1,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+            gradient_norm_max: 1.0,
+            skip_nonfinite: 0,
+            precision: PrecisionName::F32,
+            zero_stage: 0,
+        }
+    }
+}
+
+/// Weight and activation format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PrecisionName {
+    /// 32-bit weights and activations.
+    F32,
+    /// 16-bit weights and activations, with a 32-bit weight copy for the optimizer.
+    Bf16,
 }

@@ -3,13 +3,9 @@
 //! [`RunConfig`] is read from TOML or JSON, or built in code. Only the model has no default. An unknown
 //! field is an error, reported with its line.
 
-mod agreed;
 mod data;
-mod optimizer;
 mod parallel;
-mod ranks;
 mod rules;
-mod saved;
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +14,10 @@ use dflop_costmodel::FrozenParts;
 use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
-pub use data::{DataTable, GenerateTable, ModelTable};
-pub use optimizer::{OptimizerTable, PrecisionName};
+pub use data::{
+    CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, OptimizerTable, PrecisionName,
+};
 pub use parallel::{ModuleTable, ParallelTable, PlacementName, strategy_name};
-pub use saved::{CheckpointTable, CorrectionTable};
 
 use crate::{Error, Result};
 

@@ -10,11 +10,8 @@ pub mod failures;
 pub mod job;
 pub mod language_models;
 pub mod media;
-pub mod message_failures;
 pub mod message_order;
 pub mod own_stage;
-pub mod reference;
-pub mod refusals;
 pub mod routes;
 pub mod sharded_states;
 pub mod shared_ranks;
@@ -43,9 +40,9 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
 pub fn on_cpu() -> Vec<Claim> {
     let files = [
         failures::claims::<Cpu>(),
-        message_failures::claims(),
+        failures::claims(),
         message_order::claims(),
-        refusals::claims(),
+        failures::claims(),
         routes::claims(),
     ];
     files.into_iter().flatten().collect()

@@ -1,32 +1,23 @@
-//! Turns a table row into a sample: media, label, and a JSON document with everything else.
-//!
-//! Whatever the format, a row is a list of columns. Media become fields ([`media`]), a class label the field
-//! `cls`, and all columns together the field `json`, where each medium is replaced by the field name and
-//! `__source__` holds the file and the row number. Loaders read this document: `messages`, `conversations`,
-//! `text` and the like keep the same names, and so do column pairs such as `prompt` and `completion`.
+//! Converts rows to samples: column rules, media names, caller mapping.
 
 mod cell;
-mod mapping;
 mod media;
-mod names;
-mod rules;
-mod signature;
+#[cfg(test)]
+mod tests;
 
-use dflop_samples::media::{Modality, extension_modality};
-use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns};
-use serde_json::Value;
-
-pub(super) use self::cell::Cell;
-pub use self::mapping::ColumnMap;
-pub(super) use self::media::Content;
-pub(super) use self::rules::RowRules;
-
-use self::mapping::Target;
-use self::media::{RowMedium, has_embedded, take_media};
-use self::names::{field_names, put_names};
 use super::record::{
-    FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, REQUEST_COLUMNS, TRANSCRIPT_COLUMNS,
+    FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, REQUEST_COLUMNS, SHOWN_MAX, TRANSCRIPT_COLUMNS,
 };
+use cell::Cell;
+use dflop_loader::error::{Error, Result, excerpt};
+use dflop_samples::media::{Modality, extension_modality};
+use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column};
+use media::{Content, RowMedium, has_embedded, take_media};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+pub(super) use cell::Cell;
+pub(super) use media::Content;
 
 /// Document column for the file and number of a row.
 pub(super) const SOURCE_COLUMN: &str = "__source__";
@@ -99,7 +90,7 @@ impl Row {
                 }
                 Some(Target::Column(name)) => row.push_unique(name.clone(), value),
                 Some(Target::Field(extension)) => {
-                    let fields = mapping::value_fields(&column, &mut value, extension)?;
+                    let fields = value_fields(&column, &mut value, extension)?;
                     row.uses.extend(fields.iter().map(|(name, _)| (column.clone(), name.clone())));
                     row.fields.extend(fields);
                 }
@@ -248,5 +239,253 @@ fn is_media_column(column: &str) -> bool {
     MEDIA_COLUMNS.iter().any(|columns| columns.contains(&column))
 }
 
+/// Returns the extension for each medium, all different.
+pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
+    let primary = Modality::ALL.map(|modality| primary_column(media, modality));
+    let is_primary = |medium: &RowMedium| {
+        extension_modality(&medium.extension).map_or(medium.column == medium.extension, |modality| {
+            primary[modality as usize] == Some(medium.column.as_str())
+        })
+    };
+    let is_sibling = |a: &RowMedium, b: &RowMedium| {
+        a.column == b.column && extension_modality(&a.extension) == extension_modality(&b.extension)
+    };
+    let name = |(at, medium): (usize, &RowMedium)| {
+        let siblings = media.iter().filter(|other| is_sibling(other, medium)).count();
+        let number = media[..at].iter().filter(|other| is_sibling(other, medium)).count();
+        let number = if siblings > 1 { format!("{number}.") } else { String::new() };
+        let RowMedium { column, extension, .. } = medium;
+        if is_primary(medium) {
+            return format!("{number}{extension}");
+        }
+        // A column that is named as a field in this modality is that field, as in rows created from shards.
+        if extension_modality(column).is_some() && extension_modality(column) == extension_modality(extension)
+        {
+            return format!("{number}{}", column.to_lowercase());
+        }
+        format!("{}.{number}{extension}", column_prefix(column))
+    };
+    media.iter().enumerate().map(name).collect()
+}
+
+/// Replaces the media in a value by field names.
+pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
+    match cell {
+        Cell::Medium(number) => {
+            *cell = names.get(*number).map_or(Cell::Null, |name| Cell::Text(name.clone()));
+        }
+        Cell::List(values) => values.iter_mut().for_each(|value| put_names(value, names)),
+        Cell::Object(values) => values.iter_mut().for_each(|(_, value)| put_names(value, names)),
+        _ => {}
+    }
+}
+
+/// Returns the column with the media that documents refer to, per modality.
+fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
+    let of_modality =
+        || media.iter().filter(|medium| extension_modality(&medium.extension) == Some(modality));
+    let is_there = |column: &&&str| of_modality().any(|medium| medium.column == ***column);
+    if let Some(known) = MEDIA_COLUMNS[modality as usize].iter().find(is_there) {
+        return Some(known);
+    }
+    let first = &of_modality().next()?.column;
+    of_modality().all(|medium| medium.column == *first).then_some(first)
+}
+
+/// Returns a column name in the form of an extension.
+pub(super) fn column_prefix(column: &str) -> String {
+    let letter = |letter: char| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' };
+    column.to_lowercase().chars().map(letter).collect()
+}
+
+/// Column rules for the rows of a source.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RowRules {
+    /// Mapping that the caller gave.
+    pub(crate) map: ColumnMap,
+    /// Columns that the schema declares to hold media.
+    media: Vec<String>,
+    /// Columns that the schema declares as class labels, with class names.
+    labels: BTreeMap<String, Vec<String>>,
+}
+
+impl RowRules {
+    /// Creates the rules for a table without declarations.
+    pub(crate) fn new(map: &ColumnMap) -> Self {
+        Self { map: map.clone(), ..Self::default() }
+    }
+
+    /// Reads the features that Hugging Face `datasets` keeps in a schema, a JSON text under `huggingface`.
+    /// Other content is ignored: the features only declare what the values show as well.
+    pub(crate) fn declare(&mut self, metadata: &str) {
+        let Ok(metadata) = serde_json::from_str::<Value>(metadata) else { return };
+        let Some(features) = metadata.pointer("/info/features").and_then(Value::as_object) else { return };
+        for (column, feature) in features {
+            let inner = feature.get("feature").or_else(|| feature.get(0)).unwrap_or(feature);
+            match inner.get("_type").and_then(Value::as_str) {
+                Some("Image" | "Audio" | "Video") => self.media.push(column.clone()),
+                Some("ClassLabel") if std::ptr::eq(inner, feature) => {
+                    let names = inner.get("names").and_then(Value::as_array).into_iter().flatten();
+                    let names = names.filter_map(Value::as_str).map(str::to_owned).collect();
+                    self.labels.insert(column.clone(), names);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns whether texts in this column are paths or base64 of media.
+    pub(crate) fn is_media(&self, column: &str) -> bool {
+        is_media_column(column) || self.media.iter().any(|known| known == column)
+    }
+
+    /// Returns whether the schema declares the column a class label.
+    pub(crate) fn is_label(&self, column: &str) -> bool {
+        self.labels.contains_key(column)
+    }
+
+    /// Returns the class names for the column that becomes `cls`, in label order; empty if none are declared.
+    pub(crate) fn label_classes(&self) -> &[String] {
+        let column = match self.labels.len() {
+            1 => self.labels.keys().next().map(String::as_str),
+            _ => LABEL_COLUMNS.into_iter().find(|column| self.is_label(column)),
+        };
+        column.and_then(|column| self.labels.get(column)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Name that turns a column into the sample key, as in WebDataset.
+const KEY: &str = "__key__";
+
+/// Use of a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// The sample key.
+    Key,
+    /// A document column with a name that loaders know, such as `messages` or `image`.
+    Column(String),
+    /// The field with this extension.
+    Field(String),
+}
+
+/// Column mapping, by name. Unmapped columns are used according to name and content.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ColumnMap(BTreeMap<String, Target>);
+
+impl ColumnMap {
+    /// Creates a mapping from (column, target) pairs. A target is `__key__`, the name of a column that
+    /// loaders know (`messages`, `conversations`, `text`, `image`, …), or a field extension (`txt`, `cls`,
+    /// `jpg`, `npy`, `meta.json`).
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a column that is mapped twice, an empty name, or an extension that no shard can
+    /// hold.
+    pub fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
+        let mut map = BTreeMap::new();
+        for (column, target) in pairs {
+            let refuse = |reason: String| Err(Error::Config { setting: "map", reason });
+            if column.is_empty() || target.is_empty() {
+                return refuse("expected COLUMN=FIELD, found an empty name".to_owned());
+            }
+            if target.contains(['/', '\0']) || target.to_lowercase() != target {
+                let shown = excerpt(&target, SHOWN_MAX);
+                return refuse(format!("expected the extension of a field in lower case, found `{shown}`"));
+            }
+            if target == "json" {
+                let reason = "`json` is the document of all columns; expected a field such as `meta.json`";
+                return refuse(reason.to_owned());
+            }
+            let is_column = is_media_column(&target) || is_text_column(&target);
+            let meaning = match target {
+                key if key == KEY => Target::Key,
+                name if is_column => Target::Column(name),
+                extension => Target::Field(extension),
+            };
+            if map.insert(column.clone(), meaning).is_some() {
+                return refuse(format!("column `{}` is mapped twice", excerpt(&column, SHOWN_MAX)));
+            }
+        }
+        Ok(Self(map))
+    }
+
+    /// Returns whether no column is mapped.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the target for a column; `None` if the column is not mapped.
+    pub(crate) fn target(&self, column: &str) -> Option<&Target> {
+        self.0.get(column)
+    }
+
+    /// Returns the column that becomes the key.
+    pub(crate) fn key_column(&self) -> Option<&str> {
+        self.0.iter().find(|(_, target)| **target == Target::Key).map(|(column, _)| column.as_str())
+    }
+}
+
+/// Returns the fields for a value: a single field, numbered fields for a list of media, none for null.
+///
+/// # Errors
+/// The reason, if the value cannot be this field.
+pub(super) fn value_fields(
+    column: &str,
+    value: &mut Cell,
+    extension: &str,
+) -> Result<Vec<(String, Content)>, String> {
+    let last = extension.rsplit('.').next().unwrap_or_default();
+    if extension_modality(last).is_some() {
+        let mut media = Vec::new();
+        take_media(column, value, true, &mut media)?;
+        let number = |(at, medium): (usize, RowMedium)| (format!("{at}.{extension}"), medium.content);
+        return Ok(match <[RowMedium; 1]>::try_from(media) {
+            Ok([only]) => vec![(extension.to_owned(), only.content)],
+            Err(media) => media.into_iter().enumerate().map(number).collect(),
+        });
+    }
+    let payload = match value.take() {
+        Cell::Null => return Ok(Vec::new()),
+        Cell::Bytes(bytes) => bytes,
+        value if last == "json" => serde_json::to_vec(&value).unwrap_or_default().into(),
+        value => {
+            let text = value.to_name().ok_or_else(|| {
+                let (column, kind) = (excerpt(column, SHOWN_MAX), value.kind());
+                format!("column `{column}` holds {kind}, which cannot be the field `{extension}`")
+            })?;
+            text.into_bytes().into()
+        }
+    };
+    Ok(vec![(extension.to_owned(), Content::Bytes(payload))])
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::row::media::Content;
+
+    fn names(media: &[(&str, &str)]) -> Vec<String> {
+        let medium = |(column, extension): &(&str, &str)| RowMedium {
+            column: (*column).to_owned(),
+            extension: (*extension).to_owned(),
+            content: Content::File(String::new()),
+        };
+        field_names(&media.iter().map(medium).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn media_are_numbered_within_their_modality() {
+        assert_eq!(names(&[("image", "jpg")]), ["jpg"]);
+        assert_eq!(names(&[("images", "jpg"), ("images", "png")]), ["0.jpg", "1.png"]);
+        assert_eq!(names(&[("image", "jpg"), ("audio", "wav")]), ["jpg", "wav"]);
+        assert_eq!(names(&[("photo", "jpg"), ("photo", "jpg")]), ["0.jpg", "1.jpg"]);
+    }
+
+    #[test]
+    fn other_columns_of_a_modality_have_their_name_before_it() {
+        assert_eq!(names(&[("mask", "png"), ("image", "png")]), ["mask.png", "png"]);
+        assert_eq!(names(&[("Left Eye", "jpg"), ("right", "jpg")]), ["left_eye.jpg", "right.jpg"]);
+        assert_eq!(names(&[("features", "npy"), ("npy", "npy")]), ["features.npy", "npy"]);
+        assert_eq!(names(&[("jpeg", "jpg"), ("seg", "png"), ("PNG", "png")]), ["jpeg", "seg.png", "png"]);
+    }
+}

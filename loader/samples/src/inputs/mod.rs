@@ -2,10 +2,9 @@
 
 mod prepared_sample;
 mod processor;
-mod tensors;
 
 pub use self::prepared_sample::{
     AudioFeatures, Filler, IGNORED, MediaRun, PixelValues, PreparedSample, VideoValues,
 };
 pub use self::processor::{PrepareError, SampleProcessor, TextCounter};
-pub use self::tensors::{ModelInputs, NamedTensor, TensorValues};
+pub use prepared_sample::{ModelInputs, NamedTensor, TensorValues};

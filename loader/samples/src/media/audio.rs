@@ -14,14 +14,14 @@ use symphonia::core::errors::Error;
 use symphonia::core::formats::{FormatReader, Track};
 use symphonia::core::packet::Packet;
 
-use super::error::DecodeError;
-use super::limits::{AudioLimits, Strictness, check_limit};
+use super::DecodeError;
 use super::opus::OpusPackets;
 use super::pcm::decode_pcm;
 use super::probe::{
     AudioFormat, Content, MpegKind, PcmHeader, audio_content, audio_track, declared_frames, open_reader,
     packet_frames, pcm_header, symphonia_error,
 };
+use super::shape::{AudioLimits, Strictness, check_limit};
 
 const SAMPLE_BYTES: u64 = size_of::<f32>() as u64;
 

@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use Surrogate::{High, Low};
 use serde_json::Value;
 
-use super::error::DecodeError;
-use super::limits::check_limit;
+use super::DecodeError;
+use super::shape::check_limit;
 
 /// Noncharacter in place of a lone surrogate escape, so that text readers can reject the text.
 pub const LONE_SURROGATE: char = '\u{10FFFE}';

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::error::DecodeError;
+use super::DecodeError;
 use super::probe::field::{u16_le, u32_le};
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 

@@ -8,7 +8,7 @@
 
 use ropus::OpusMSDecoder;
 
-use super::error::DecodeError;
+use super::DecodeError;
 
 /// Decoded frames per second, regardless of the encoded rate.
 const RATE_HZ: i32 = 48_000;
@@ -90,8 +90,8 @@ mod tests {
     use symphonia::core::checksum::Crc32;
     use symphonia::core::io::Monitor;
 
+    use super::super::shape::AudioLimits;
     use super::*;
-    use crate::media::limits::AudioLimits;
     use crate::media::probe::audio_shape;
     use crate::media::{Audio, decode_audio};
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::document::{
     TextSource, TwoDocuments, Unread, measure_document, names_media, second_document, select_text,
 };
-use super::text::measure_text;
+use super::measure_text;
 use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, error_reason, excerpt, guarded, json_excerpt};
 use crate::media::{
     Content, DecodeLimits, Media, MediaShape, Payload, TextLength, extension_codec, extension_modality,

@@ -21,7 +21,6 @@
 //! lists, without the shards and the single samples that it excludes.
 
 mod energon;
-mod yaml;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

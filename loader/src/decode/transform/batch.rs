@@ -10,13 +10,11 @@ use dflop_samples::media::augment::field_seed;
 use dflop_samples::sample::{Field, Sample};
 use tokio::sync::oneshot;
 
-use super::pool::{CallAnswer, TransformPool};
 use super::{
-    AbortOnDrop, PendingTransforms, SampleInput, SampleTransform, Transform, TransformFault, TransformInput,
-    Transforms, UserCode,
+    AbortOnDrop, CallAnswer, PendingTransforms, SampleInput, SampleTransform, Transform, TransformFault,
+    TransformInput, TransformPool, Transforms, UserCode,
 };
-use crate::decode::fields::{PendingFields, PrepareStage};
-use crate::decode::{Decoded, FieldError};
+use crate::decode::{Decoded, FieldError, PendingFields, PrepareStage};
 use crate::error::{BoxError, Error, Result, UserCodeError, error_reason};
 use crate::flow::{LoaderStage, Metrics};
 use crate::shard::{FieldSelection, RawSample};

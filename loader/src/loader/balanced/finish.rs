@@ -7,14 +7,12 @@ use dflop_costmodel::SampleCost;
 use dflop_samples::sample::Sample;
 use tokio::sync::mpsc;
 
-use super::packing::Packing;
+use super::builder::Packing;
 use super::read_ahead::{BegunPart, PendingMicrobatch};
-use super::settings::BalancedSettings;
-use super::{Microbatch, StepPart};
+use super::{BalancedSettings, Microbatch, StepPart};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
-use crate::flow::LoaderStage;
-use crate::flow::{PrepareLog, SourceMeter};
+use crate::flow::{LoaderStage, PrepareLog, SourceMeter};
 use crate::plan::{StepPlan, StepPlanner};
 
 /// Finishes parts, in order.

@@ -12,7 +12,7 @@ use futures::Stream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-use super::settings::BalancedSettings;
+use super::BalancedSettings;
 use crate::decode::{Collator, PendingSample, Transforms};
 use crate::error::{Error, PlanError, Result};
 use crate::fetch::{Demand, ReadPlan, StepReader, StepReaderSettings};

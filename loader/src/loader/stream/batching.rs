@@ -10,14 +10,14 @@ use std::sync::Arc;
 use async_stream::try_stream;
 use tokio::sync::mpsc::{Receiver, UnboundedReceiver};
 
+use super::builder::StreamSettings;
 use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
-use super::settings::StreamSettings;
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
 use crate::error::{Error, Result, SelectionError};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
-use crate::loader::field_check::no_field_in_stream;
+use crate::loader::settings::no_field_in_stream;
 use crate::shard::{
     FieldSelection, KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses,
     read_shards,

@@ -9,8 +9,6 @@ mod batching;
 mod buffered_sample;
 mod builder;
 mod dealt;
-mod input;
-mod settings;
 mod shuffle_stage;
 mod stream_state;
 
@@ -26,12 +24,12 @@ use tokio::sync::mpsc::{Receiver, unbounded_channel};
 use self::batching::{BegunBatch, begin_batches, begin_dealt_batches};
 pub use self::builder::LoaderBuilder;
 use self::dealt::Refill;
-pub use self::input::RestoredInput;
-use self::settings::StreamSettings;
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
+pub use builder::RestoredInput;
+use builder::StreamSettings;
 
-use super::field_check::no_field_in_stream;
+use super::settings::no_field_in_stream;
 use super::watchdog::Watchdog;
 use crate::decode::{Batch, Collator, DecodePool, TransformStage};
 use crate::error::{Result, Skipped};

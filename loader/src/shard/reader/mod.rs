@@ -3,31 +3,32 @@
 //! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
 //! are remote shards, several of which are requested in parallel. In every case the waiting bytes are
 //! bounded, and their pages are resident when they are delivered.
+//!
+//! Delivers items to the consumer, bounding waiting samples and bytes.
+//!
+//! Reads shards as streams: compressed shards, pipes, standard input, and remote shard bodies.
 
-mod deliver;
-mod stream;
-
+use super::LocalArchive;
+use super::compression::{Compression, decompress, sniff_compression};
+use super::field_selection::FieldSelection;
+use super::list::Shard;
+use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
+use super::samples::{FIELD_BYTES_MAX, MappedSamples, RangedSamples, ShardItem, StreamedSamples};
+use crate::error::{Error, Result, Skipped};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
+use crate::store::{LocalShard, Opened, RemoteShard, ShardBody, ShardsAhead};
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use std::cell::Cell;
 use std::hint::black_box;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
-
-use futures::StreamExt;
-use futures::stream::BoxStream;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufRead, AsyncReadExt};
+use tokio::process::Child;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-
-use super::compression::{Compression, decompress, sniff_compression};
-use super::field_selection::FieldSelection;
-use super::list::Shard;
-use super::local_archive::LocalArchive;
-use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
-use super::samples::{FIELD_BYTES_MAX, MappedSamples, RangedSamples, ShardItem};
-use crate::error::{Error, Result};
-use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
-use crate::store::{LocalShard, Opened, RemoteShard, ShardsAhead};
 
 /// Maximum number of waiting samples, regardless of size.
 const SAMPLES_WAITING: usize = 256;
@@ -313,4 +314,227 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
         }
     };
     items.boxed()
+}
+
+impl Reader {
+    pub(super) async fn deliver(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+    ) -> Result<(), ReceiverDropped> {
+        match self.deliver_now(item, pass, number) {
+            Ok(()) => Ok(()),
+            Err(item) => self.deliver_later(item, pass, number).await,
+        }
+    }
+
+    /// Delivers an item if there is room, without reading the clock; else returns it.
+    pub(super) fn deliver_now(
+        &self,
+        mut item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+    ) -> Result<(), ShardItem> {
+        if let ShardItem::Sample(sample) = &mut item {
+            sample.epoch = pass.epoch;
+        }
+        let Ok(room) = self.sender.try_reserve() else { return Err(item) };
+        let lease = match &item {
+            ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => match self.config.budget.try_lease(sample.bytes()) {
+                Some(lease) => Some(lease),
+                None => return Err(item),
+            },
+        };
+        room.send(Ok(self.counted(item, pass, number, lease)));
+        Ok(())
+    }
+
+    /// Waits for room and delivers an item.
+    pub(super) async fn deliver_later(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+    ) -> Result<(), ReceiverDropped> {
+        let paused = self.pause_work();
+        let lease = match &item {
+            ShardItem::Skipped(_) => None,
+            ShardItem::Sample(sample) => {
+                Some(self.config.budget.lease(sample.bytes()).await.map_err(|_| ReceiverDropped)?)
+            }
+        };
+        let room = self.sender.reserve().await.map_err(|_| ReceiverDropped)?;
+        room.send(Ok(self.counted(item, pass, number, lease)));
+        self.config.metrics.stage(LoaderStage::Read).waited_for_room(self.resume_work() - paused);
+        Ok(())
+    }
+
+    fn counted(
+        &self,
+        item: ShardItem,
+        pass: &ShardPass,
+        number: u64,
+        lease: Option<ByteLease>,
+    ) -> ReaderItem {
+        let meter = self.config.metrics.stage(LoaderStage::Read);
+        let (bytes, errors) = match &item {
+            ShardItem::Sample(sample) => (sample.bytes(), 0),
+            ShardItem::Skipped(_) => (0, 1),
+        };
+        meter.count(1, bytes);
+        if errors > 0 {
+            meter.fail(errors);
+        }
+        meter.depth.add(1);
+        ReaderItem { item, place: pass.item_position(number), lease }
+    }
+}
+
+/// Number of bytes needed to detect stream compression.
+const SNIFFED_BYTES: usize = 6;
+/// Maximum time for a command to exit after the end of its output.
+const COMMAND_END: Duration = Duration::from_mins(1);
+
+impl Reader {
+    /// Reads a body; a body that ends too early ends the stream after the complete samples.
+    pub(super) async fn read_body(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        mut body: ShardBody,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        let (failure, bytes) = (body.failure(), body.bytes());
+        let reading = async {
+            let mut header = Vec::with_capacity(HEADER_BYTES);
+            if let Err(source) = (&mut body).take(HEADER_BYTES as u64).read_to_end(&mut header).await {
+                return Ok(Err(shard.read_error(source)));
+            }
+            let identity = ShardIdentity::from_header(bytes, &header);
+            if let Err(changed) = self.config.known.check_identity(pass.shard, shard, identity) {
+                return Ok(Err(changed));
+            }
+            // The first block was read to identify the shard; it is still the start of the archive.
+            let whole = std::io::Cursor::new(header).chain(body);
+            self.read_input(shard, pass, whole, None).await
+        };
+        let read = tokio::select! {
+            read = reading => read?,
+            () = self.sender.closed() => return self.give_up(),
+        };
+        // The readers above only see that the bytes end early; the body has recorded the cause.
+        let failed = failure.lock().expect("no holder panics").take();
+        Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
+    }
+
+    pub(super) async fn read_input(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        mut input: impl AsyncBufRead + Send + Unpin,
+        command: Option<Box<Child>>,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        let mut first = Vec::with_capacity(SNIFFED_BYTES);
+        let sniffed = (&mut input).take(SNIFFED_BYTES as u64).read_to_end(&mut first).await;
+        if let Err(source) = sniffed {
+            return Ok(Err(shard.read_error(source)));
+        }
+        match sniff_compression(&shard.url, &first) {
+            Ok(compression) => {
+                let whole = std::io::Cursor::new(first).chain(input);
+                self.read_stream(shard, pass, decompress(compression, whole)).await?;
+            }
+            Err(unsupported) => self.skip_shard(shard, pass, unsupported.to_string()).await?,
+        }
+        match command {
+            Some(command) => self.check_command(shard, command).await,
+            None => Ok(Ok(())),
+        }
+    }
+
+    pub(super) async fn read_stream<R>(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        reader: R,
+    ) -> Result<(), ReceiverDropped>
+    where
+        R: tokio::io::AsyncRead + Unpin,
+    {
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, self.config.field_bytes_max)
+            .fields(self.config.fields.clone());
+        let mut number = pass.first;
+        while !pass.is_over(number)
+            && let Some(item) = samples.next().await
+        {
+            if pass.wants(number) {
+                self.deliver(item, pass, number).await?;
+            } else {
+                self.config.metrics.passed_over();
+            }
+            number += 1;
+        }
+        Ok(())
+    }
+
+    /// Checks the exit status: a failed command may have written only part of the shard.
+    async fn check_command(
+        &self,
+        shard: &Shard,
+        mut command: Box<Child>,
+    ) -> Result<Result<()>, ReceiverDropped> {
+        Ok(wait_for_exit(&mut command, COMMAND_END).await.map_err(|source| shard.read_error(source)))
+    }
+
+    pub(super) async fn skip_shard(
+        &self,
+        shard: &Shard,
+        pass: &ShardPass,
+        reason: String,
+    ) -> Result<(), ReceiverDropped> {
+        if !pass.wants(0) {
+            return Ok(());
+        }
+        let shard = shard.url.to_string();
+        let skipped = Skipped { shard, offset: 0, key: None, field: None, reason };
+        self.deliver(ShardItem::Skipped(skipped), pass, 0).await
+    }
+}
+
+/// Waits until a command exits after the output has ended; a command that stays is killed when it is dropped.
+///
+/// # Errors
+/// If the command does not succeed: the exit status, or the process that is still running.
+async fn wait_for_exit(command: &mut Child, patience: Duration) -> io::Result<()> {
+    let process = command.id().unwrap_or_default();
+    let status = tokio::time::timeout(patience, command.wait()).await.map_err(|_| {
+        let waited = patience.as_secs_f64();
+        let reason = format!(
+            "the command, process {process}, has closed its output and is still running after {waited} s"
+        );
+        io::Error::new(io::ErrorKind::TimedOut, reason)
+    })??;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("the command ended with {status}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_that_stays_after_its_output_is_named() {
+        let run = |script: &str| {
+            let mut command = tokio::process::Command::new("sh");
+            command.args(["-c", script]).kill_on_drop(true).spawn().unwrap()
+        };
+        let mut stays = run("exec sleep 60");
+        let process = stays.id().unwrap();
+        let error = wait_for_exit(&mut stays, Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(error.to_string().contains(&format!("process {process}")), "{error}");
+        let failed = wait_for_exit(&mut run("exit 3"), COMMAND_END).await.unwrap_err();
+        assert!(failed.to_string().contains("exit status: 3"), "{failed}");
+        assert!(wait_for_exit(&mut run("exit 0"), COMMAND_END).await.is_ok());
+    }
 }

@@ -5,11 +5,10 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::Entry;
 use super::header::BLOCK_BYTES;
 use super::headers::Next;
 use super::stream::{StreamFault, TAIL_BYTES_MAX};
-use super::walker::{Walker, with_padding};
+use super::{Entry, Walker, with_padding};
 use crate::error::ArchiveFault;
 
 /// Source of archive bytes, by offset.

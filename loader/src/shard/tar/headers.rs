@@ -1,6 +1,6 @@
 //! Joins header blocks and extension headers into entries, for any byte source.
 //!
-//! [`Headers`] receives one block at a time and returns what to read next; [`super::walker`] adds offsets.
+//! [`Headers`] receives one block at a time and returns what to read next; [`super`] adds offsets.
 
 use std::fmt::Write;
 

@@ -3,10 +3,9 @@
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::Entry;
 use super::header::BLOCK_BYTES;
 use super::headers::Next;
-use super::walker::{Walker, with_padding};
+use super::{Entry, Walker, with_padding};
 use crate::error::{ArchiveFault, TarFault};
 
 /// Maximum number of bytes after the end marker that are searched for unexpected data.

@@ -11,9 +11,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::entries::{Archive, RangedEntries};
 use super::header::BLOCK_BYTES;
-use super::slice::SliceEntries;
 use super::stream::{StreamEntries, StreamFault};
-use super::{Entry, padded};
+use super::{Entry, SliceEntries, padded};
 use crate::error::ArchiveFault;
 
 /// Entries with payload beginnings, and the fault after the last entry.

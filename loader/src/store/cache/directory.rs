@@ -16,8 +16,7 @@ use std::time::{Duration, SystemTime};
 use super::CacheKey;
 use crate::error::{Error, Result};
 use crate::files::open_own;
-use crate::store::local::{LocalShard, ReadMode};
-use crate::store::lock::{Holder, Patience, lock_patiently};
+use crate::store::local::{Holder, LocalShard, Patience, ReadMode, lock_patiently};
 use crate::store::settings::ShardCache;
 
 /// Maximum wait for a process that changes the directory, which takes milliseconds.

@@ -5,7 +5,6 @@
 //! [`headers`] reads the responses from such servers.
 
 mod client;
-mod listing;
 mod server;
 
 pub(super) use self::client::Connector;

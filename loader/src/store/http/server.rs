@@ -22,10 +22,8 @@ use url::Url;
 
 use super::client::install_tls;
 use crate::store::answer::{Answer, Found, Ranges, Refusal, Wanted};
-use crate::store::fault::{permanent_cause, replaced, short_reason};
-use crate::store::observed::wait_asked_for;
 use crate::store::redact::redact;
-use crate::store::retry::Fault;
+use crate::store::retry::{Fault, permanent_cause, replaced, short_reason, wait_asked_for};
 use crate::store::url::StoreKind;
 use crate::store::url_parts::percent_decoded;
 

@@ -5,8 +5,7 @@
 //! search is breadth first, so the shortest chain is found.
 
 use crate::budget::Budget;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use dflop_costmodel::random::SplitMix64;
 
 /// Maximum number of checks per chain search; a check compares a group with an item.

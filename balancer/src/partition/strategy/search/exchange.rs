@@ -4,8 +4,7 @@
 //! or below a target in every module, and within the limits for every capped column.
 
 use crate::budget::Budget;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 
 /// A swap, or a move if `takes` is `None`, by positions in the groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

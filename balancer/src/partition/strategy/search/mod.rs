@@ -24,8 +24,7 @@ use resplit::{Resplitter, Wanted};
 use super::{Partitioner, Solution, multi_lpt, within};
 use crate::budget::Budget;
 use crate::error::Result;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 
 /// Iterated local search, starting from the multi-LPT result.
 #[derive(Debug)]

@@ -10,8 +10,7 @@
 
 use super::subset_sums::{SubsetSums, Sum};
 use crate::budget::Budget;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use dflop_costmodel::random::SplitMix64;
 
 /// Maximum number of sum pairs inside the window that are checked before the best so far is returned.

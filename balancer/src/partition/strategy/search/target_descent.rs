@@ -6,8 +6,7 @@
 //! raises it. At excess zero a better partition is found, and the target falls further.
 
 use crate::budget::Budget;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use dflop_costmodel::random::SplitMix64;
 
 /// Random partners compared with a group above the target.

@@ -4,8 +4,7 @@
 //! once. The number of nodes is bounded, so only small splits are searched completely.
 
 use crate::budget::Budget;
-use crate::partition::groups::Partition;
-use crate::partition::problem::Problem;
+use crate::partition::problem::{Partition, Problem};
 use std::cmp::Reverse;
 
 /// Maximum number of nodes in a search.

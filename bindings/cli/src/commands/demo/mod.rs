@@ -1,14 +1,21 @@
 //! `dflop demo`: runs the whole path, from shards to training and a report, on a dataset that it creates.
+//!
+//! Fills the `dflop demo` report: simulated steps for a large model, measured steps for a small model.
 
 mod data;
-mod report;
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Instant;
-
+use super::simulate::{
+    ABOUT_STATED_RATES, ABOUT_STRATEGIES, COMPARED, StrategyReport, compare, print_strategies,
+};
+use super::train::{CpuTimes, Trained, train_demo};
+use crate::args::dataset::index_options;
+use crate::args::{PREVIEWS, ReportArgs};
+use crate::failure::Failure;
+use crate::output::{Bars, Output, bar, format_bytes, runtime, write_json};
+use crate::report::collect::PlannedSteps;
+use crate::report::{Basis, Origin, RunReport, Study, Verdict, compare_steps, write_report};
 use clap::Args;
+use data::{DemoData, write_demo_data};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
@@ -16,16 +23,10 @@ use dflop_loader::shard::expand_shards;
 use dflop_loader::{BalancedLoader, StepPlanner};
 use futures::StreamExt;
 use serde::Serialize;
-
-use self::data::{DemoData, write_demo_data};
-use super::simulate::{COMPARED, compare, print_strategies};
-use super::train::{Trained, train_demo};
-use crate::args::dataset::index_options;
-use crate::args::report::{PREVIEWS, ReportArgs};
-use crate::failure::Failure;
-use crate::output::{Output, format_bytes, runtime, write_json};
-use crate::progress::{Bars, bar};
-use crate::report::write_report;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Number of samples in the dataset, a multiple of the global batch.
 const SAMPLES: usize = 512;
@@ -114,7 +115,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let strategies = compare(&planner, steps, ScheduleKind::OneForwardOneBackward)?;
     let previews = PREVIEWS;
     let (trained, study) = train_demo(args.seed, previews)?;
-    let page = report::report(&planner, &data, &strategies, &trained, study, previews)?;
+    let page = report(&planner, &data, &strategies, &trained, study, previews)?;
     // Beside the dataset unless a file is named.
     let path = args.report.path().map_or_else(|| args.out.join("report.html"), Path::to_owned);
     write_report(&path, &page)?;
@@ -225,4 +226,71 @@ fn stream_all_ranks(planner: &StepPlanner, steps: u64) -> Result<(u64, f64), Fai
     })?;
     bar.finish_and_clear();
     Ok((delivered, started.elapsed().as_secs_f64()))
+}
+
+/// Returns the report.
+///
+/// - `study`: the measured steps
+pub(super) fn report(
+    planner: &StepPlanner,
+    data: &DemoData,
+    strategies: &[StrategyReport],
+    trained: &Trained,
+    study: Study,
+    previews: usize,
+) -> Result<RunReport, Failure> {
+    let steps = planner.steps().per_epoch();
+    let results = strategies.iter().map(|strategy| strategy.to_result(steps));
+    let planned = PlannedSteps {
+        planner,
+        strategies: COMPARED.iter().map(|(strategy, _)| *strategy).zip(results).collect(),
+        schedule: ScheduleKind::OneForwardOneBackward,
+        steps: 0..steps,
+        previews,
+    };
+    let (simulated, note) = planned.study(&format!("{MODEL} on {DEVICE}"), ABOUT_STRATEGIES)?;
+    let title = "dflop demo: balanced microbatches for a multimodal model";
+    let mut report = RunReport::new("demo", title, Origin::for_this_process());
+    report.verdict = compare_steps(&simulated);
+    report.verdict.push(measured(trained));
+    report.fact("Model", MODEL);
+    report.fact("Device", format!("{DEVICE}, a stated rate"));
+    report.fact("Cluster", format!("{DP_SIZE} DP ranks × {} stages", STAGES.iter().sum::<usize>()));
+    report.fact("Schedule", format!("1F1B, {MICROBATCHES} microbatches per rank"));
+    report.fact("Global batch", format!("{GLOBAL_BATCH} samples"));
+    report.fact("Data", format!("{} samples, {}", data.samples, format_bytes(data.bytes)));
+    report.notes.push(ABOUT_STATED_RATES.to_owned());
+    report.notes.push(format!(
+        "The small model was trained on this machine, on {} ranks of one thread, {} timed steps each way; losses agree to \
+         {:.0e}.",
+        trained.ranks, trained.steps, trained.loss_difference
+    ));
+    report.notes.push(format!(
+        "On the clock, passes took {:.1} times their CPU time: 1 is a machine without other work.",
+        trained.by_cpu.busy_factor
+    ));
+    report.notes.push(
+        "Sizes of images, audio clips and texts follow published datasets; their content is synthetic."
+            .to_owned(),
+    );
+    report.notes.extend(note);
+    report.studies.extend([simulated, study]);
+    Ok(report)
+}
+
+/// Returns the measurement of the small model, by CPU time, which other work on the machine changes little.
+fn measured(trained: &Trained) -> Verdict {
+    let CpuTimes { data_blind_seconds, balanced_seconds, speedup, speedup_range: [low, high], .. } =
+        trained.by_cpu;
+    let range = format!("{low:.2} to {high:.2} in four of five pairs of steps");
+    let (figure, text) = if trained.is_unclear() {
+        (String::new(), format!("This machine is too busy to tell which is faster ({range})."))
+    } else {
+        let text = format!(
+            "A small model on this machine: by CPU time, a balanced step takes {balanced_seconds:.2} s instead of \
+             {data_blind_seconds:.2} s with data-blind ({range})."
+        );
+        (format!("{speedup:.2}×"), text)
+    };
+    Verdict { basis: Basis::Measured, figure, text }
 }

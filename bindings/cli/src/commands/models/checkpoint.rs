@@ -4,8 +4,7 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, Vi
 use dflop_loader::model::model_directory;
 use serde::Serialize;
 
-use super::level::{Support, model_support};
-use super::versions::transformers_version;
+use super::level::{Support, model_support, transformers_version};
 use crate::failure::Failure;
 
 /// Model explanation.

@@ -5,8 +5,7 @@ use dflop_costmodel::{ModelFamilies, ModelFamily, ModelSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::level::{Level, Support, model_support};
-use super::versions::transformers_version;
+use super::level::{Level, Support, model_support, transformers_version};
 
 /// Support facts for a family.
 #[derive(Debug, Serialize)]

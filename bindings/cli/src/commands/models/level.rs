@@ -1,6 +1,9 @@
 //! Finds the support level of a model, from what the crates have for the model family.
-
-use std::fmt;
+//!
+//! Versions of transformers that the families were compared with, as the recordings note them.
+//!
+//! The table is generated from `tests/golden/versions/`, which `common.run` in `tests/record/` writes (`make
+//! docs-update`).
 
 use dflop_costmodel::{DevicePreset, FamilyId, ModelSpec};
 use dflop_executor::models::families::BlockFamilies;
@@ -8,6 +11,7 @@ use dflop_loader::processors::ProcessorFamilies;
 use dflop_planner::ModelCostsBuilder;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
+use std::fmt;
 
 /// Support level for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -135,4 +139,16 @@ fn has_blocks(spec: &ModelSpec, config: Option<&Value>) -> Result<(), String> {
 
 fn is_described(family: FamilyId) -> bool {
     family.as_str() == dflop_costmodel::config::DESCRIBED
+}
+
+/// `family,version` lines, ordered by family.
+const VERSIONS: &str = include_str!("versions.csv");
+
+/// Returns the version of transformers that a family was compared with; `None` without a recording.
+pub(super) fn transformers_version(family: &str) -> Option<&'static str> {
+    VERSIONS
+        .lines()
+        .filter_map(|line| line.split_once(','))
+        .find(|(of, _)| *of == family)
+        .map(|(_, version)| version)
 }

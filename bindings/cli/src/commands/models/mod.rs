@@ -3,7 +3,6 @@
 mod checkpoint;
 mod families;
 mod level;
-mod versions;
 
 use std::io::Write;
 

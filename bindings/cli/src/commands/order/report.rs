@@ -7,7 +7,7 @@ use dflop_loader::settings::{PlanSettings, Settings};
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 
 use super::OrderArgs;
-use crate::args::report::PREVIEWS;
+use crate::args::PREVIEWS;
 use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, compare_steps, verdict};

@@ -1,6 +1,5 @@
 //! `dflop plan`: finds a parallelism plan for a model, the shapes of a dataset and a cluster.
 
-pub(crate) mod links;
 mod report;
 mod samples;
 pub(crate) mod shapes;
@@ -17,9 +16,8 @@ use dflop_planner::{
     SearchSpaceOptions, Workload, plan,
 };
 
-use crate::args::model::model_spec;
-use crate::args::profile::checked;
-use crate::args::report::ReportArgs;
+use crate::args::ReportArgs;
+use crate::args::model::{checked, model_spec};
 use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -239,7 +237,7 @@ pub(super) fn cluster(
         gpus_per_node,
         memory_bytes: (memory_gib * BYTES_PER_GIB) as u64,
         links: match links {
-            Some(path) => Some(links::read(path)?),
+            Some(path) => Some(samples::read(path)?),
             None => device.and_then(|device| device.links()).map(Links::from),
         },
     })

@@ -1,12 +1,19 @@
 //! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
+//!
+//! Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
 
-mod flags;
 mod report;
 mod shapes;
 
-use std::io::Write;
-
+use crate::args::ReportArgs;
+use crate::args::set::{SetArgs, accepted};
+use crate::args::step_plan::{PlannedStepsArgs, ResumeArgs};
+use crate::failure::Failure;
+use crate::output::{Output, write_json};
+use crate::report::{Basis, StrategyResult, write_report};
 use clap::builder::ArgPredicate;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
@@ -14,16 +21,10 @@ use dflop_costmodel::LaunchLimit;
 use dflop_loader::settings::PlanSettings;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
+use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs};
+use std::io::Write;
 
 pub(crate) use report::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
-
-use crate::args::planned_steps::PlannedStepsArgs;
-use crate::args::report::ReportArgs;
-use crate::args::set::{SetArgs, accepted};
-use crate::args::step_plan::ResumeArgs;
-use crate::failure::Failure;
-use crate::output::{Output, write_json};
-use crate::report::{Basis, StrategyResult, write_report};
 
 /// Compared strategies and strategy names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
@@ -119,7 +120,7 @@ impl Args for SimulateCommand {
 
 impl FromArgMatches for SimulateCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        flags::check(matches)?;
+        check(matches)?;
         SimulateArgs::from_arg_matches(matches).map(Self)
     }
 
@@ -231,4 +232,28 @@ pub(crate) fn print_strategies(
         )?;
     }
     Ok(())
+}
+
+/// Arguments that both simulations accept.
+const SHARED: [&str; 9] =
+    ["model", "device", "profile", "global_batch_size", "seed", "steps", "json", "report", "pairs"];
+
+/// Checks that every flag on the command line has an effect.
+///
+/// # Errors
+/// [`ErrorKind::ArgumentConflict`] that names the first flag without effect, and what the flag belongs to.
+pub(super) fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
+    let has_shapes = matches.contains_id("shapes");
+    let of_shapes = ShapesArgs::augment_args(Command::default());
+    let of_shapes: Vec<&str> = of_shapes.get_arguments().map(|arg| arg.get_id().as_str()).collect();
+    let has_effect = |id: &str| SHARED.contains(&id) || of_shapes.contains(&id) == has_shapes;
+    let all = SimulateArgs::augment_args(Command::default());
+    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    let Some(arg) = all.get_arguments().filter(is_given).find(|arg| !has_effect(arg.get_id().as_str()))
+    else {
+        return Ok(());
+    };
+    let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
+    let reason = if has_shapes { OF_DATASET } else { OF_SHAPES };
+    Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("`{flag}` {reason}")))
 }

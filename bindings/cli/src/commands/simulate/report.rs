@@ -5,7 +5,7 @@ use dflop_loader::StepPlanner;
 
 use super::shapes::MethodsReport;
 use super::{COMPARED, SimulateArgs, SimulateReport};
-use crate::args::report::PREVIEWS;
+use crate::args::PREVIEWS;
 use crate::failure::Failure;
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps};

@@ -2,7 +2,6 @@
 
 mod collect;
 mod report;
-mod table;
 
 use std::collections::BTreeMap;
 
@@ -12,11 +11,10 @@ use dflop_loader::Dataset;
 use dflop_loader::index::UnusedPart;
 use serde::Serialize;
 
+use crate::args::ReportArgs;
 use crate::args::dataset::IndexedArgs;
-use crate::args::model::ModelArgs;
-use crate::args::report::ReportArgs;
+use crate::args::model::{ModelArgs, TokenizerArgs};
 use crate::args::set::{SetArgs, accepted};
-use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
@@ -115,7 +113,7 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     if args.json {
         write_json(out, &report)
     } else {
-        table::print(out, &report, &args.model.times_from(&settings))
+        report::print(out, &report, &args.model.times_from(&settings))
     }
 }
 

@@ -1,13 +1,17 @@
 //! Fills the `dflop stats` report.
+//!
+//! Prints the data profile as a table with histograms for a terminal.
 
-use dflop_costmodel::{CostModel, Outlier, SampleShape};
-use dflop_loader::Dataset;
-
-use super::{StatsArgs, StatsReport};
-use crate::args::report::PREVIEWS;
+use super::collect::Refused;
+use super::{NamedOutlier, StatsArgs, StatsReport};
+use crate::args::PREVIEWS;
+use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
 use crate::report::collect::SampleTable;
 use crate::report::{Basis, DataProfile, Origin, Quantity, RunReport, verdict};
+use dflop_costmodel::{CostModel, Histogram, Outlier, Quantiles, SampleShape};
+use dflop_loader::Dataset;
+use std::io::Write;
 
 /// Returns the report on a data profile.
 ///
@@ -87,4 +91,115 @@ fn quantity(stats: &StatsReport, name: &str) -> Option<Quantity> {
         range: [histogram.min, histogram.max],
         counts: histogram.counts.clone(),
     })
+}
+
+/// Histogram bar heights, an eighth of a line each.
+const BARS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Number of outliers to print.
+const OUTLIERS_SHOWN: usize = 5;
+
+/// Prints the report.
+pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str) -> Result<(), Failure> {
+    let StatsReport { samples, model, sampling, encoder_to_llm_ratio, .. } = report;
+    let source = if report.is_measured { " (measured)" } else { "" };
+    writeln!(out, "{samples} samples, costs predicted for {model} on {times_from}{source}")?;
+    if sampling.samples < sampling.of {
+        writeln!(
+            out,
+            "{} of them drawn at random (seed {}): ranks are within {:.2} points with a probability of 95 %",
+            sampling.samples,
+            sampling.seed,
+            sampling.rank_error * 100.0
+        )?;
+    }
+    writeln!(out, "encoder seconds per LLM second: {encoder_to_llm_ratio:.3}")?;
+    if let Some(certainty) = &report.certainty {
+        writeln!(
+            out,
+            "90 % interval of a prediction: within {:.1} % on average; {:.1} % of samples are outside the measured shapes",
+            certainty.mean_uncertainty * 100.0,
+            certainty.beyond_profile * 100.0
+        )?;
+    }
+    print_launch_limits(out, &report.launch_limits)?;
+    if report.samples_without_target > 0 {
+        writeln!(out, "samples without a training target: {}", report.samples_without_target)?;
+    }
+    for part in &report.unused {
+        writeln!(out, "not used: {}", part.described())?;
+    }
+    for Refused { key, reason } in &report.refused {
+        writeln!(out, "refused: {key}: {reason}")?;
+    }
+    print_quantiles(out, report)?;
+    print_outliers(out, report)
+}
+
+fn print_quantiles(out: &mut impl Write, report: &StatsReport) -> Result<(), Failure> {
+    let columns = ["n", "mean", "min", "p50", "p95", "p99", "max"];
+    write!(out, "{:<20}", "")?;
+    columns.iter().try_for_each(|column| write!(out, " {column:>9}"))?;
+    writeln!(out, "  from min to max")?;
+    for name in &report.names {
+        let (Some(quantiles), Some(histogram)) = (report.quantiles.get(name), report.histograms.get(name))
+        else {
+            continue;
+        };
+        write!(out, "{name:<20} {:>9}", quantiles.n)?;
+        let Quantiles { mean, min, p50, p95, p99, max, .. } = quantiles;
+        for value in [mean, min, p50, p95, p99, max] {
+            write!(out, " {:>9}", format_value(*value))?;
+        }
+        writeln!(out, "  {}", format_histogram(histogram))?;
+    }
+    Ok(())
+}
+
+fn print_outliers(out: &mut impl Write, report: &StatsReport) -> Result<(), Failure> {
+    if report.outliers.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "{} outliers, the dearest:", report.outlier_count)?;
+    for outlier in report.outliers.iter().take(OUTLIERS_SHOWN) {
+        let NamedOutlier { key, shard, cost_seconds, times_median, .. } = outlier;
+        writeln!(
+            out,
+            "  {:>9} s, {times_median:>5.1} x median: {key} in {shard}",
+            format_value(*cost_seconds)
+        )?;
+    }
+    Ok(())
+}
+
+/// Formats a value with four significant digits, or as a whole number if it has more.
+fn format_value(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 || value.fract() == 0.0 => format!("{value:.0}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        size if size >= 1e-3 => format!("{value:.5}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+fn format_histogram(histogram: &Histogram) -> String {
+    let most = histogram.counts.iter().copied().max().unwrap_or(0).max(1);
+    let bar = |count: &u64| BARS[(count * 8).div_ceil(most) as usize];
+    histogram.counts.iter().map(bar).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_with_any_value_is_seen() {
+        let histogram = Histogram { min: 0.0, max: 1.0, counts: vec![0, 1, 1000] };
+        assert_eq!(format_histogram(&histogram), " ▁█");
+    }
+
+    #[test]
+    fn values_keep_their_size() {
+        let shown = [0.0, 12.0, 12345.6, 3.14444, 0.012_345, 2e-7].map(format_value);
+        assert_eq!(shown, ["0", "12", "12346", "3.14", "0.01235", "2.00e-7"]);
+    }
 }

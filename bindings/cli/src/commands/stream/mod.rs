@@ -1,32 +1,31 @@
 //! `dflop stream`: runs the loader at full speed and measures it.
+//!
+//! Prints the metrics of a loader's stages as a table, and warnings about stalls.
+//!
+//! Writes every skipped sample to a JSON Lines file.
 
 mod input;
-mod metrics;
-mod skipped_file;
-
-use std::num::NonZeroU32;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use clap::{Args, ValueEnum};
-use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::error::Skipped;
-use dflop_loader::flow::{MetricsSnapshot, SkipCount};
-use dflop_loader::settings::Settings;
-use dflop_loader::{Loader, LoaderSettings};
-use futures::StreamExt;
-use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
 
 use crate::args::dataset::DatasetArgs;
 use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
-use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
-use crate::progress::bar;
+use crate::output::{Output, bar, format_bytes, print_skipped, runtime, write_json};
+use clap::{Args, ValueEnum};
+use dflop_loader::decode::{Batch, Decode};
+use dflop_loader::error::Skipped;
+use dflop_loader::flow::{MetricsSnapshot, SkipCount, SkipListener};
+use dflop_loader::settings::Settings;
+use dflop_loader::{Loader, LoaderSettings, Stall, StallListener};
+use futures::StreamExt;
 use input::InputArgs;
-use metrics::{PrintStalls, print_metrics};
-use skipped_file::SkippedFile;
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Time for the reader to end after the stream is dropped.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
@@ -219,4 +218,84 @@ fn print(out: &mut impl std::io::Write, report: &StreamReport) -> Result<(), Fai
         writeln!(out, "skipped: {more} more, or in later epochs; `--skipped-out` writes all of them")?;
     }
     Ok(())
+}
+
+/// Prints a line per stage.
+pub(crate) fn print_metrics(out: &mut impl Write, metrics: &MetricsSnapshot) -> Result<(), Failure> {
+    writeln!(
+        out,
+        "{:<13} {:>9} {:>10} {:>7} {:>6} {:>6} {:>9} {:>9} {:>9}",
+        "stage", "items", "bytes", "errors", "depth", "most", "busy s", "no input", "no room"
+    )?;
+    for stage in &metrics.stages {
+        let (name, bytes) = (stage.stage.name(), format_bytes(stage.bytes));
+        let (busy, input, room) = (stage.busy_seconds, stage.input_wait_seconds, stage.output_wait_seconds);
+        writeln!(
+            out,
+            "{name:<13} {:>9} {bytes:>10} {:>7} {:>6} {:>6} {busy:>9.3} {input:>9.3} {room:>9.3}",
+            stage.items, stage.errors, stage.depth, stage.depth_max
+        )?;
+    }
+    let bottleneck = metrics.bottleneck.map_or("none", |stage| stage.name());
+    let (waited, retries) = (metrics.consumer_wait_seconds, metrics.retries);
+    writeln!(out, "the consumer waited {waited:.3} s; bottleneck: {bottleneck}; retries: {retries}")?;
+    let (undecoded, decoded) = (metrics.undecoded_bytes_max, metrics.decoded_bytes_max);
+    writeln!(out, "at most {} undecoded, {} decoded", format_bytes(undecoded), format_bytes(decoded))?;
+    Ok(())
+}
+
+/// Stall listener that warns on standard error.
+#[derive(Debug)]
+pub(crate) struct PrintStalls;
+
+impl StallListener for PrintStalls {
+    #[expect(clippy::print_stderr, reason = "warnings go to standard error")]
+    fn stalled(&self, stall: &Stall) {
+        let (stage, seconds) = (stall.stage.name(), stall.seconds);
+        let counters = stall.metrics.stage(stall.stage);
+        let (items, errors, depth) = (counters.items, counters.errors, counters.depth);
+        let shard = stall.shard.as_ref().map_or_else(String::new, |shard| format!(" in shard `{shard}`"));
+        eprintln!(
+            "dflop: the {stage} stage is stuck{shard}: nothing has happened for {seconds:.0} s \
+             ({items} items, {errors} errors, depth {depth})"
+        );
+    }
+}
+
+/// File that receives a line per skipped sample and epoch.
+#[derive(Debug)]
+pub(crate) struct SkippedFile {
+    file: Mutex<(BufWriter<File>, Option<std::io::Error>)>,
+}
+
+impl SkippedFile {
+    /// Creates the file, or empties it.
+    pub(crate) fn create(path: &Path) -> Result<Self, Failure> {
+        let file = File::create(path).map_err(|error| Failure::from(error).in_file(path))?;
+        Ok(Self { file: Mutex::new((BufWriter::new(file), None)) })
+    }
+
+    /// Writes the buffered lines.
+    ///
+    /// # Errors
+    /// The first write error.
+    pub(crate) fn finish(&self) -> Result<(), Failure> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        match file.1.take() {
+            Some(error) => Err(error.into()),
+            None => Ok(file.0.flush()?),
+        }
+    }
+}
+
+impl SkipListener for SkippedFile {
+    fn skipped(&self, skipped: &Skipped) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if file.1.is_some() {
+            return;
+        }
+        let line = serde_json::to_vec(skipped).map_err(std::io::Error::from);
+        let written = line.and_then(|line| file.0.write_all(&line)).and_then(|()| file.0.write_all(b"\n"));
+        file.1 = written.err();
+    }
 }

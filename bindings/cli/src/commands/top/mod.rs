@@ -1,6 +1,5 @@
 //! `dflop top`: shows how a training run goes on.
 
-mod graph;
 mod screen;
 mod state;
 

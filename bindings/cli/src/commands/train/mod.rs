@@ -5,7 +5,6 @@
 //! Slurm or Open MPI this process is a rank.
 
 mod demo;
-mod findings;
 mod print;
 mod report;
 
@@ -24,11 +23,10 @@ use dflop_executor::run::{
 use dflop_executor::train::{StepReport, StopReason};
 
 pub(crate) use demo::{CpuTimes, Trained, train as train_demo};
-use findings::print_findings;
-use print::Printer;
+use print::{Printer, print_findings};
 use report::ReportFiles;
 
-use crate::args::report::ReportArgs;
+use crate::args::ReportArgs;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 use crate::output::Output;

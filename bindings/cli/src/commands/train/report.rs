@@ -11,7 +11,7 @@ use dflop_executor::run::{Run, Setup, rank_trace, strategy_name};
 use dflop_executor::train::{StartReport, StepReport};
 use dflop_loader::files::open_own;
 
-use crate::args::report::{PREVIEWS, ReportArgs};
+use crate::args::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
 use crate::output::write_json;
 use crate::report::collect::{ABOUT_RUN, Measured, SampleTable, read_traces, timelines_of_plans};

@@ -6,18 +6,17 @@
 mod architecture;
 mod dense;
 mod experts;
-mod sizes;
 mod sparse;
 mod windows;
 
 use self::architecture::Architecture;
-pub(super) use self::sizes::{
-    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_3B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, QWEN3_8B,
-    QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B, TINY_LLM, llama,
-};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{FamilyId, LlmSpec, ModelFamily};
+pub(super) use dense::{
+    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_3B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, QWEN3_8B,
+    QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B, TINY_LLM, llama,
+};
 
 /// Language model without encoders, in the architecture with this name.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ pub(super) use ring::{all_gather, all_reduce, reduce_scatter};
 use std::sync::Arc;
 
 use crate::dtype::Dtype;
-use crate::endpoint::{Endpoint, PendingSend, tree};
+use crate::endpoint;
+use crate::endpoint::{Endpoint, PendingSend};
 use crate::error::{Error, Result, StepContext};
 use crate::message::{Buffer, Header, Op, PayloadShape, Slice};
 

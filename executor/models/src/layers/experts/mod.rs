@@ -6,29 +6,31 @@
 //!
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
+//!
+//! Mixture-of-experts sizes and names.
+//!
+//! Gate between expert matrices.
+//!
+//! Expert biases: two parameters with a row per expert.
 
-mod biases;
 mod dispatch;
-mod gate;
 mod matrices;
 mod router;
-mod shared;
-mod spec;
 
 use super::linear::Linear;
+use super::mlp::MlpSpec;
 use crate::block::{BackwardPass, ForwardPass, SavedActivations, tensor_parallel};
 use crate::error::Result;
 use crate::parameters::weights::{AxisPartition, Init, ParameterId};
-use crate::parameters::{Declaration, PendingWeights};
-use biases::Biases;
+use crate::parameters::{Declaration, Parameters, PendingWeights};
+use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
-use dflop_device::{Device, Dtype, Tensor};
+use dflop_device::ops::clamped_gate::GateBounds;
+use dflop_device::{Device, Dtype, SparseBuffers, Tensor};
 use dispatch::{Dispatch, RowOrder, expert_rows};
-pub use gate::ExpertGate;
-use matrices::{Divided, Matrices};
+use matrices::{Divided, Matrices, SharedExperts};
+
 pub use router::{ExpertGroups, RouterRule};
-use shared::SharedExperts;
-pub use spec::{ExpertNames, ExpertsSpec, SharedExpertsSpec};
 
 /// Mixture of experts.
 #[derive(Debug)]
@@ -255,4 +257,182 @@ impl Experts {
         self.gate.backward(device, &d_after, before, self.middle, &mut d_before)?;
         Ok(d_before)
     }
+}
+
+/// Sizes, names and routing for a mixture of experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertsSpec {
+    /// Model width.
+    pub hidden: usize,
+    /// Width between the matrices in an expert.
+    pub middle: usize,
+    /// Expert choice and weights.
+    pub rule: RouterRule,
+    /// Router name.
+    pub router: String,
+    /// Whether the router has a bias.
+    pub has_router_bias: bool,
+    /// Name of the choice correction, which receives no gradient, if any.
+    pub correction: Option<String>,
+    /// Matrix names.
+    pub names: ExpertNames,
+    /// Gate between the matrices.
+    pub gate: ExpertGate,
+    /// Whether weights scale expert inputs instead of outputs.
+    pub is_input_weighted: bool,
+    /// MLP that every token also goes through, if any.
+    pub shared: Option<SharedExpertsSpec>,
+    /// Matrix initialization.
+    pub init: Init,
+}
+
+/// Names and storage of expert matrices.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ExpertNames {
+    /// A tensor per expert and matrix, `[outputs, inputs]`, named by prefix, expert number, and gate, up or
+    /// down.
+    Separate {
+        /// Name before the expert number.
+        prefix: String,
+        /// Gate, up and down names, without `.weight`.
+        matrices: [String; 3],
+    },
+    /// Two tensors for all experts, `[experts, inputs, outputs]`.
+    Fused {
+        /// Gate and up tensor name; the gate determines the column order.
+        gate_up: String,
+        /// Down tensor name.
+        down: String,
+        /// Bias names for both tensors, `[experts, outputs]`, if any.
+        biases: Option<[String; 2]>,
+    },
+}
+
+/// MLP that every token goes through.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedExpertsSpec {
+    /// Sizes and names.
+    pub mlp: MlpSpec,
+    /// Name of the width-1 matrix whose logistic function scales the output, if any.
+    pub gate: Option<String>,
+}
+
+/// Gate between the matrices in an expert.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ExpertGate {
+    /// Activation for gates, which come before all ups.
+    Halves(Activation),
+    /// Clamped gates and ups, interleaved.
+    Clamped(GateBounds),
+}
+
+impl ExpertGate {
+    /// Writes the gated rows.
+    pub(super) fn forward<D: Device>(
+        self,
+        device: &D,
+        gate_up: &Tensor<D>,
+        columns: usize,
+        y: &mut Tensor<D>,
+    ) -> Result<()> {
+        match self {
+            Self::Halves(activation) => Ok(device.gate(activation, gate_up, columns, y)?),
+            Self::Clamped(bounds) => Ok(device.clamped_gate(bounds, gate_up, y)?),
+        }
+    }
+
+    /// Writes gate and up gradients.
+    pub(super) fn backward<D: Device>(
+        self,
+        device: &D,
+        dy: &Tensor<D>,
+        gate_up: &Tensor<D>,
+        columns: usize,
+        d_gate_up: &mut Tensor<D>,
+    ) -> Result<()> {
+        match self {
+            Self::Halves(activation) => {
+                Ok(device.gate_backward(activation, dy, gate_up, columns, d_gate_up)?)
+            }
+            Self::Clamped(bounds) => Ok(device.clamped_gate_backward(bounds, dy, gate_up, d_gate_up)?),
+        }
+    }
+}
+
+/// Biases for one matrix in all experts.
+#[derive(Debug)]
+pub(super) struct Biases {
+    parameter: ParameterId,
+    columns: usize,
+    /// Whether another tensor-parallel rank adds the biases.
+    is_elsewhere: bool,
+}
+
+impl Biases {
+    /// Declares `[experts, columns]`; each rank has the columns for some outputs.
+    pub(super) fn for_outputs(
+        declaration: &mut Declaration,
+        name: &str,
+        sizes: [usize; 2],
+        parts: &AxisPartition,
+    ) -> Self {
+        let parameter = declaration.add_cut(name, &sizes, Init::Zeros, (1, parts));
+        let columns = parts.len(declaration.tp_rank().rank);
+        Self { parameter, columns, is_elsewhere: false }
+    }
+
+    /// Declares `[experts, columns]` for outputs that are sums over ranks.
+    pub(super) fn for_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
+        let parameter = declaration.add(name, &sizes, Init::Zeros);
+        Self { parameter, columns: sizes[1], is_elsewhere: declaration.tp_rank().rank > 0 }
+    }
+
+    /// Adds the expert bias to every row.
+    pub(super) fn add<D: Device>(
+        &self,
+        device: &D,
+        parameters: &Parameters<D>,
+        starts: &[usize],
+        y: &mut Tensor<D>,
+    ) -> Result<()> {
+        if self.is_elsewhere {
+            return Ok(());
+        }
+        let experts: Vec<u32> =
+            expert_rows(starts).flat_map(|(expert, rows)| rows.map(move |_| expert as u32)).collect();
+        let matrix = SparseBuffers {
+            targets: counted(device, experts.len())?,
+            starts: counted(device, experts.len() + 1)?,
+            sources: device.upload_indices(&experts)?,
+            weights: device.upload_as(Dtype::F32, &[])?,
+        };
+        Ok(device.gather_scatter(&matrix, self.columns, parameters.value(self.parameter), y)?)
+    }
+
+    /// Accumulates the gradient: the row sum for every expert.
+    pub(super) fn backward<D: Device>(
+        &self,
+        device: &D,
+        parameters: &mut Parameters<D>,
+        starts: &[usize],
+        dy: &Tensor<D>,
+    ) -> Result<()> {
+        let Some(gradient) = parameters.gradient_mut(self.parameter) else { return Ok(()) };
+        let (mut experts, mut firsts) = (Vec::new(), vec![0]);
+        for (expert, rows) in expert_rows(starts) {
+            experts.push(expert as u32);
+            firsts.push(rows.end as u32);
+        }
+        let matrix = SparseBuffers {
+            targets: device.upload_indices(&experts)?,
+            starts: device.upload_indices(&firsts)?,
+            sources: counted(device, starts.last().copied().unwrap_or(0))?,
+            weights: device.upload_as(Dtype::F32, &[])?,
+        };
+        Ok(device.gather_scatter(&matrix, self.columns, dy, gradient)?)
+    }
+}
+
+fn counted<D: Device>(device: &D, count: usize) -> Result<Tensor<D>> {
+    Ok(device.upload_indices(&(0..count as u32).collect::<Vec<_>>())?)
 }

@@ -8,8 +8,7 @@ use std::ops::RangeInclusive;
 
 use dflop_costmodel::ImageSize;
 
-use super::Augment;
-use super::random::{Quantity, RandomSource};
+use super::{Augment, Quantity, RandomSource};
 use crate::error::{Error, Result};
 use crate::media::image::Crop;
 

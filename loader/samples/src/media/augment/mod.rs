@@ -1,38 +1,18 @@
-//! Changes images at random for training; the result does not depend on where a sample is decoded.
-//!
-//! Random draws depend on the seed, the epoch, the sample and the image field name, by integer hashing: not
-//! on ranks, workers, loader, order, resume or the other fields that are read. A sample is identified by
-//! shard base name, offset and key. The order is fixed: crop (and resize), brightness, contrast, saturation,
-//! hue, flip. Loaders apply the changes while decoding; [`ImageAugment::apply`] works on any decoded image.
-//!
-//! # Examples
-//! ```
-//! use dflop_samples::media::augment::Augment;
-//! use dflop_samples::SampleId;
-//! use dflop_samples::media::RgbImage;
-//!
-//! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
-//! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
-//! let image = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
-//! let changed = augment.image(sample, 3, "jpg").apply(&image, 6, 4)?;
-//! assert_eq!(changed, augment.image(sample, 3, "jpg").apply(&image, 6, 4)?);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! Random augmentation of images: geometry and colors, drawn from the run's seed.
 
 mod builder;
-mod colors;
-mod random;
+#[cfg(test)]
+mod tests;
 
-use dflop_costmodel::ImageSize;
-
-pub use self::builder::{AugmentBuilder, ColorJitter};
-pub(crate) use self::colors::ColorChanges;
-
-use self::builder::RandomCrop;
-use self::random::{Quantity, RandomSource};
-use super::error::DecodeError;
+use super::DecodeError;
 use super::image::{Crop, RgbImage, resize_crop};
 use crate::raw_sample::SampleId;
+use builder::{ColorJitter, RandomCrop};
+use dflop_costmodel::ImageSize;
+use dflop_costmodel::random::mix64;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub use builder::{AugmentBuilder, ColorJitter};
 
 /// Random image changes, with ranges and probabilities.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,5 +106,241 @@ pub(crate) struct ImageChanges {
     pub(crate) colors: ColorChanges,
 }
 
+/// Purpose of a random number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quantity {
+    Flip,
+    Brightness,
+    Contrast,
+    Saturation,
+    Hue,
+    /// Crop area in an attempt.
+    Area(u64),
+    /// Crop width divided by height in an attempt.
+    Ratio(u64),
+    Left(u64),
+    Top(u64),
+    /// Seed for user code, by transform number.
+    Transform(u64),
+}
+
+impl Quantity {
+    fn counter(self) -> u64 {
+        /// Counters per attempt, and the first attempt's counter.
+        const ATTEMPT: u64 = 4;
+        const FIRST: u64 = 16;
+        /// Counter offset for transforms, far above the counters of the last attempt.
+        const TRANSFORMS: u64 = 1 << 32;
+        match self {
+            Self::Flip => 0,
+            Self::Brightness => 1,
+            Self::Contrast => 2,
+            Self::Saturation => 3,
+            Self::Hue => 4,
+            Self::Area(attempt) => FIRST + ATTEMPT * attempt,
+            Self::Ratio(attempt) => FIRST + ATTEMPT * attempt + 1,
+            Self::Left(attempt) => FIRST + ATTEMPT * attempt + 2,
+            Self::Top(attempt) => FIRST + ATTEMPT * attempt + 3,
+            Self::Transform(number) => TRANSFORMS + number,
+        }
+    }
+}
+
+/// Random source for an image: a pure function of seed, sample, epoch and field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RandomSource(u64);
+
+impl RandomSource {
+    pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
+        // Datasets are moved and copied, so only the shard's base name counts.
+        let shard = sample.shard.rsplit('/').next().unwrap_or_default();
+        let names = [shard, sample.key, field];
+        let names = names.iter().fold(seed, |hash, name| xxh3_64_with_seed(name.as_bytes(), hash));
+        Self([sample.offset, epoch].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
+    }
+
+    pub(super) fn bits(self, quantity: Quantity) -> u64 {
+        mix64(self.0 ^ mix64(quantity.counter()))
+    }
+
+    /// Returns a fraction in `[0, 1)`.
+    pub(super) fn fraction(self, quantity: Quantity) -> f64 {
+        const STEP: f64 = 1.0 / (1u64 << 53) as f64;
+        // An f64 holds 53 bits; with all 64, fractions next to 1 would round up to it.
+        (self.bits(quantity) >> 11) as f64 * STEP
+    }
+
+    /// Returns a number from `low` to `high`.
+    pub(super) fn between(self, quantity: Quantity, low: f64, high: f64) -> f64 {
+        low + self.fraction(quantity) * (high - low)
+    }
+
+    /// Returns a number from `low` to `high` whose logarithm is uniform.
+    ///
+    /// The interval is halved at its geometric mean, once per bit: square roots are rounded correctly on
+    /// every machine, whereas logarithms differ between math libraries.
+    pub(super) fn log_between(self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
+        const HALVINGS: u32 = 40;
+        let bits = self.bits(quantity);
+        for at in 0..HALVINGS {
+            let middle = (low * high).sqrt();
+            if bits >> (63 - at) & 1 == 0 { high = middle } else { low = middle }
+        }
+        (low * high).sqrt()
+    }
+
+    /// Returns an integer from 0 to `last`, both included.
+    pub(super) fn whole(self, quantity: Quantity, last: u32) -> u32 {
+        ((u128::from(self.bits(quantity)) * (u128::from(last) + 1)) >> 64) as u32
+    }
+}
+
+/// Red, green and blue weights for gray.
+const GRAY: [f32; 3] = [0.299, 0.587, 0.114];
+const WHITE: f32 = 255.0;
+
+/// Color changes drawn for an image.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ColorChanges {
+    brightness: f32,
+    contrast: f32,
+    saturation: f32,
+    hue_turns: f32,
+}
+
+impl Default for ColorChanges {
+    fn default() -> Self {
+        Self { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 }
+    }
+}
+
+impl ColorJitter {
+    /// Draws the color changes for an image.
+    pub(super) fn draw(&self, random: RandomSource) -> ColorChanges {
+        let factor =
+            |quantity, change: f64| random.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
+        ColorChanges {
+            brightness: factor(Quantity::Brightness, self.brightness),
+            contrast: factor(Quantity::Contrast, self.contrast),
+            saturation: factor(Quantity::Saturation, self.saturation),
+            hue_turns: random.between(Quantity::Hue, -self.hue, self.hue) as f32,
+        }
+    }
+}
+
+impl ColorChanges {
+    /// Changes all pixels of an image.
+    #[expect(clippy::float_cmp, reason = "a factor that was not drawn is exactly 1, a turn exactly 0")]
+    pub(crate) fn apply(&self, pixels: &mut [[u8; 3]]) {
+        if *self == Self::default() {
+            return;
+        }
+        let table = self.value_table(pixels);
+        let (has_saturation, has_hue) = (self.saturation != 1.0, self.hue_turns != 0.0);
+        for pixel in pixels {
+            let mut color = pixel.map(|value| table[usize::from(value)]);
+            if has_saturation {
+                let gray = gray(color);
+                color = color.map(|value| blend(gray, value, self.saturation));
+            }
+            if has_hue {
+                color = rotate_hue(color, self.hue_turns);
+            }
+            // Adding a half and truncating rounds to the nearest integer, because no value is negative.
+            *pixel = color.map(|value| (value + 0.5) as u8);
+        }
+    }
+
+    /// Builds the lookup table for brightness and contrast, which depend on a single value and the mean gray.
+    fn value_table(&self, pixels: &[[u8; 3]]) -> [f32; 256] {
+        let table: [f32; 256] = std::array::from_fn(|value| (value as f32 * self.brightness).min(WHITE));
+        let grays = pixels.iter().map(|pixel| gray(pixel.map(|value| table[usize::from(value)])));
+        let mean = grays.map(f64::from).sum::<f64>() / pixels.len().max(1) as f64;
+        table.map(|value| blend(mean as f32, value, self.contrast))
+    }
+}
+
+fn gray(color: [f32; 3]) -> f32 {
+    color[0] * GRAY[0] + color[1] * GRAY[1] + color[2] * GRAY[2]
+}
+
+/// Moves `value` away from `base` by `factor`.
+fn blend(base: f32, value: f32, factor: f32) -> f32 {
+    (base + (value - base) * factor).clamp(0.0, WHITE)
+}
+
+/// Rotates the hue by a fraction of the color wheel, keeping HSV value and chroma.
+#[expect(clippy::float_cmp, reason = "the largest of three values is one of them")]
+fn rotate_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
+    const SECTORS: f32 = 6.0;
+    let [red, green, blue] = color;
+    let most = red.max(green).max(blue);
+    let chroma = most - red.min(green).min(blue);
+    if chroma <= 0.0 {
+        return color;
+    }
+    let sector = if most == red {
+        (green - blue) / chroma
+    } else if most == green {
+        (blue - red) / chroma + 2.0
+    } else {
+        (red - green) / chroma + 4.0
+    };
+    let sector = sector + SECTORS * turns;
+    // The offsets place red, green and blue on the six-sector wheel.
+    [5.0, 3.0, 1.0].map(|start| {
+        let at = (start + sector).rem_euclid(SECTORS);
+        most - chroma * at.min(4.0 - at).clamp(0.0, 1.0)
+    })
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    const RED: [u8; 3] = [255, 0, 0];
+    const PLAIN: ColorChanges =
+        ColorChanges { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 };
+
+    fn changed(colors: ColorChanges, mut pixels: Vec<[u8; 3]>) -> Vec<[u8; 3]> {
+        colors.apply(&mut pixels);
+        pixels
+    }
+
+    #[test]
+    fn brightness_multiplies_and_stops_at_white() {
+        let colors = ColorChanges { brightness: 1.5, ..PLAIN };
+        assert_eq!(changed(colors, vec![[10, 100, 200]]), [[15, 150, 255]]);
+    }
+
+    #[test]
+    fn contrast_is_about_the_mean_gray() {
+        let flat = changed(ColorChanges { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
+        assert_eq!(flat, [[50; 3]; 2]);
+        let steep = changed(ColorChanges { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
+        assert_eq!(steep, [[30; 3], [70; 3]]);
+    }
+
+    #[test]
+    fn saturation_is_about_the_gray_of_the_pixel() {
+        assert_eq!(changed(ColorChanges { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
+    }
+
+    #[test]
+    fn hue_turns_red_to_green_to_blue_and_back() {
+        let turned = |turns| changed(ColorChanges { hue_turns: turns, ..PLAIN }, vec![RED])[0];
+        assert_eq!(turned(1.0 / 3.0), [0, 255, 0]);
+        assert_eq!(turned(-1.0 / 3.0), [0, 0, 255]);
+        assert_eq!(turned(0.5), [0, 255, 255]);
+        let muted = changed(ColorChanges { hue_turns: 0.25, ..PLAIN }, vec![[40, 60, 50]])[0];
+        assert_eq!((*muted.iter().max().unwrap(), *muted.iter().min().unwrap()), (60, 40));
+    }
+
+    #[test]
+    fn no_change_keeps_every_value() {
+        let all: Vec<[u8; 3]> = (0..=255).map(|value| [value, 255 - value, value / 2]).collect();
+        assert_eq!(changed(PLAIN, all.clone()), all);
+        let nearly = ColorChanges { hue_turns: 1e-9, ..PLAIN };
+        assert_eq!(changed(nearly, all.clone()), all);
+    }
+}

@@ -18,10 +18,8 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::error::DecodeError;
-use super::limits::DecodeLimits;
-use super::shape::Modality;
-use super::{Media, MediaShape};
+use super::shape::{DecodeLimits, Modality};
+use super::{DecodeError, Media, MediaShape};
 
 pub use self::registry::{
     CodecConflict, extension_codec, extension_content, extension_modality, is_decoded, modality_extensions,

@@ -9,9 +9,9 @@ use std::num::NonZeroU64;
 use gif::{ColorOutput, DecodeOptions, DecodingError, MemoryLimit};
 
 use super::RgbImage;
-use crate::media::error::DecodeError;
-use crate::media::limits::{ImageLimits, check_limit};
+use crate::media::DecodeError;
 use crate::media::probe::ImageHeader;
+use crate::media::shape::{ImageLimits, check_limit};
 
 const FORMAT: &str = "gif";
 

@@ -16,9 +16,9 @@ use zune_jpeg::errors::DecodeErrors;
 
 use super::jpeg_source::{EndTrace, JpegSource};
 use super::{Reduction, RgbImage, jpeg_scans};
-use crate::media::error::DecodeError;
-use crate::media::limits::{ImageLimits, Strictness, check_limit};
+use crate::media::DecodeError;
 use crate::media::probe::{JpegColors, JpegHeader, read_jpeg_header};
+use crate::media::shape::{ImageLimits, Strictness, check_limit};
 
 const FORMAT: &str = "jpeg";
 /// Width of the widest image whose subsampled components libjpeg does not interpolate.

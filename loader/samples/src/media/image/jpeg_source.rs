@@ -12,8 +12,8 @@ use std::ops::Range;
 
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
 
-use crate::media::error::DecodeError;
-use crate::media::limits::Strictness;
+use crate::media::DecodeError;
+use crate::media::shape::Strictness;
 
 const PADDING_BYTES: u8 = 9;
 const END_OF_IMAGE: u8 = 0xD9;

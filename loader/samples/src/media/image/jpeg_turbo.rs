@@ -9,9 +9,9 @@ use std::cell::RefCell;
 use turbojpeg::{Decompressor, Error, Image, PixelFormat, ScalingFactor};
 
 use super::{Reduction, RgbImage};
-use crate::media::error::DecodeError;
-use crate::media::limits::Strictness;
+use crate::media::DecodeError;
 use crate::media::probe::JpegHeader;
+use crate::media::shape::Strictness;
 
 const FORMAT: &str = "jpeg";
 /// Maximum number of bytes that some writers insert between the scan and the end marker.
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::media::fixtures::{encode, gradient};
     use crate::media::image::{decode_rgb, decode_stored_into, jpeg, stored_header};
-    use crate::media::limits::ImageLimits;
+    use crate::media::shape::ImageLimits;
 
     #[test]
     fn warnings_are_damage_unless_they_say_nothing_about_pixels() {

@@ -14,7 +14,6 @@ mod jpeg_scans;
 mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
-mod pixel_type;
 mod raster;
 mod resize;
 mod tiff;
@@ -22,13 +21,13 @@ mod to_tensor;
 
 use image::metadata::Orientation;
 
-use super::error::DecodeError;
-use super::limits::{ImageLimits, check_limit};
+use super::DecodeError;
 use super::probe::{ImageFormat, ImageHeader, TiffKind, image_header, read_tiff_header};
+use super::shape::{ImageLimits, check_limit};
 
-pub use self::pixel_type::{Pixel, PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub(crate) use self::resize::{Crop, resize_crop};
 pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
+pub use raster::{Pixel, PixelBuffer, PixelFormat, PixelLayout, PixelType};
 
 /// Decoded image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -173,11 +172,11 @@ impl Reduction {
 mod tests {
     use image::{DynamicImage, GrayImage, ImageBuffer, ImageFormat as Encoding, Luma, Rgba, RgbaImage};
 
+    use super::super::shape::Strictness;
     use super::*;
     use crate::media::fixtures::{
         ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, bytes_of_hex, encode, exif_body, gradient, with_segment,
     };
-    use crate::media::limits::Strictness;
 
     fn decoded(bytes: &[u8]) -> RgbImage {
         decode_rgb(bytes, &ImageLimits::default()).unwrap()

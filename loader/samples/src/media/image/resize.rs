@@ -7,7 +7,7 @@ use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
 use image::metadata::Orientation;
 
 use super::RgbImage;
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
 
 impl RgbImage {
     /// Returns the image in another size, bilinear and antialiased.

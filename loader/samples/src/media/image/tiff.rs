@@ -10,9 +10,9 @@ use tiff::decoder::{Decoder, Limits};
 
 use super::RgbImage;
 use super::jpeg_scans::rgb_of_ycc;
-use crate::media::error::DecodeError;
-use crate::media::limits::{ImageLimits, check_limit};
+use crate::media::DecodeError;
 use crate::media::probe::{TiffHeader, TiffKind};
+use crate::media::shape::{ImageLimits, check_limit};
 
 const FORMAT: &str = "tiff";
 

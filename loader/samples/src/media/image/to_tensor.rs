@@ -13,12 +13,12 @@ use fast_image_resize::Resizer;
 use half::bf16;
 use image::metadata::Orientation;
 
-use super::pixel_type::{Pixel, PixelFormat, PixelLayout, PixelType};
+use super::raster::{Pixel, PixelFormat, PixelLayout, PixelType};
 use super::resize::{CropBox, resize_part};
 use super::{Reduction, RgbImage, decode_stored_into, stored_header};
+use crate::media::DecodeError;
 use crate::media::augment::{ImageAugment, ImageChanges};
-use crate::media::error::DecodeError;
-use crate::media::limits::ImageLimits;
+use crate::media::shape::ImageLimits;
 
 /// `ImageNet` pixel mean: red, green, blue, on a scale from 0 to 1.
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];

@@ -1,8 +1,8 @@
 //! Reads the headers of AIFF, AIFF-C and Sun audio files.
 
 use super::field::{u16_be, u32_be};
-use super::pcm::{PcmCoding, PcmFormat, PcmHeader};
-use crate::media::error::DecodeError;
+use super::wav::{PcmCoding, PcmFormat, PcmHeader};
+use crate::media::DecodeError;
 
 const FORMAT: &str = "aiff";
 

@@ -1,19 +1,11 @@
-//! Reads audio clip format, length, rate and channels.
-//!
-//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow special rules (frame counts,
-//! encoder delay, position of the last page), which the demultiplexers in [`crate::media`] implement. Where
-//! only the demultiplexers know the length, the frames in all packets are counted, so that the length equals
-//! the decoded length.
-//!
-//! The length of an Ogg stream that is truncated or damaged near the end is the position of the last intact
-//! page. A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
-//! frames up to the page end; the checksum covers the whole page with the checksum field set to 0.
-//!
-//! # Source
-//! Ogg pages: RFC 3533, section 6.
+//! Parses audio headers: FLAC, Ogg, MPEG, AIFF, AU.
 
+use super;
+use super::field::{u16_be, u32_be, u32_le};
+use super::wav::PcmHeader;
+use super::{AudioLength, MpegKind, aiff, wav};
+use crate::media::DecodeError;
 use std::io::{Cursor, ErrorKind};
-
 use symphonia::core::checksum::Crc32;
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
@@ -22,11 +14,6 @@ use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions, Monitor};
 use symphonia::core::packet::Packet;
 use symphonia::default::formats::{FlacReader, MpaReader, OggReader};
-
-use super::field::{u16_be, u32_be, u32_le};
-use super::pcm::PcmHeader;
-use super::{AudioLength, MpegKind, aiff, foreign, mpeg, wav};
-use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by the first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -319,9 +306,89 @@ fn intact_page(bytes: &[u8]) -> Option<&[u8]> {
     (u32_le(page, CHECKSUM_AT) == Some(checksum.crc())).then_some(page)
 }
 
+/// Number of bytes before the first frame that are searched.
+const SEARCHED_BYTES: usize = 64 << 10;
+/// Minimum number of consecutive frames.
+const FRAMES_MIN: usize = 3;
+
+/// Properties shared by all frames in a clip: version and layer, sample rate, one or two channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MpegKind {
+    version_and_layer: u8,
+    rate: u8,
+    is_mono: bool,
+}
+
+impl MpegKind {
+    /// Returns the kind of the frame that starts with these bytes.
+    pub(crate) fn of(frame: &[u8]) -> Option<Self> {
+        read_header(frame).map(|(kind, _)| kind)
+    }
+
+    /// Returns the samples per frame and channel.
+    pub(super) fn samples(self) -> u64 {
+        match (self.version_and_layer >> 1 & 3, self.version_and_layer >> 3) {
+            (3, _) => 384,
+            (1, 0 | 2) => 576,
+            _ => 1152,
+        }
+    }
+}
+
+/// Returns the offset of the first of several consecutive frames with the same kind.
+pub(super) fn first_frame(bytes: &[u8]) -> Option<usize> {
+    (0..bytes.len().min(SEARCHED_BYTES)).find(|&start| is_stream(&bytes[start..]))
+}
+
+/// Returns whether consecutive frames with the same kind reach the end of the bytes, or the minimum number.
+fn is_stream(bytes: &[u8]) -> bool {
+    let Some((kind, mut position)) = read_header(bytes) else { return false };
+    for _ in 1..FRAMES_MIN {
+        match bytes.get(position..).map(read_header) {
+            Some(Some((next, length))) if next == kind => position += length,
+            _ => return position == bytes.len(),
+        }
+    }
+    true
+}
+
+/// Returns a frame's kind and length in bytes.
+fn read_header(bytes: &[u8]) -> Option<(MpegKind, usize)> {
+    const FIRST_VERSION: u8 = 3;
+    const KILOBITS_1: [[usize; 14]; 3] = [
+        [32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320],
+        [32, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384],
+        [32, 64, 96, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448],
+    ];
+    const KILOBITS_2: [[usize; 14]; 3] = [
+        [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160],
+        [8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160],
+        [32, 48, 56, 64, 80, 96, 112, 128, 144, 160, 176, 192, 224, 256],
+    ];
+    let &[0xFF, second, third, fourth, ..] = bytes else { return None };
+    let (version, layer) = (second >> 3 & 3, second >> 1 & 3);
+    let (rate, padding) = (third >> 2 & 3, usize::from(third >> 1 & 1));
+    if second >> 5 != 7 || version == 1 || layer == 0 || rate == 3 {
+        return None;
+    }
+    // Layer III has the number 1.
+    let place = usize::from(layer) - 1;
+    let kilobits = if version == FIRST_VERSION { KILOBITS_1[place] } else { KILOBITS_2[place] };
+    let bits = 1000 * kilobits.get(usize::from(third >> 4).checked_sub(1)?)?;
+    let hertz = [44_100, 48_000, 32_000][usize::from(rate)] / [4, 1, 2, 1][usize::from(version)];
+    let length = match (layer, version) {
+        (3, _) => 4 * (12 * bits / hertz + padding),
+        (1, 0 | 2) => 72 * bits / hertz + padding,
+        _ => 144 * bits / hertz + padding,
+    };
+    let kind = MpegKind { version_and_layer: second & 0x1E, rate, is_mono: fourth >> 6 == 3 };
+    Some((kind, length))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::media::fixtures::{SINE_MP3, bytes_of_hex};
 
     fn page(serial: u32, position: u64, body: &[u8]) -> Vec<u8> {
         let mut page = b"OggS\0\0".to_vec();
@@ -353,5 +420,25 @@ mod tests {
         assert_eq!(last_position(&file, 9), None);
         let resumed = [file, page(7, 500, b"behind garbage")].concat();
         assert_eq!(last_position(&resumed, 7), Some(500));
+    }
+
+    #[test]
+    fn frames_are_found_behind_zeros_and_junk() {
+        let clip = bytes_of_hex(SINE_MP3);
+        for junk in [vec![], vec![0; 1000], b"\xff\xe3\x48junk \xff\xfb\x90\xc4".repeat(30)] {
+            assert_eq!(first_frame(&[&junk[..], &clip].concat()), Some(junk.len()));
+        }
+        assert_eq!(first_frame(&[0x55; 5000]), None);
+        assert_eq!(first_frame(b"\xff\xfb\x90\xc4 one header alone"), None);
+    }
+
+    #[test]
+    fn the_length_of_a_frame_follows_from_its_header() {
+        let length = |header: [u8; 4]| read_header(&header).map(|(_, length)| length);
+        assert_eq!(length([0xFF, 0xFB, 0x90, 0x00]), Some(417), "128 kbit/s at 44.1 kHz");
+        assert_eq!(length([0xFF, 0xFD, 0xA4, 0x00]), Some(576), "layer II, 192 kbit/s at 48 kHz");
+        assert_eq!(length([0xFF, 0xF3, 0x40, 0x00]), Some(104), "MPEG-2, 32 kbit/s at 22.05 kHz");
+        assert_eq!(length([0xFF, 0xFB, 0xF0, 0x00]), None);
+        assert_eq!(length([0xFF, 0xFB, 0x9C, 0x00]), None);
     }
 }

@@ -2,12 +2,12 @@
 
 use image::metadata::Orientation;
 
-#[cfg(feature = "avif")]
-use super::avif;
+use super;
 use super::field::{u16_le, u32_be, u32_le};
 use super::tiff::swaps_sides;
-use super::{ImageSize, foreign, jpeg, png, tiff};
-use crate::media::error::DecodeError;
+use super::{ImageSize, avif, jpeg, png, tiff};
+#[cfg(feature = "avif")]
+use crate::media::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
 /// the first bytes.

@@ -7,7 +7,7 @@ use image::metadata::Orientation;
 
 use super::field::u16_be;
 use super::tiff;
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
 
 const FORMAT: &str = "jpeg";
 

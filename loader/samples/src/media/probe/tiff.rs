@@ -9,7 +9,7 @@
 use image::metadata::Orientation;
 
 use super::ImageSize;
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
 
 const FORMAT: &str = "tiff";
 /// Maximum number of values read from an entry.

@@ -15,16 +15,14 @@ use ffmpeg::codec::packet::side_data::Type;
 use ffmpeg::codec::threading;
 use ffmpeg::filter::Graph;
 use ffmpeg::format::context::Input;
-use ffmpeg::frame;
-use ffmpeg::media;
-use ffmpeg::{Dictionary, Packet, Rational};
+use ffmpeg::{Dictionary, Packet, Rational, frame, media};
 use ffmpeg_next as ffmpeg;
 
 use super::container::is_cut;
 use super::sampling::{Stamp, VideoSampling};
 use super::{Video, VideoLimits};
-use crate::media::error::DecodeError;
-use crate::media::limits::check_limit;
+use crate::media::DecodeError;
+use crate::media::shape::check_limit;
 
 const FORMAT: &str = "video";
 /// Demuxers for the supported containers; the MOV and MP4 demuxer has six names in FFmpeg.

@@ -215,7 +215,7 @@ fn what_is_no_video_is_refused_and_nothing_else_is_opened() {
     }
     let Some(bytes) = generate(directory.path(), "b.mp4") else { return };
     let limits = VideoLimits { decoded_bytes_max: 1_000, ..VideoLimits::default() };
-    assert!(matches!(decode_video(&bytes, &limits), Err(crate::media::error::DecodeError::TooLarge { .. })));
+    assert!(matches!(decode_video(&bytes, &limits), Err(crate::media::DecodeError::TooLarge { .. })));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn damage_inside_a_frame_is_an_error() {
     let mut damaged = sound.clone();
     damaged[payload + 200..payload + 260].fill(0x55);
     let error = decode_video(&damaged, &limits).unwrap_err();
-    assert!(matches!(error, crate::media::error::DecodeError::Codec { format: "video", .. }), "{error}");
+    assert!(matches!(error, crate::media::DecodeError::Codec { format: "video", .. }), "{error}");
 }
 
 #[test]

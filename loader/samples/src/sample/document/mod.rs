@@ -14,7 +14,6 @@
 //! [`crate::sample`] uses the same rules for counting at indexing, and a preparer converts the result to
 //! tensors.
 
-mod content;
 mod layout;
 mod names;
 mod parts;
@@ -30,13 +29,13 @@ pub use self::parts::{ChatTurn, ContentPart};
 pub(super) use self::source::{TextSource, TwoDocuments, measure_document, second_document, select_text};
 pub use self::source::{has_text, has_turns, measure_json};
 
-use self::content::UnplacedPart;
 use self::layout::{Dialogue, Text};
 use self::names::{column_media, resolve};
 use self::parts::content_of_field;
 use super::{Field, Sample};
 use crate::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
 use crate::media::{Content, Media, Modality, extension_content, extension_modality};
+use parts::UnplacedPart;
 
 /// Mismatch between a sample's document and fields.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

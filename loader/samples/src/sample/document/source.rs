@@ -3,10 +3,10 @@
 use serde_json::Value;
 
 use super::layout::{Layout, Text, Unread};
+use super::parts::UnplacedPart;
 use crate::media::TextLength;
-use crate::sample::document::content::UnplacedPart;
 use crate::sample::document::layout::Dialogue;
-use crate::sample::text::estimate_tokens;
+use crate::sample::estimate_tokens;
 
 /// Source of the sample text.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,7 +5,7 @@
 //! Pillow's; other matrices are computed in floating point.
 
 use super::FORMAT;
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
 use crate::media::probe::ColorCoding;
 
 /// Sample plane.

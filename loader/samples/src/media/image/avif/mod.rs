@@ -2,22 +2,26 @@
 //!
 //! Pixels equal Pillow's `convert("RGB")`: alpha is dropped, the crop property `clap` is not applied. The
 //! caller applies rotation and mirroring, as for other formats.
+//!
+//! Checks AV1 units before they are decoded, and reads the sequence header.
+//!
+//! The decoder gets only units that pixels depend on: it panics on some damaged metadata, which ends the
+//! process.
+//!
+//! # Source
+//! AV1 Bitstream & Decoding Process Specification, sections 5.3 to 5.5.
 
 mod colors;
-mod obu;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
-use re_rav1d::dav1d::{Decoder, Error, Picture, PixelLayout, PlanarImageComponent, Settings};
-
-use self::colors::{Frame, Plane};
-use self::obu::Sequence;
 use super::RgbImage;
-use crate::media::error::DecodeError;
-use crate::media::limits::{ImageLimits, check_limit};
+use crate::media::DecodeError;
 use crate::media::probe::{AvifHeader, ColorCoding, read_avif_header};
+use crate::media::shape::{ImageLimits, check_limit};
+use colors::{Frame, Plane};
+use re_rav1d::dav1d::{Decoder, Error, Picture, PixelLayout, PlanarImageComponent, Settings};
+use std::ops::Range;
 
 const FORMAT: &str = "avif";
 
@@ -28,7 +32,7 @@ pub(super) fn decode_into(
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
     let header = read_avif_header(bytes)?;
-    let units = obu::read_units(&coded_bytes(bytes, &header.extents)?)?;
+    let units = read_units(&coded_bytes(bytes, &header.extents)?)?;
     let (width, height) = (header.size.width, header.size.height);
     let pixel_bytes = pixel_bytes(&units.sequence);
     let decoded_bytes = (u64::from(width) * u64::from(height)).saturating_mul(pixel_bytes);
@@ -113,4 +117,291 @@ fn convert(picture: &Picture, colors: ColorCoding, pixels: &mut Vec<u8>) -> Resu
         colors,
     };
     colors::convert(&frame, pixels)
+}
+
+/// Maximum number of frames per image; layers and hidden frames come before the visible frame.
+const FRAMES_MAX: usize = 32;
+
+/// AV1 units, in decoding order.
+pub(super) struct Units {
+    /// Sequence headers, frames and tile groups, each with the length.
+    pub(super) bytes: Vec<u8>,
+    pub(super) sequence: Sequence,
+}
+
+/// Sample coding in a sequence header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sequence {
+    /// Bits per sample: 8, 10 or 12.
+    pub(super) depth: u32,
+    /// Whether there is no chroma.
+    pub(super) is_gray: bool,
+    pub(super) colors: ColorCoding,
+}
+
+/// Splits the data into units and keeps the units that pixels depend on.
+///
+/// # Errors
+/// [`DecodeError::Truncated`] if the last unit is cut, [`DecodeError::Malformed`] without a sequence header
+/// or a frame. Offsets count from the first byte of the AV1 data.
+pub(super) fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
+    const SEQUENCE_HEADER: u8 = 1;
+    let mut kept = Vec::with_capacity(data.len());
+    let mut sequence = None;
+    let mut frames = 0;
+    let mut position = 0;
+    while position < data.len() {
+        let start = position;
+        let (head, body) = next_unit(data, &mut position)?;
+        match head[0] >> 3 & 0xF {
+            SEQUENCE_HEADER => {
+                let missing = || DecodeError::malformed(FORMAT, start, "the sequence header is damaged");
+                sequence = Some(read_sequence(body).ok_or_else(missing)?);
+            }
+            // Frame header; frame.
+            3 | 6 => frames += 1,
+            // Delimiter; tile group.
+            2 | 4 => {}
+            _ => continue,
+        }
+        kept.extend([head[0] | HAS_LENGTH]);
+        kept.extend(&head[1..]);
+        push_length(body.len(), &mut kept);
+        kept.extend(body);
+    }
+    let malformed = |reason: &str| DecodeError::malformed(FORMAT, 0, reason);
+    let sequence = sequence.ok_or_else(|| malformed("the AV1 data have no sequence header"))?;
+    match frames {
+        0 => Err(malformed("the AV1 data have no frame")),
+        1..=FRAMES_MAX => Ok(Units { bytes: kept, sequence }),
+        _ => Err(malformed("the AV1 data of one image have more than 32 frames")),
+    }
+}
+
+/// Header bit: a length follows.
+const HAS_LENGTH: u8 = 2;
+
+/// Returns the header, without the length, and the body of the unit at `position`, and advances `position` to
+/// the next unit.
+fn next_unit<'a>(data: &'a [u8], position: &mut usize) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
+    const FORBIDDEN: u8 = 0x80;
+    const HAS_EXTENSION: u8 = 4;
+    let ended = || DecodeError::truncated(FORMAT, data.len());
+    let start = *position;
+    let first = data[start];
+    if first & FORBIDDEN != 0 {
+        return Err(DecodeError::malformed(FORMAT, start, "no unit of AV1 starts here"));
+    }
+    let mut at = start + if first & HAS_EXTENSION == 0 { 1 } else { 2 };
+    let head = data.get(start..at).ok_or_else(ended)?;
+    let mut length = data.len() - at;
+    if first & HAS_LENGTH != 0 {
+        length = 0;
+        for place in 0.. {
+            let byte = *data.get(at).ok_or_else(ended)?;
+            at += 1;
+            length |= usize::from(byte & 0x7F) << (7 * place);
+            match byte {
+                0..0x80 => break,
+                _ if place == 3 => {
+                    return Err(DecodeError::malformed(FORMAT, start, "a unit of AV1 is too long"));
+                }
+                _ => {}
+            }
+        }
+    }
+    let body = data.get(at..at + length).ok_or_else(ended)?;
+    *position = at + length;
+    Ok((head, body))
+}
+
+fn push_length(mut length: usize, bytes: &mut Vec<u8>) {
+    while length >= 0x80 {
+        bytes.push(length as u8 | 0x80);
+        length >>= 7;
+    }
+    bytes.push(length as u8);
+}
+
+/// Reads bits, highest first; `None` past the end.
+struct Bits<'a> {
+    bytes: &'a [u8],
+    position: usize,
+}
+
+impl Bits<'_> {
+    fn flag(&mut self) -> Option<bool> {
+        let byte = self.bytes.get(self.position / 8)?;
+        let bit = byte >> (7 - self.position % 8) & 1;
+        self.position += 1;
+        Some(bit == 1)
+    }
+
+    fn number(&mut self, bits: u32) -> Option<u32> {
+        let mut value = 0;
+        for _ in 0..bits {
+            value = value << 1 | u32::from(self.flag()?);
+        }
+        Some(value)
+    }
+
+    /// Skips a number with a variable length.
+    fn skip_variable(&mut self) -> Option<()> {
+        let mut zeros = 0;
+        while !self.flag()? {
+            zeros += 1;
+        }
+        self.number(zeros.min(32)).map(|_| ())
+    }
+}
+
+fn read_sequence(body: &[u8]) -> Option<Sequence> {
+    let mut bits = Bits { bytes: body, position: 0 };
+    let profile = bits.number(3)?;
+    let is_still = bits.flag()?;
+    let is_reduced = bits.flag()?;
+    if profile > 2 || (is_reduced && !is_still) {
+        return None;
+    }
+    if is_reduced {
+        bits.number(5)?;
+    } else {
+        skip_operating_points(&mut bits)?;
+    }
+    let (width_bits, height_bits) = (bits.number(4)? + 1, bits.number(4)? + 1);
+    bits.number(width_bits)?;
+    bits.number(height_bits)?;
+    if !is_reduced && bits.flag()? {
+        bits.number(7)?;
+    }
+    // Large superblocks, filtered intra prediction, filtered edges.
+    bits.number(3)?;
+    if !is_reduced {
+        skip_inter_tools(&mut bits)?;
+    }
+    // Super-resolution, directional enhancement, restoration.
+    bits.number(3)?;
+    read_samples(&mut bits, profile)
+}
+
+fn skip_operating_points(bits: &mut Bits<'_>) -> Option<()> {
+    let mut delay_bits = None;
+    if bits.flag()? {
+        bits.number(32)?;
+        bits.number(32)?;
+        if bits.flag()? {
+            bits.skip_variable()?;
+        }
+        if bits.flag()? {
+            delay_bits = Some(bits.number(5)? + 1);
+            bits.number(32)?;
+            bits.number(10)?;
+        }
+    }
+    let has_delays = bits.flag()?;
+    for _ in 0..=bits.number(5)? {
+        bits.number(12)?;
+        let level = bits.number(5)?;
+        if level > 7 {
+            bits.flag()?;
+        }
+        if let Some(delay_bits) = delay_bits
+            && bits.flag()?
+        {
+            bits.number(delay_bits)?;
+            bits.number(delay_bits)?;
+            bits.flag()?;
+        }
+        if has_delays && bits.flag()? {
+            bits.number(4)?;
+        }
+    }
+    Some(())
+}
+
+fn skip_inter_tools(bits: &mut Bits<'_>) -> Option<()> {
+    bits.number(4)?;
+    let has_order = bits.flag()?;
+    if has_order {
+        bits.number(2)?;
+    }
+    let is_screen_content = bits.flag()? || bits.flag()?;
+    if is_screen_content && !bits.flag()? {
+        bits.flag()?;
+    }
+    if has_order {
+        bits.number(3)?;
+    }
+    Some(())
+}
+
+fn read_samples(bits: &mut Bits<'_>, profile: u32) -> Option<Sequence> {
+    const UNSPECIFIED: u32 = 2;
+    const SRGB: [u32; 3] = [1, 13, 0];
+    let is_deep = bits.flag()?;
+    let is_deeper = profile == 2 && is_deep && bits.flag()?;
+    let depth = if is_deeper { 12 } else { 8 + 2 * u32::from(is_deep) };
+    let is_gray = profile != 1 && bits.flag()?;
+    let mut numbers = [UNSPECIFIED; 3];
+    if bits.flag()? {
+        numbers = [bits.number(8)?, bits.number(8)?, bits.number(8)?];
+    }
+    let is_full_range = (!is_gray && numbers == SRGB) || bits.flag()?;
+    let colors = ColorCoding { primaries: numbers[0] as u16, matrix: numbers[2] as u16, is_full_range };
+    Some(Sequence { depth, is_gray, colors })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::fixtures::avif::{AV1_420, AV1_GRAY_LIMITED};
+    use crate::media::fixtures::bytes_of_hex;
+
+    #[test]
+    fn a_sequence_header_tells_depth_and_colors() {
+        let colors = ColorCoding { primaries: 1, matrix: 6, is_full_range: true };
+        let units = read_units(&bytes_of_hex(AV1_420)).unwrap();
+        assert_eq!(units.sequence, Sequence { depth: 8, is_gray: false, colors });
+        let units = read_units(&bytes_of_hex(AV1_GRAY_LIMITED)).unwrap();
+        assert!(units.sequence.is_gray && !units.sequence.colors.is_full_range);
+    }
+
+    #[test]
+    fn only_units_that_pixels_depend_on_are_kept() {
+        let data = bytes_of_hex(AV1_420);
+        let whole = read_units(&data).unwrap().bytes;
+        // A delimiter, metadata, padding, an unknown unit.
+        let other = [&[0x2A, 3, 4, 0x80, 0][..], &[0x7A, 1, 0], &[0x4A, 0], &data].concat();
+        assert_eq!(read_units(&other).unwrap().bytes, whole);
+    }
+
+    #[test]
+    fn every_cut_is_an_error() {
+        let data = bytes_of_hex(AV1_420);
+        for length in 0..data.len() {
+            assert!(read_units(&data[..length]).is_err(), "cut to {length}");
+        }
+    }
+
+    #[test]
+    fn a_last_unit_without_a_length_takes_the_rest() {
+        let data = bytes_of_hex(AV1_420);
+        let mut position = 0;
+        let (mut last, mut start) = (&data[..0], 0);
+        while position < data.len() {
+            start = position;
+            (_, last) = next_unit(&data, &mut position).unwrap();
+        }
+        let open = [&data[..start], &[data[start] & !HAS_LENGTH], last].concat();
+        assert!(open.len() < data.len());
+        assert_eq!(read_units(&open).unwrap().bytes, read_units(&data).unwrap().bytes);
+    }
+
+    #[test]
+    fn too_many_frames_are_refused() {
+        let data = bytes_of_hex(AV1_420);
+        let frames = [0x32, 1, 0].repeat(FRAMES_MAX);
+        let refused = read_units(&[&data[..], &frames].concat()).err().unwrap();
+        assert!(refused.to_string().contains("more than 32 frames"), "{refused}");
+    }
 }

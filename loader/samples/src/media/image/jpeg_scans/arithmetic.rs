@@ -7,8 +7,8 @@
 //! ITU-T T.81 (1992): decoder D.2, states table D.3, sequential models F.1.4.4 and F.2.4, progressive models
 //! G.1.3.
 
-use super::bits::Segment;
 use super::frame::{Conditioning, Scan, Tables};
+use super::huffman::Segment;
 use super::{Block, Coder};
 
 /// Fixed estimate: both values are equally probable.

@@ -1,7 +1,7 @@
 //! JPEG frame, scans and tables.
 
 use super::{Block, FORMAT};
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
 use crate::media::probe::JpegHeader;
 use crate::media::probe::field::u16_be;
 

@@ -9,23 +9,21 @@
 //! ITU-T T.81 (1992): markers annex B, sequential coding annex F, progressive coding annex G.
 
 mod arithmetic;
-mod bits;
 mod frame;
 mod huffman;
 mod pixels;
-mod transform;
 
 use super::RgbImage;
-use crate::media::error::DecodeError;
-use crate::media::limits::{ImageLimits, Strictness, check_limit};
+use crate::media::DecodeError;
 use crate::media::probe::JpegHeader;
 use crate::media::probe::field::u16_be;
+use crate::media::shape::{ImageLimits, Strictness, check_limit};
 
 use self::arithmetic::ArithmeticCoder;
-use self::bits::Segment;
 use self::frame::{Component, Frame, Scan, Tables};
 use self::huffman::HuffmanCoder;
 pub(super) use self::pixels::rgb_of_ycc;
+use huffman::Segment;
 
 const FORMAT: &str = "jpeg";
 /// Maximum number of scans in a file; encoders write a dozen.

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::media::fixtures::bytes_of_hex;
-use crate::media::limits::Strictness;
 use crate::media::probe::read_jpeg_header;
+use crate::media::shape::Strictness;
 
 /// Sequential in three scans, 4:2:0.
 const THREE_SCANS: &str = "\

@@ -8,21 +8,18 @@
 //! AV1 Image File Format 1.1; ISO/IEC 14496-12 and 23008-12.
 
 mod boxes;
-mod items;
-mod properties;
 
 use std::ops::Range;
 
-use boxes::Fields;
+use boxes::{Fields, Properties};
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
-use properties::Properties;
 
 use self::boxes::{kind_name, need_in_file};
-use self::items::Items;
-use crate::media::error::DecodeError;
+use crate::media::DecodeError;
+use boxes::Items;
 
-pub(crate) use self::properties::ColorCoding;
+pub(crate) use boxes::ColorCoding;
 
 /// Format name in errors.
 const FORMAT: &str = "avif";

@@ -12,24 +12,25 @@
 //! A document is recognized without reading the text, because only one document provides the sample text;
 //! [`super::source`] selects the document. Other document content, such as `system` and `tools`, is read with
 //! the turns.
+//!
+//! Reads the flags that exclude a turn from training.
+//!
+//! Reads captions: a text, or a list or an object with texts, under a separate key.
 
-mod captions;
-mod flags;
+#[cfg(test)]
+mod tests;
 mod turns;
 
+use super::names::is_media_column;
+use super::parts;
+use super::parts::{UnplacedPart, readable};
+use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
+use serde_json::{Map, Value, json};
 use std::borrow::Cow;
 use std::sync::LazyLock;
+use turns::{ASSISTANT, Pair, SYSTEM, is_turns, read_turns};
 
-use serde_json::{Map, Value, json};
-
-use self::captions::{caption_key, caption_text};
-use self::turns::{ASSISTANT, Pair, SYSTEM, is_turns, read_turns};
-use super::content;
-use super::content::UnplacedPart;
-use super::names::is_media_column;
-use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
-
-pub(super) use self::turns::Turn;
+pub(super) use turns::Turn;
 
 /// Conversation keys, in order of precedence.
 const TURN_KEYS: [&str; 4] = ["messages", "conversations", "conversation", "texts"];
@@ -86,7 +87,7 @@ pub fn is_text_column(name: &str) -> bool {
         || SYSTEM_KEYS.contains(&name)
         || beside.contains(&name)
         || turns::is_key(name)
-        || captions::is_key(name)
+        || is_key(name)
 }
 
 /// Document text.
@@ -385,5 +386,196 @@ impl Unread {
     }
 }
 
+/// Flags on assistant turns: OpenAI's `weight`, ms-swift's `loss` and `loss_scale`, axolotl's `train` and
+/// `training`.
+const FLAGS: [&str; 5] = ["weight", "loss", "loss_scale", "train", "training"];
+/// Flags that axolotl obeys on turns with any role.
+const FLAGS_OF_ANY_ROLE: [&str; 2] = ["train", "training"];
+/// Word prefixes in names of other switches, which must not be overlooked.
+const SWITCH_WORDS: [&str; 7] = ["train", "loss", "mask", "weight", "learn", "supervis", "ignore"];
+
+/// Returns whether a turn key is a flag.
+pub(super) fn is_flag(key: &str) -> bool {
+    FLAGS.contains(&key)
+}
+
+/// Returns whether the flags keep a turn as a training target; without flags, an assistant turn is a target.
+///
+/// # Errors
+/// A flag that is neither on nor off, that marks a turn with a different role as a target, or that is
+/// unknown.
+pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result<bool, String> {
+    let mut is_on = true;
+    for (key, value) in turn {
+        if value.is_null() || !is_switch(key, value) {
+            continue;
+        }
+        if !is_flag(key) {
+            return Err(format!(
+                "`{key}` looks like a training flag that is not known; known flags are {}",
+                FLAGS.map(|flag| format!("`{flag}`")).join(", ")
+            ));
+        }
+        let is_set = match value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0)) {
+            Some(_) if value.as_f64().is_some_and(|number| ![0.0, 1.0].contains(&number)) => None,
+            is_set => is_set,
+        };
+        let Some(is_set) = is_set else {
+            return Err(format!("`{key}` must be true or false, 1 or 0, found {}", json_excerpt(value)));
+        };
+        if is_set && !is_assistant && FLAGS_OF_ANY_ROLE.contains(&key.as_str()) {
+            return Err(format!("`{key}` is true, but only turns of the assistant can be training targets"));
+        }
+        is_on &= is_set;
+    }
+    Ok(is_on && is_assistant)
+}
+
+/// Returns whether a turn key switches training: a known flag, a flag by name, or character ranges to train
+/// on.
+fn is_switch(key: &str, value: &Value) -> bool {
+    if is_flag(key) {
+        return true;
+    }
+    let is_short = value.is_boolean() || value.is_number() || key.ends_with("_detail");
+    is_short && words(key).any(|word| SWITCH_WORDS.iter().any(|switch| word.starts_with(switch)))
+}
+
+/// Returns the words in a key such as `is_train` or `isTrain`, in lower case.
+fn words(key: &str) -> impl Iterator<Item = String> {
+    let mut spaced = String::with_capacity(key.len() + 1);
+    for letter in key.chars() {
+        if letter.is_uppercase() {
+            spaced.push(' ');
+        }
+        spaced.extend(letter.to_lowercase());
+    }
+    let words: Vec<String> =
+        spaced.split(|letter: char| !letter.is_alphanumeric()).map(str::to_owned).collect();
+    words.into_iter()
+}
+
+/// Plain-text keys, in order of precedence.
+const CAPTION_KEYS: [&str; 9] = [
+    "caption",
+    "captions",
+    "text",
+    "transcript",
+    "transcription",
+    "sentence",
+    "content",
+    "description",
+    "alt_text",
+];
+/// Words that occur in other plain-text keys.
+const CAPTION_WORDS: [&str; 2] = ["caption", "transcri"];
+/// Text keys in a caption object.
+const INNER_KEYS: [&str; 7] = ["caption", "text", "raw", "value", "en", "eng", "transcript"];
+
+/// Returns whether a key names plain text.
+pub(super) fn is_key(name: &str) -> bool {
+    CAPTION_KEYS.contains(&name)
+}
+
+/// Returns the text key in a document that is neither a conversation nor a pair.
+///
+/// A key that only contains `caption` counts if it is the only such key.
+pub(in crate::sample::document) fn caption_key(object: &Map<String, Value>) -> Option<&str> {
+    let is_filled = |key: &str| object.get(key).is_some_and(is_caption);
+    if let Some(known) = CAPTION_KEYS.into_iter().find(|key| is_filled(key)) {
+        return Some(known);
+    }
+    let is_named = |key: &str| CAPTION_WORDS.iter().any(|word| key.to_ascii_lowercase().contains(word));
+    let mut named = object.iter().filter(|(key, value)| is_named(key) && is_caption(value));
+    let (key, _) = named.next()?;
+    named.next().is_none().then_some(key)
+}
+
+/// Returns whether a value has the form of a caption: a text, or a list or an object with texts.
+fn is_caption(value: &Value) -> bool {
+    match value {
+        Value::String(text) => !text.trim().is_empty(),
+        Value::Array(values) => {
+            let is_text = |value: &Value| value.is_string() || value.is_object();
+            values.iter().any(is_caption) && values.iter().all(is_text)
+        }
+        Value::Object(object) => {
+            INNER_KEYS.iter().any(|key| object.get(*key).is_some_and(is_caption))
+                || (!object.is_empty() && object.values().all(Value::is_string))
+        }
+        _ => false,
+    }
+}
+
+/// Returns the caption text: the first text in a list; in an object the text under a known key or the only
+/// text.
+///
+/// # Errors
+/// An object with several texts, all under unknown keys.
+pub(in crate::sample::document) fn caption_text<'a>(key: &str, value: &'a Value) -> Result<&'a str, String> {
+    match value {
+        Value::String(text) => readable(text),
+        Value::Array(values) => match values.iter().find(|value| is_caption(value)) {
+            Some(first) => caption_text(key, first),
+            None => Ok(""),
+        },
+        Value::Object(object) => {
+            let known = INNER_KEYS.iter().find_map(|key| object.get(*key).filter(|value| is_caption(value)));
+            let mut texts = object.values().filter(|value| is_caption(value));
+            match (known, texts.next(), texts.next()) {
+                (Some(known), ..) | (None, Some(known), None) => caption_text(key, known),
+                _ => {
+                    let keys: Vec<&str> = object.keys().map(String::as_str).collect();
+                    let keys = keys.join(", ");
+                    let shown = excerpt(&keys, EXCERPT_CHARACTERS);
+                    Err(format!("`{key}` holds several texts ({shown}), none under a known key"))
+                }
+            }
+        }
+        _ => Ok(""),
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(turn: &Value, is_assistant: bool) -> Result<bool, String> {
+        is_target(turn.as_object().unwrap(), is_assistant)
+    }
+
+    #[test]
+    fn known_flags_are_on_or_off() {
+        for (turn, expected) in [
+            (json!({"content": "x"}), true),
+            (json!({"weight": 0}), false),
+            (json!({"weight": 1, "loss": null}), true),
+            (json!({"weight": 1.0, "train": false}), false),
+            (json!({"training": true}), true),
+            (json!({"loss": false}), false),
+            (json!({"loss_scale": 0.0}), false),
+        ] {
+            assert_eq!(read(&turn, true), Ok(expected), "{turn}");
+        }
+        assert_eq!(read(&json!({"weight": 1, "loss": true}), false), Ok(false));
+        assert_eq!(read(&json!({"train": false}), false), Ok(false));
+    }
+
+    #[test]
+    fn flags_that_are_not_understood_are_refused_by_name() {
+        for (turn, is_assistant, reason) in [
+            (json!({"weight": 0.5}), true, "`weight` must be true or false, 1 or 0, found 0.5"),
+            (json!({"train": "no"}), true, "`train` must be true or false, 1 or 0, found \"no\""),
+            (json!({"train": true}), false, "`train` is true, but only turns of the assistant"),
+            (json!({"is_train": true}), true, "`is_train` looks like a training flag"),
+            (json!({"mask": 1}), true, "`mask` looks like a training flag"),
+            (json!({"isTrainable": false}), true, "`isTrainable` looks like a training flag"),
+            (json!({"train_detail": [{"begin_offset": 0}]}), true, "`train_detail` looks like"),
+        ] {
+            let found = read(&turn, is_assistant).unwrap_err();
+            assert!(found.starts_with(reason), "{turn}: {found}");
+        }
+        assert_eq!(read(&json!({"toxic": true, "turn": 3, "mask": null, "constraints": 1}), true), Ok(true));
+    }
+}

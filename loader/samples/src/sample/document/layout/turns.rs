@@ -4,10 +4,13 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::super::content::{Content, UnplacedPart, parse_content, readable, split_owned, unused_keys};
-use super::{Unread, flags, is_blank};
+use super;
+use super::{Unread, is_blank};
 use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
 use crate::media::extension_modality;
+use crate::sample::document::parts::{
+    Content, UnplacedPart, parse_content, readable, split_owned, unused_keys,
+};
 
 /// Turn whose placeholders are not matched with fields yet.
 #[derive(Debug, Clone, Default)]
@@ -282,7 +285,7 @@ fn known_role(name: &str) -> Option<&'static str> {
 /// Returns the content for a message without content: calls, reasoning and refusals need none.
 fn content_without(turn: &Map<String, Value>) -> Result<Content<'_>, String> {
     if let Some(Value::String(refusal)) = turn.get("refusal") {
-        return Ok(Content { parts: super::super::content::split_text(refusal)?, reasoning: None });
+        return Ok(Content { parts: crate::sample::document::parts::split_text(refusal)?, reasoning: None });
     }
     let may_stand_alone = ["tool_calls", FUNCTION_CALL, "reasoning_content"];
     let is_alone = may_stand_alone.iter().any(|key| turn.get(*key).is_some_and(|value| !is_blank(value)));
