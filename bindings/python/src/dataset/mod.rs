@@ -4,7 +4,6 @@
 //!
 //! Data argument of the loaders: a dataset, a mixture, or shard names.
 
-mod mixing;
 mod mixture;
 mod samples;
 
@@ -25,8 +24,7 @@ use samples::{ShardSettings, parse_read};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub(crate) use mixing::mix;
-pub(crate) use mixture::PyMixture;
+pub(crate) use mixture::{PyMixture, mix};
 
 #[doc = include_str!("dataset.md")]
 #[pyclass(frozen, name = "Dataset", module = "dflop._native", mapping)]

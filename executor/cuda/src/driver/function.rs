@@ -6,8 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
 
 use super::check;
-use super::context::Context;
-use super::long_calls::during;
+use super::context::{Context, during};
 use super::stream::Stream;
 use crate::error::Result;
 

@@ -3,8 +3,7 @@
 use cudarc::driver::sys;
 
 use super::check;
-use super::context::Context;
-use super::long_calls::during;
+use super::context::{Context, during};
 use crate::error::Result;
 
 /// Host bytes, aligned for every element type.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dflop_device::Result;
 
-use super::event::Gate;
+use super::context::Gate;
 use super::{Context, Event, Stream};
 
 /// Lane work, which returns a stream event at the end.

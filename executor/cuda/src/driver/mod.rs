@@ -6,25 +6,18 @@
 #![expect(unsafe_code, reason = "the driver is called through C functions")]
 
 mod context;
-mod event;
 mod function;
 mod host_buffer;
 mod lanes;
-mod loads;
-mod long_calls;
 mod memory_pool;
 mod staging;
 mod stream;
 
-pub(crate) use context::Context;
-pub use event::CudaEvent;
-pub(crate) use event::{Event, Gate};
+pub(crate) use context::{Context, Event, Gate, Loads, during, lasting};
+pub use context::{CudaEvent, LateLoads};
 pub(crate) use function::{Arguments, Function, Grid, Module};
 pub(crate) use host_buffer::HostBuffer;
 pub(crate) use lanes::Lanes;
-pub use loads::LateLoads;
-pub(crate) use loads::Loads;
-pub(crate) use long_calls::{during, lasting};
 pub use memory_pool::CudaMemory;
 pub(crate) use memory_pool::MemoryPool;
 pub(crate) use staging::Staging;

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::loads::Loads;
+use super::context::Loads;
 use super::{Context, Event, HostBuffer, Stream};
 use crate::error::Result;
 

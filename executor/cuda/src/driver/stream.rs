@@ -5,10 +5,8 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUstream_flags_enum};
 
 use super::check;
-use super::context::Context;
-use super::event::Event;
+use super::context::{Context, Event, during};
 use super::host_buffer::HostBuffer;
-use super::long_calls::during;
 use crate::error::Result;
 
 /// Stream in a context.

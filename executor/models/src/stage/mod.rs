@@ -4,23 +4,16 @@
 //! consecutive blocks in a module; a crate that depends on this crate may implement any other stage, for
 //! instance a stage that wraps a `BlockStage` or computes a custom loss.
 
-mod assemble;
-mod block_list;
 mod block_passes;
 mod block_stage;
-mod build;
-mod options;
 
 use std::sync::Arc;
 
 use crate::block::{BlockOutput, MicrobatchContext, TensorParallel};
 use crate::error::Result;
 use crate::parameters::Parameters;
-pub use assemble::assemble;
-pub use block_stage::BlockStage;
-pub use build::StageSettings;
+pub use block_stage::{Activations, BlockStage, StageOptions, StageSettings, assemble};
 use dflop_device::{Device, Tensor};
-pub use options::{Activations, StageOptions};
 
 /// Callback for complete gradients, with the stage parameters and an index: the gradients of this parameter
 /// and all later parameters are complete for the microbatch, except for parameters that are used twice
