@@ -1,4 +1,11 @@
 //! Partition problem: items, groups, modules and times, and hard group limits in tokens and bytes.
+//!
+//! An *item* is a global-batch sample, identified only by number. A *module* is a model part (encoder, LLM)
+//! on separate devices; every item has a time in each module. A *group* is a microbatch on some DP rank. An
+//! [`Instance`] is checked once, when it is built; all code that accepts an instance relies on that.
+//!
+//! A cap is a guarantee: no result with a group above the cap is ever returned. Caps are compared in
+//! integers.
 
 use super::error::{Error, Result};
 use dflop_costmodel::{MicrobatchConstants, random};

@@ -9,5 +9,8 @@ pub mod archives;
 /// Partition problem families, shared with the balancer tests.
 #[path = "../../balancer/tests/families/mod.rs"]
 pub mod families;
+pub mod images;
 pub mod instances;
+pub mod profiles;
 pub mod random;
+pub mod shapes;

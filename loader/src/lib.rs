@@ -68,8 +68,7 @@ pub mod write;
 pub use dflop_processors as processors;
 pub use dflop_samples::{inputs, media, sample};
 
-pub use dataset;
-pub use dataset::{Dataset, SPLITS_FILE, Splits};
+pub use dataset::{Dataset, SPLITS_FILE, Splits, cost_table};
 pub use error::{Error, Result};
 pub use fetch::{DpShare, SampleReader, Share, read_samples};
 pub use loader::{

@@ -78,7 +78,7 @@ fn plan_of_degree(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         plan: ParallelismPlan::new(&space, &best.candidate),
         step_seconds: mean_ns / 1e9,
         step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
-        lower_bound_seconds: sweep::least_bound_ns(&space, mean_ns) / 1e9,
+        lower_bound_seconds: search::least_bound_ns(&space, mean_ns) / 1e9,
         plans_bounded: search.bounded,
         plans_simulated: search.simulated,
         is_exhaustive: search.is_exhaustive,

@@ -1,4 +1,5 @@
-//! Scores a given plan, and the search's finalists with the best balancing, together with plans from other methods.
+//! Scores a given plan, and the search's finalists with the best balancing, together with plans from other
+//! methods.
 
 use super::cluster::Placement;
 use super::compare::{joint, paper, uniform};

@@ -1,4 +1,10 @@
 //! Instance with caps and groups under construction, in the form that strategies work on.
+//!
+//! Every item is a row of *columns*: the time in each module, then the share of each cap. A column has a
+//! *limit* that no group may exceed; modules are unlimited. A group's *value* is the largest module, and the
+//! makespan is the largest value.
+//!
+//! Loads and values follow every group change, in integers. Strategies build on this module; it imports none.
 
 use super::bound;
 use super::bound::LowerBound;

@@ -62,7 +62,7 @@ impl StepOrder {
     fn from_chunks(shape: &StepShape, chunks: usize) -> Self {
         let ranks = shape.stages / chunks;
         let lists: Vec<Vec<Pass>> =
-            (0..ranks).map(|rank| interleaved::passes(rank, ranks, chunks, shape.slots)).collect();
+            (0..ranks).map(|rank| kind::passes(rank, ranks, chunks, shape.slots)).collect();
         let mut next = vec![0; ranks];
         let mut done = vec![[false; 2]; shape.stages * shape.slots];
         let mut passes = Vec::with_capacity(done.len() * 2);

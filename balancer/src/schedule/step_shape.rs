@@ -1,4 +1,8 @@
-//! Stages in a step: modules with replicas, and parallel chains of encoder stages that feed the last module's stages.
+//! Stages in a step: modules with replicas, and parallel chains of encoder stages that feed the last module's
+//! stages.
+//!
+//! Stages are numbered encoder by encoder, then last-module stages. All chains end where the last module
+//! begins, so a stage's *depth*, the place on the longest path, is counted from there.
 
 use super::lagged::{Lags, StagePlace};
 use super::{ScheduleKind, kind};
@@ -173,8 +177,8 @@ impl StepShape {
     pub fn in_flight(&self, stage: usize) -> usize {
         if let ScheduleKind::Interleaved { chunks } = self.kind {
             let (ranks, rank) = (self.stages / usize::from(chunks), self.first_of_rank(stage));
-            let passes = interleaved::passes(rank, ranks, usize::from(chunks), self.slots);
-            return interleaved::held_max(&passes, stage).max(1);
+            let passes = kind::passes(rank, ranks, usize::from(chunks), self.slots);
+            return kind::held_max(&passes, stage).max(1);
         }
         let last = self.lags(stage).last().map_or(0, |(_, lag)| *lag);
         (last + 1).min(self.slots).max(1)

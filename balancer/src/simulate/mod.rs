@@ -1,4 +1,10 @@
 //! Runs a pipeline schedule on predicted times, without devices: passes, busy times, critical path.
+//!
+//! Ranks run their lists in order; a rank waits while an input is missing. A message leaves when the
+//! producing pass ends, wherever the send is in the list: an executor starts it at that moment, and only a
+//! transport with blocking sends depends on the position. Messages between the same two ranks travel
+//! sequentially. All times are integer nanoseconds. [`CompiledSchedule`] is the fast way to compute only the
+//! makespan.
 
 mod makespan;
 mod run;
@@ -184,7 +190,7 @@ impl fmt::Display for CriticalStep {
 
 /// All activities in a simulation, with causes.
 #[derive(Debug, Default)]
-pub(super) struct History {
+struct History {
     steps: Vec<CriticalStep>,
     /// Step that ended when each step started; `None` at the start of the simulation.
     causes: Vec<Option<u32>>,
@@ -192,30 +198,30 @@ pub(super) struct History {
 
 impl History {
     /// Adds a step that starts when the cause ends; returns the step number.
-    pub(super) fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
+    fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
         let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
         self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });
         self.causes.push(cause);
         self.steps.len() as u32 - 1
     }
 
-    pub(super) fn end_ns(&self, step: u32) -> u64 {
+    fn end_ns(&self, step: u32) -> u64 {
         self.steps[step as usize].end_ns
     }
 
     /// Returns the later of two steps; the first if they end together.
-    pub(super) fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
+    fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
         let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end_ns(step));
         if end_ns(second) > end_ns(first) { second } else { first }
     }
 
     /// Returns all steps, in the order in which they were found.
-    pub(super) fn steps(&self) -> &[CriticalStep] {
+    fn steps(&self) -> &[CriticalStep] {
         &self.steps
     }
 
     /// Returns the chain of steps that ends last.
-    pub(super) fn critical_path(&self) -> Vec<CriticalStep> {
+    fn critical_path(&self) -> Vec<CriticalStep> {
         let mut at = (0..self.steps.len() as u32).fold(None, |last, step| self.later(last, Some(step)));
         let mut path = Vec::new();
         while let Some(step) = at {

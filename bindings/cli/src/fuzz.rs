@@ -27,7 +27,7 @@ fn temporary_file(bytes: &[u8]) -> PathBuf {
 }
 
 fn links(bytes: &[u8]) {
-    let _links = plan::links::read(&temporary_file(bytes));
+    let _links = plan::samples::read(&temporary_file(bytes));
 }
 
 fn mixture(bytes: &[u8]) {

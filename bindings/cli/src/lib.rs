@@ -15,6 +15,7 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzz;
 mod output;
+mod progress;
 mod reexec;
 mod report;
 mod view;

@@ -16,8 +16,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyModule, PyString, PyType};
 use std::path::PathBuf;
 
-pub(crate) use arguments;
-
 /// Extensions for numbers in the `WebDataset` convention: a class, a count, an index.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
 
@@ -284,6 +282,8 @@ macro_rules! arguments {
     ($py:expr, $($name:ident),+ $(,)?) => {{
         let arguments = pyo3::types::PyDict::new($py);
         $(arguments.set_item(stringify!($name), &$name)?;)+
-        $Arguments::new(arguments)
+        $crate::convert::Arguments::new(arguments)
     }};
 }
+
+pub(crate) use arguments;

@@ -1,4 +1,43 @@
-//! Estimates a factor per shape bin from measured microbatches, by least squares over a Cholesky factorization.
+//! Estimates a factor per shape bin from measured microbatches, by least squares over a Cholesky
+//! factorization.
+//!
+//! **The estimator.** A microbatch `m` holds samples from several bins; `w_mb` is the share of bin `b` in the
+//! microbatch's predicted time, and `t_m` is the measured time divided by the predicted time, minus 1. With
+//! `g_b` a bin's factor minus 1,
+//!
+//! ```text
+//! t_m = sum_b w_mb g_b + noise
+//! ```
+//!
+//! Credit is split by regression: a bin is charged with the extra time that microbatches take *because* they
+//! contain more of it. `g` minimizes
+//!
+//! ```text
+//! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
+//! ```
+//!
+//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` the residual scale, 1.4826 times the median absolute
+//! residual. Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that
+//! waited for something counts no more than a microbatch at the edge. The second term shrinks towards no
+//! correction, the third towards neighbors; both are worth at most one observation, so they decide only if
+//! there are few observations. The minimum is found by iteratively reweighted least squares with Cholesky's
+//! method.
+//!
+//! A deviation that all bins share, such as a machine slower than the measured machine, does not show in any
+//! single bin: only the sum over the bins is well known. Therefore a **common** deviation `c` for all bins
+//! whose own deviation is within noise is estimated in the same way from what the significant bins leave,
+//! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
+//! observed.
+//!
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from 1, and the bin has
+//! at least 1 % of the predicted time; otherwise it is 1, so that noise corrects nothing.
+//!
+//! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
+//! give the same bits everywhere.
+//!
+//! # Source
+//! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects
+//! per input shape and leaves the form open; this form was defined for this project.
 
 use crate::quantiles::median_of_sorted;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,19 @@
-//! Interpolates a measured time over work: monotone between the points, linear outside them, with the expected error as a 90 % interval.
+//! Interpolates a measured time over work: monotone between the points, linear outside them, with the
+//! expected error as a 90 % interval.
+//!
+//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since less time
+//! for more work is clock noise; then a monotone piecewise cubic goes through them. Times are interpolated,
+//! never rates: a rate hides launch costs and does not add up.
+//!
+//! A cubic in plain coordinates, because: through points on `a + b x` it is exactly that line; it has no
+//! kinks at the points, so marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds
+//! correctly, so every rank gets the same bits (logarithms from a platform library would not give them).
+//!
+//! # Source
+//! Isotonic regression: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete
+//! Information",
+//! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic
+//!       Interpolants", 1984, in Brodlie's form with weights from the interval lengths.
 
 mod surface;
 

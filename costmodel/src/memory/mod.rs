@@ -1,5 +1,7 @@
 //! Predicts a pipeline stage's peak device memory in bytes.
 //!
+//! Collects a profile's memory points, from reference files or from the `bytes` column.
+//!
 //! A stage holds *state* (parameters, gradients, optimizer), *activations* for every microbatch in flight,
 //! the *working set* for the layer being computed, and buffers. [`StateBytes`] and [`ActivationBytes`] follow
 //! from a model's sizes, for any TP degree; [`Peak`] adds them up. [`MeasuredMemory`] fits the same
@@ -11,8 +13,6 @@
 //! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit or 32-bit
 //! activations ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass;
 //! allocator overhead is a buffer.
-//!
-//! Collects a profile's memory points, from reference files or from the `bytes` column.
 //!
 //! In reference files, state is the peak over a whole training step, because allocations after the
 //! optimizer's update may lack gradients. In this project's rows, activations are what a forward pass through

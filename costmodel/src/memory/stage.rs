@@ -1,4 +1,17 @@
 //! Computes pipeline stage memory as a function of tokens, fitted to measured points or from formulas.
+//!
+//! A stage takes `fixed + saved * tokens in flight + working * tokens of the microbatch that is computed`. A
+//! profile's memory points give state and activations linear in layers, with what is outside the layers
+//! charged to every stage, as in the paper. Without points the [`super::StateBytes`] and [`ActivationBytes`]
+//! formulas apply.
+//!
+//! A model with a few layers is run at every TP degree that will be used, and the memory is read. The
+//! measured quantities are linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and
+//! `act(l, tp, batch, seq) = (a(tp) + b(tp) * l) * batch * seq`; both are least-squares fits over the points
+//! at one TP degree. A degree that was not measured is an error, never a guess.
+//!
+//! # Source
+//! DFLOP, section 3.2.1: memory profile at two small layer counts.
 
 use super::activation::{ActivationBytes, Execution, SavedActivations};
 use super::state::{StageLayers, StateBytes, encoder_parameters};

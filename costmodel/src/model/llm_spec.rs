@@ -1,6 +1,5 @@
 //! Defines language model sizes: attention, MLPs, mixtures of experts, and sets of layers.
 
-use super::LayerSet;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -1,6 +1,10 @@
 //! Defines a model's sizes, from which FLOPs, parameters and tokens follow, and identifies model families.
+//!
+//! A [`ModelSpec`] is plain data. Its modules are its encoders and its LLM; code that iterates over encoders
+//! uses [`ModelSpec::encoders`], so a new kind of encoder requires a field here, a [`Module`] and a
+//! [`MediaRule`].
 
-use super::{FamilyId, LlmSpec};
+use super::LlmSpec;
 use crate::module::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};

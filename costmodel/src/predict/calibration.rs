@@ -1,4 +1,26 @@
-//! Compares a profile with the microbatches that were held out when it was measured, and calibrates its uncertainty.
+//! Compares a profile with the microbatches that were held out when it was measured, and calibrates its
+//! uncertainty.
+//!
+//! Each measured point is left out in turn and predicted from the remaining points. The point's score is the
+//! error of that prediction divided by the error that the curve expects there: the spread between repeats
+//! plus the distance to an alternative interpolation. The 90 % quantile over the scores is the factor from
+//! expected error to half width. A new shape is as likely to be off as a left-out shape, whatever the error
+//! distribution, **if it is measured in the same session**. Scores are pooled over a module's parts in one
+//! pass. If these are too few for the quantile, scores from both passes count, then from all TP degrees, then
+//! from all modules.
+//!
+//! A different session, on a different day or under a different load, is off at all shapes together, which no
+//! point in the first session shows. The half width therefore grows by the share of the time by which
+//! sessions differ: as measured if several files in a profile have the same points, otherwise assumed.
+//!
+//! # Source
+//! Leave-one-out residuals: Barber et al., "Predictive Inference with the Jackknife+", 2021,
+//! arXiv:1905.02928. Scores over expected errors, and the rank with the finite-sample correction: Lei et al.,
+//! "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
+//!
+//! A profile that does not predict them plans worse than a guess, so it is rejected unless the check is
+//! turned off. The same errors give the prediction intervals: 90 % of held-out microbatches are within the
+//! half width, with the finite-sample correction.
 
 use super::measured_points::{measured_knots, measured_points};
 use super::microbatch_curve::MicrobatchCurve;

@@ -1,4 +1,45 @@
 //! Reads and writes measured profiles: module times and memory on a device. Some are shipped with the crate.
+//!
+//! # Schema
+//! A profile is one or several CSV files. The first line is `# dflop-profile: 1`. Further lines
+//! `# key: value` before the header describe the measurement: `device`, `driver`, `torch` and so on;
+//! `vision`, `audio` and `llm` give the measured modules' widths, such as
+//! `# llm: hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, and a profile with other widths is an
+//! error. A header and rows follow, columns by name in any order:
+//!
+//! | column | meaning |
+//! | --- | --- |
+//! | `module` | `vision`, `audio` or `llm` |
+//! | `part` | `linear`, `attention`, `whole`, `ends` or `head`, see [`Part`] |
+//! | `phase` | `forward`, `backward` (without the forward pass), `optimizer` |
+//! | `tp` | tensor-parallel degree; the time is of the whole group |
+//! | `layers` | transformer layers that ran; 0 for `ends` and `head` |
+//! | `batch` | sequences side by side; 0 for `optimizer` |
+//! | `tokens` | tokens of each sequence inside the module; target tokens for `head`; 0 for `optimizer` |
+//! | `microseconds` | time of one run, finite and above 0 |
+//! | `bytes` | optional, may be empty: the rise of the allocator's peak; bytes of state for `optimizer` |
+//!
+//! A line `# held-out: microbatch,module,tokens,pairs,microseconds` is a module's time over a microbatch with
+//! mixed lengths, forward and backward, which is not used for predictions but for checks
+//! ([`ProfileCheck`](crate::ProfileCheck)): the total tokens over all sequences, and the sum of squared
+//! sequence lengths. Lines for several modules with the same number are the same microbatch.
+//!
+//! Tile tokens are the tile's patches, not the LLM tokens that it becomes. Rows with the same setting are
+//! repeats; their median counts. Rows of `linear` and `whole` exclude what rows of `ends` include; a profile
+//! without `ends` is assumed to include it in the constant that two layer counts show. If there are rows of
+//! `head`, `ends` excludes it. `attention` for an LLM is causal and in a single sequence, as for packed
+//! samples: it is charged per **original sample**, linear work per **packed sequence**.
+//!
+//! The reference implementation's files are recognized by name and read as well: memory as [`StepMemory`],
+//! and times as a pair of whole and `_skip_attn` runs, whose difference is attention.
+//!
+//! # Source
+//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput for encoder batches, and for
+//! LLM attention and linear work separately. The paper interpolates rates; here times are interpolated, see
+//! `curve/mod.rs`.
+//!
+//! Each profile was measured for a few models. Models with equal widths are the same to a profile, whatever
+//! the model name, so a checkpoint selects the files for the matching preset.
 
 mod measurement;
 mod reference;
@@ -400,7 +441,7 @@ impl ModuleWidths {
     }
 
     /// Parses `hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, in any order.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> std::result::Result<Self, String> {
         let mut widths = Self::default();
         for pair in text.split_whitespace() {
             let Some((key, value)) = pair.split_once('=') else {

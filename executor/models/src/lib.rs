@@ -43,4 +43,4 @@ pub use parameters::{
     BUCKET_ELEMENTS, Declaration, GatherTimes, GradientPair, LayerWeights, ParameterBucket, Parameters,
     PendingWeights, WeightGradients, WeightMatrix, weights,
 };
-pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, block_stage};
+pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};

@@ -1,5 +1,7 @@
 //! Prepares the inputs of one rank from the balanced loader: reads samples, counts tokens, builds contexts.
 //!
+//! Compares the settings of all ranks, before the first step.
+//!
 //! An [`InputReader`] reads for one rank. An LLM rank reads the texts in the microbatches of its DP rank and
 //! no media; an encoder rank reads the samples whose media its replica encodes ([`ReplicaShare`]). Before a
 //! step, ranks sum token counts (`token_counts.rs`). Then all ranks know the tokens in every sample,
@@ -7,8 +9,6 @@
 //! sample that any rank could not decode, or whose text and media disagree, and report it. Before the first
 //! step they compare settings ([`check_agreement`]). A training run prepares the inputs for the next step
 //! while a step runs (`inputs_ahead.rs`).
-//!
-//! Compares the settings of all ranks, before the first step.
 //!
 //! A rank with a different learning rate, seed or dataset would train to its end and produce a wrong model.
 //! All ranks gather all settings and find the first difference, so all ranks fail with the same message.

@@ -122,11 +122,11 @@ impl ModuleReader {
                         // The LLM comes last, so it takes ownership of the samples.
                         let samples = kept.iter().filter_map(|index| own.remove(index)).collect();
                         let llm = &self.job.model().llm;
-                        contexts::text_context(device, llm, &self.preparer, samples, plan.loss_scale())?
+                        step_media::text_context(device, llm, &self.preparer, samples, plan.loss_scale())?
                     }
                     encoder => {
                         let samples: Vec<&PreparedSample> = kept.iter().map(|index| &own[index]).collect();
-                        Some(contexts::media_context(device, self.encoder(encoder)?, encoder, &samples)?)
+                        Some(step_media::media_context(device, self.encoder(encoder)?, encoder, &samples)?)
                     }
                 };
                 contexts.extend(context.map(|context| ((module, microbatch), Arc::new(context))));

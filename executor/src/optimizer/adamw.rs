@@ -1,4 +1,17 @@
 //! Updates weights by `AdamW`, with learning rate schedules: linear warm-up, then constant or cosine decay.
+//!
+//! Parameter state (gradient means, squared gradient means, and a master weight if weights are stored as
+//! bf16) is allocated at the first step, bucket by bucket like the gradients; frozen parameters have none. A
+//! tied parameter on two stages has state on both; equal gradients keep both copies equal bit by bit.
+//!
+//! Steps count from 0, as in `transformers`: with `w` warm-up steps, step `s` has rate `peak * s / w`, so the
+//! first step has rate 0 and step `w` the peak rate. From `w` to the last step the rate falls from the peak
+//! to the minimum along a cosine: `minimum + (peak - minimum) * (1 + cos(pi * (s - w) / (steps - w))) / 2`.
+//! From `steps` on it stays at the minimum, where `transformers` would let the cosine rise again.
+//!
+//! # Source
+//! Loshchilov, Hutter: "SGDR: Stochastic Gradient Descent with Warm Restarts", 2016, arXiv:1608.03983, one
+//! cycle; warm-up: Goyal et al., 2017, arXiv:1706.02677.
 
 use super::bucket_state::{BucketState, ParameterState, Precision};
 use crate::error::{Error, Result};

@@ -1,4 +1,16 @@
 //! Optimizer state per bucket, and the ranks that own it.
+//!
+//! Stage replicas may share the state (ZeRO stage 1): each replica has the state for a range in every bucket,
+//! updates the weights in that range, and receives the remaining weights from the replicas while operations
+//! continue. An update is computed element by element, so the weights have the same bits as without sharing.
+//!
+//! # Source
+//! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
+//! arXiv:1910.02054, section 5.1. Gradients may be complete on all replicas, or divided like the state.
+//!
+//! A parameter can be on several ranks: on every data-parallel replica, and a tied embedding on the first and
+//! the last stage. The lowest such rank owns it. The ranks agree on owners once, by exchanging parameter
+//! names, so that no rank has to know the layout.
 
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext, even_parts};

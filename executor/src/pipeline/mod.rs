@@ -1,5 +1,8 @@
 //! Runs a rank in a job: the action list of a schedule over stages and communicators.
 //!
+//! Runs each stage once before step messages are posted, so that the device loads the required kernels, see
+//! [`Runtime::prepare`](dflop_device::Runtime::prepare).
+//!
 //! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches in
 //! a step and the encoder replica for every medium. Both are the same on all ranks. [`RankStep`] adds the
 //! contexts for the microbatches on this rank. [`PipelineRank::step`] runs the rank's list of
@@ -69,9 +72,6 @@
 //! assert!(losses[0] > 3.0 && losses[0] == losses[1]);
 //! # Ok::<(), dflop_executor::Error>(())
 //! ```
-//!
-//! Runs each stage once before step messages are posted, so that the device loads the required kernels, see
-//! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
 mod gradient_reduction;
 mod job;
@@ -118,12 +118,12 @@ type Kind = (u16, bool, bool, bool);
 
 /// Prepared stages and microbatch kinds.
 #[derive(Debug, Default)]
-pub(super) struct Preparation(BTreeSet<Kind>);
+struct Preparation(BTreeSet<Kind>);
 
 impl Preparation {
     /// Prepares the stages for microbatches in a step that differ from earlier microbatches; gradients are
     /// zeros afterwards, as before.
-    pub(super) fn run<D: Device>(
+    fn run<D: Device>(
         &mut self,
         device: &D,
         view: &StepView<'_, D>,

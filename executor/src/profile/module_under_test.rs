@@ -1,10 +1,10 @@
 //! Times a module by profile part: layers, the parts outside them, and separate attention.
 //!
+//! Lists the shapes that a module can be measured at, by sequence kind.
+//!
 //! Layers run as a single stage, as they do in training. Attention is timed with the operation that layers
 //! call, on the same segments and directly after them; **linear work is the layer time minus the attention
 //! time**.
-//!
-//! Lists the shapes that a module can be measured at, by sequence kind.
 
 use super::clock::Clock;
 use super::random_batches::{Media, SampleTokens, numbers, text_context};

@@ -80,7 +80,7 @@ pub(super) fn run(
             run_on(&device, (peak, times), setup, comm, task, on_step)
         }
         #[cfg(not(feature = "cuda"))]
-        ComputeDevice::Cuda(_) => Err(cuda::unsupported()),
+        ComputeDevice::Cuda(_) => Err(compute_device::unsupported()),
     }
 }
 

@@ -1,15 +1,14 @@
 //! The record of a run, a file of JSON lines: what the run is, then a line for each step, and how it ended.
 //!
+//! Writes the record of a run.
+//!
 //! `dflop train` and the Python package write it, `dflop top` and `dflop report` read it. A resumed run
 //! appends another heading; a line that a killed process cut is the last one, and is left out.
-//!
-//! Writes the record of a run.
 
 mod follow;
 mod line;
 
 use dflop_loader::files::open_own;
-use line::{EndLine, Heading, Line, Outcome, unix_seconds};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom, Write};

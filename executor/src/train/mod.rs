@@ -1,5 +1,7 @@
 //! Trains on a rank, step by step: inputs, pipeline, optimizer, plan corrections, report, trace.
 //!
+//! Builds a rank's stages and joins the job.
+//!
 //! [`TrainingRank::step`] is called by all ranks together, as are all methods documented so. Reports are
 //! equal on all ranks except for times from local clocks; print rank 0's report.
 //!
@@ -19,8 +21,6 @@
 //!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
 //! step.
-//!
-//! Builds a rank's stages and joins the job.
 
 mod correction_record;
 mod measured_times;

@@ -1,4 +1,9 @@
 //! Packed records, and the account of shards, fields, columns, classes and skipped rows.
+//!
+//! Columns are recognized by the names that LLaVA, `NeMo`, `SpeechBrain` and similar datasets use. For each
+//! modality the first known column that is not empty counts; `path` and similar columns count only if no
+//! media column does, so a file that is named twice is packed once. The entry itself is kept verbatim, in
+//! addition to the media.
 
 use super::medium::split_extension;
 use dflop_loader::error::excerpt;

@@ -1,4 +1,8 @@
 //! Collates decoded fields into tensors.
+//!
+//! A buffer is cut into slots, one per row; each thread owns the slot that it fills, and the filled slots are
+//! joined without a copy. When the finished [`Tensor`] is dropped, the memory returns to the pool, because
+//! faulting in fresh pages costs more than filling them.
 
 use super::pool::{DecodePool, Pending};
 use super::transform::TransformStage;

@@ -15,7 +15,7 @@ use dflop_samples::inputs::{PrepareError, PreparedSample, SampleProcessor};
 use dflop_samples::media::augment::{Augment, ImageAugment};
 use dflop_samples::media::{DecodeLimits, Media, PixelLayout, RgbImage, decode};
 use dflop_samples::sample::{Field, Sample};
-use pool::{DecodePool, Pending};
+use pool::Pending;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ pub(crate) struct FieldError {
 
 /// Decoding of one field.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum FieldWork {
+enum FieldWork {
     /// Not decoded here: a transform decodes the field.
     Keep,
     /// Decoded by extension; an image is then augmented.
@@ -124,8 +124,8 @@ impl PendingFields {
 /// Prepares samples for a model after the transforms.
 #[derive(Debug)]
 pub(crate) struct PrepareStage {
-    pub(super) pool: Arc<DecodePool>,
-    pub(super) preparer: Arc<dyn SampleProcessor>,
+    pool: Arc<DecodePool>,
+    preparer: Arc<dyn SampleProcessor>,
 }
 
 impl PrepareStage {
@@ -157,19 +157,19 @@ impl PrepareStage {
 }
 
 /// Waits for a job; a panic inside it becomes the reason of a skip.
-pub(super) async fn wait_for_job<T>(answer: Pending<T>) -> Result<Result<T, String>> {
+async fn wait_for_job<T>(answer: Pending<T>) -> Result<Result<T, String>> {
     let result = answer.await.map_err(|_| Error::StageEnded { stage: "decode" })?;
     Ok(result.map_err(|_| "the decoder panicked".to_owned()))
 }
 
 /// Wraps a field's stored bytes.
-pub(super) fn undecoded(field: &RawField) -> Field {
+fn undecoded(field: &RawField) -> Field {
     let payload: Bytes = field.payload.clone().unwrap_or_default();
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
 }
 
 /// Decodes all fields in a sample.
-pub(super) fn decode_fields(
+fn decode_fields(
     fields: &[RawField],
     work: &[FieldWork],
     limits: &DecodeLimits,
@@ -204,7 +204,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
 }
 
 /// Prepares a decoded sample; images, audio and videos move from the fields into the tensors.
-pub(super) fn prepare(
+fn prepare(
     preparer: &dyn SampleProcessor,
     raw: &RawSample,
     fields: Vec<Field>,

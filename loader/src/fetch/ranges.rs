@@ -1,4 +1,12 @@
 //! Plans the byte ranges to read for a step.
+//!
+//! Plain local shards are opened once and read by range. A compressed shard is decompressed as a whole, so
+//! the result is kept for later samples; both caches evict the least recently used entry. The remote shard
+//! ranges that a step needs are fetched beforehand, by [`remote`](super::remote), all in parallel.
+//!
+//! An index maps shard bytes to fields. If the index belongs to a different dataset, or the shard was
+//! replaced by a file with the same length and time, the bytes belong to different samples. The tar headers
+//! directly before a payload name sample, field and length, so they are read with the payload and compared.
 
 use super::remote::{IndexedRemote, WantedRanges, Whole, unpack};
 use crate::error::{EXCERPT_CHARACTERS, Error, Result, Skipped, StorageError, excerpt};
@@ -17,7 +25,7 @@ use futures::future::try_join_all;
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
-use std::io::{Error, ErrorKind, Result};
+use std::io::{self, ErrorKind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError};
 
@@ -262,7 +270,7 @@ impl FieldRange {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidData`] if the headers belong to a different field, or are not headers.
-    pub(crate) fn check(self, headers: &[u8], key: &str, extension: &str) -> Result<()> {
+    pub(crate) fn check(self, headers: &[u8], key: &str, extension: &str) -> io::Result<()> {
         let is_field = |entry: &Entry| {
             entry.bytes == self.bytes
                 && split_key(&entry.name).is_some_and(|name| name == (key, extension.into()))
@@ -290,7 +298,7 @@ impl FieldRange {
              build the index again",
             self.bytes
         );
-        Err(Error::new(ErrorKind::InvalidData, reason))
+        Err(io::Error::new(ErrorKind::InvalidData, reason))
     }
 }
 

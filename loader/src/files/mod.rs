@@ -1,12 +1,12 @@
 //! Creates, replaces and opens files that other users could exchange, and confines names to a directory.
 //!
+//! Decides whether a name that was read from a file stays in that file's directory.
+//!
 //! Whoever may write to a directory can put a link at a name that is known beforehand, and a program that
 //! opens the name then writes to the link target. A file is therefore written under a random name, which is
 //! created exclusively, and renamed ([`Replacement`]). A file that has to be opened by name, such as a lock
 //! file, is opened without following links, and must be a regular file ([`open_own`]). A file that the user
 //! names may be a link or a device, and is opened by other means.
-//!
-//! Decides whether a name that was read from a file stays in that file's directory.
 //!
 //! Shard lists, splits, manifests and the indexes of other formats name files. Whoever wrote them chose the
 //! names, so all names are checked here by the real location of the named file: links are followed, `..` goes

@@ -18,8 +18,6 @@ use futures::StreamExt;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(super) use shared_settings;
-
 /// Settings shared by [`Loader`](super::Loader) and [`BalancedLoader`](super::BalancedLoader).
 ///
 /// The builders of both loaders have the same methods; use a value of this type to share settings between
@@ -205,6 +203,8 @@ macro_rules! shared_settings {
         }
     };
 }
+
+pub(super) use shared_settings;
 
 impl LoaderSettings {
     shared_settings!();

@@ -1,5 +1,7 @@
 //! Computes the global sample order, as arithmetic.
 //!
+//! Measures how well an order is shuffled, against a uniform permutation over the same samples.
+//!
 //! The sample at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position). It
 //! does not depend on ranks, workers or time, so any rank can compute any step, and a position is the
 //! complete loader state.
@@ -7,8 +9,6 @@
 //! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive
 //! blocks into *windows*, and permutes the positions inside each window; [`Shuffle`] sets both sizes. Laying
 //! out an epoch is O(blocks); the last few layouts are kept, because the steps in an epoch share a layout.
-//!
-//! Measures how well an order is shuffled, against a uniform permutation over the same samples.
 //!
 //! Three statistics, each 1 for a uniform permutation (with many samples) and 0 for index order:
 //!

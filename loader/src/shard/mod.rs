@@ -1,9 +1,9 @@
 //! Reads shards: tar files whose entries are grouped into samples.
 //!
+//! Reads a local archive by range, through a window that follows the headers.
+//!
 //! [`expand_shards`] names them, [`tar`] walks the entries, [`Grouper`] groups entries into samples by key,
 //! and a reader streams the samples from a shard list on a separate thread, ahead of the decoders.
-//!
-//! Reads a local archive by range, through a window that follows the headers.
 
 mod access;
 mod braces;

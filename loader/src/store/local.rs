@@ -1,11 +1,11 @@
 //! Reads local files: by `pread`, or in place through a memory map.
 //!
+//! Acquires file locks with a time limit: a lock holder may be stopped.
+//!
 //! Reading copies, and detects when a file is shortened or changed. A map copies nothing, but a file that is
 //! shortened, or that its disk or server cannot deliver, ends the process with a bus error, and bytes that
 //! were checked may change afterwards. So files are mapped where the caller requests it, or where nobody can
 //! write them.
-//!
-//! Acquires file locks with a time limit: a lock holder may be stopped.
 
 use bytes::Bytes;
 use dflop_samples::file;

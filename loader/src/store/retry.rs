@@ -1,4 +1,7 @@
 //! Retries requests by what their answers say.
+//!
+//! Store-level retries are disabled, so attempts and waits are counted only here. Time is the only limit, so
+//! that a store that restarts does not end a run; a fault that no further attempt can change is final.
 
 use super::redact::redact;
 use super::url::StoreKind;
@@ -206,7 +209,7 @@ fn wait_from(value: &str, now: SystemTime) -> Option<Duration> {
 }
 
 #[cfg(all(test, feature = "remote"))]
-mod tests {
+mod answer_tests {
     use super::*;
 
     #[test]
@@ -367,7 +370,7 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
 }
 
 #[cfg(all(test, feature = "remote"))]
-mod tests {
+mod tls_tests {
     use rustls::{CertificateError, Error as Tls};
 
     use super::*;

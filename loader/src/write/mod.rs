@@ -1,5 +1,7 @@
 //! Writes samples to shards.
 //!
+//! Checks that a sample will be read back from a shard exactly as it was written.
+//!
 //! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample is
 //! never split over shards; a shard without room for the next sample is completed, and a new shard is
 //! started. Equal samples in equal order yield equal bytes: no time, owner or machine property is stored. A
@@ -16,8 +18,6 @@
 //! for one shard, and uploaded when they are complete: an object appears complete or not at all. The
 //! check whether a name is taken precedes the upload, so two writers must not share a directory in a store.
 //! The index for object store shards is written to the user's cache directory, where it is looked up.
-//!
-//! Checks that a sample will be read back from a shard exactly as it was written.
 
 mod destination;
 mod shard_file;
@@ -350,12 +350,12 @@ impl ShardWriter {
 const NAME_BYTES_MAX: usize = 4096;
 
 /// Returns the entry name for a field.
-pub(super) fn entry_name(key: &str, extension: &str) -> String {
+fn entry_name(key: &str, extension: &str) -> String {
     format!("{key}.{extension}")
 }
 
 /// Checks a sample that follows the sample with the key `last`, before anything is written.
-pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&str>) -> Result<()> {
+fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&str>) -> Result<()> {
     let refuse = |reason: String| Err(Error::Output(OutputError::Write { key: key.to_owned(), reason }));
     if let Some(reason) = key_fault(key) {
         return refuse(reason.to_owned());
@@ -415,57 +415,5 @@ fn name_fault(key: &str, extension: &str) -> Option<String> {
             Some(format!("would be read as key `{read_key}`, extension `{read_extension}`"))
         }
         None => Some("would not be read at all".to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reason(key: &str, extensions: &[&str]) -> Option<String> {
-        let fields: Vec<(&str, &[u8])> = extensions.iter().map(|&ext| (ext, b"x".as_slice())).collect();
-        match check_sample(key, &fields, Some("before")) {
-            Err(Error::Output(OutputError::Write { reason, .. })) => Some(reason),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn keys_that_do_not_come_back_are_refused() {
-        let long = "k".repeat(5000);
-        let refused = [
-            "",
-            "a.b",
-            "d/a.b",
-            "d/",
-            "/a",
-            "../a",
-            "a/../b",
-            "./a",
-            "a//b",
-            "a\0b",
-            "__meta__/a",
-            "before",
-            ".hidden",
-            &long,
-        ];
-        for key in refused {
-            assert!(reason(key, &["txt"]).is_some(), "{key:?} was accepted");
-        }
-    }
-
-    #[test]
-    fn keys_of_real_datasets_are_taken() {
-        for key in ["a", "d.1/e.v2/a", "a bé", "日本", "__x", "d/__m__", "__m__", "a\\b", "-", "a\nb"] {
-            assert_eq!(reason(key, &["jpg", "seg.png", "0.jpg", ""]), None, "{key:?}");
-        }
-    }
-
-    #[test]
-    fn extensions_that_do_not_come_back_are_refused() {
-        for extensions in [&["JPG"] as &[&str], &["a/b"], &["a\0"], &["txt", "jpg", "txt"], &[]] {
-            assert!(reason("a", extensions).is_some(), "{extensions:?} were accepted");
-        }
-        assert!(reason("__a", &["b__"]).is_some());
     }
 }

@@ -10,7 +10,7 @@ use crate::shard::{PARTIAL, Shard};
 use crate::store::Stores;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};

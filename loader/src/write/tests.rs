@@ -1,11 +1,10 @@
+use super::{ShardCompression, ShardWriter, ZSTD_LEVEL, *};
+use crate::error::{Error, OutputError};
+use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
-
-use super::{ShardCompression, ShardWriter, ZSTD_LEVEL};
-use crate::error::{Error, OutputError};
-use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem};
 
 fn read_samples(archive: Vec<u8>) -> Vec<RawSample> {
     let samples = MappedSamples::new(Arc::from("s.tar"), archive.into(), FIELD_BYTES_MAX);
@@ -296,4 +295,51 @@ fn the_shard_under_construction_is_no_object_and_its_directory_goes_with_the_wri
     assert!(!staging.exists());
     let list = async move { memory.list_with_delimiter(None).await.unwrap().common_prefixes.len() };
     assert_eq!(crate::store::spawn(list).wait().unwrap(), 0);
+}
+
+fn reason(key: &str, extensions: &[&str]) -> Option<String> {
+    let fields: Vec<(&str, &[u8])> = extensions.iter().map(|&ext| (ext, b"x".as_slice())).collect();
+    match check_sample(key, &fields, Some("before")) {
+        Err(Error::Output(OutputError::Write { reason, .. })) => Some(reason),
+        _ => None,
+    }
+}
+
+#[test]
+fn keys_that_do_not_come_back_are_refused() {
+    let long = "k".repeat(5000);
+    let refused = [
+        "",
+        "a.b",
+        "d/a.b",
+        "d/",
+        "/a",
+        "../a",
+        "a/../b",
+        "./a",
+        "a//b",
+        "a\0b",
+        "__meta__/a",
+        "before",
+        ".hidden",
+        &long,
+    ];
+    for key in refused {
+        assert!(reason(key, &["txt"]).is_some(), "{key:?} was accepted");
+    }
+}
+
+#[test]
+fn keys_of_real_datasets_are_taken() {
+    for key in ["a", "d.1/e.v2/a", "a bé", "日本", "__x", "d/__m__", "__m__", "a\\b", "-", "a\nb"] {
+        assert_eq!(reason(key, &["jpg", "seg.png", "0.jpg", ""]), None, "{key:?}");
+    }
+}
+
+#[test]
+fn extensions_that_do_not_come_back_are_refused() {
+    for extensions in [&["JPG"] as &[&str], &["a/b"], &["a\0"], &["txt", "jpg", "txt"], &[]] {
+        assert!(reason("a", extensions).is_some(), "{extensions:?} were accepted");
+    }
+    assert!(reason("__a", &["b__"]).is_some());
 }

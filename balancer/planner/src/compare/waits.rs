@@ -1,4 +1,22 @@
 //! Divides a method's GPU time into computing and idle time by cause.
+//!
+//! The parts are differences between the makespan and successively weaker lower bounds, in this order:
+//!
+//! | bound | made from the one before | the difference is the wait for |
+//! | --- | --- | --- |
+//! | makespan | | |
+//! | free links | no messages and no sums of gradients | messages |
+//! | equal ranks | every rank takes the mean of all ranks, slot by slot | the slowest rank |
+//! | equal slots | every slot takes the mean of its stage, where that is shorter | unequal microbatches |
+//! | slowest stage | nothing but the passes of the stage with the most work | fill and drain |
+//! | slowest module | the mean of the stages of the module with the most work | the slowest stage |
+//! | computing | the mean of all GPUs of the plan | the LLM or the encoder, by GPUs of the other |
+//!
+//! Every bound is at most the previous bound, so no part is negative, and computing and all parts add up to
+//! the makespan. Equal ranks are no slower because a makespan is a maximum over sums, hence convex, and does
+//! not depend on rank numbers. Equal slots may be slower: short microbatches at both ends shorten fill and
+//! drain. An encoder rank computes as long as the busiest rank in the slot, and transfers inside a
+//! tensor-parallel group count as computing, as in the idle fraction.
 
 use super::data_blind::alone;
 use super::outcome::Outcome;

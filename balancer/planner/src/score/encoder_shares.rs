@@ -1,6 +1,9 @@
 //! Estimates the time that a sample adds to a stage, and divides media between encoder ranks.
+//!
+//! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
+//! the encoder is colocated. Tiles are divided evenly, or whole samples are assigned by LPT.
+//! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
 
-use super::UnitTimes;
 use crate::cluster::Placement;
 use crate::costs::time_table::TimeTable;
 use crate::space::shape::TpTimes;

@@ -1,4 +1,7 @@
 //! Assigns samples in a batch to groups and groups to slots, with pass times and memory.
+//!
+//! Groups are filled greedily, the longest samples first, and assigned to ranks evenly; all ranks use the
+//! same order by size, so that slot `k` has about the same size on all ranks.
 
 use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
 use super::link_times;

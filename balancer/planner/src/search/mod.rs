@@ -1,4 +1,7 @@
 //! Searches the space: a sweep by branch and bound on estimates, then simulations for the promising plans.
+//!
+//! Every family's microbatch range is halved as long as it may hold a plan for the list: a range's estimate
+//! is at most the estimate of any contained plan, so a single check can discard a whole family.
 
 mod halving;
 

@@ -1,10 +1,10 @@
 //! Space with every plan that node size, heads, layers and the global batch allow; `families` enumerates it.
 //!
+//! Kinds of plans that a search covers, and assumptions about running plans.
+//!
 //! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder uses
 //! all remaining GPUs: more ranks have smaller shares of a microbatch, so fewer ranks are never faster.
 //! Several encoders share them (`gpu_shares`), minimizing the slowest encoder's time.
-//!
-//! Kinds of plans that a search covers, and assumptions about running plans.
 
 pub(super) mod bound;
 mod families;
@@ -347,7 +347,7 @@ impl Default for SearchSpaceOptions {
 
 impl SearchSpaceOptions {
     /// Lists whether the layers of a module may be recomputed.
-    pub(super) const fn recomputations(&self) -> &'static [bool] {
+    const fn recomputations(&self) -> &'static [bool] {
         if self.has_recomputation { &[false, true] } else { &[false] }
     }
 }

@@ -1,4 +1,8 @@
 //! Computes a schedule's makespan fast: compiles it to sorted steps, and runs these without events.
+//!
+//! A search needs millions of makespans for the same schedule with different times. A [`CompiledSchedule`]
+//! lists all passes once, each pass after all inputs; computing a makespan is then a walk over that list with
+//! two look-ups and a maximum for each pass.
 
 use super::times::{Communication, StageTimes};
 use crate::error::{Error, Result};
@@ -158,7 +162,7 @@ impl CompiledSchedule {
 /// Placeholder for a step that every step may wait for, until the number of steps is known.
 const NOTHING: u32 = u32::MAX;
 
-pub(super) struct Compiler<'a> {
+struct Compiler<'a> {
     layout: &'a PipelineLayout,
     rows: &'a [usize],
     communication: &'a Communication,
@@ -179,11 +183,7 @@ pub(super) struct Compiler<'a> {
 }
 
 impl<'a> Compiler<'a> {
-    pub(super) fn new(
-        layout: &'a PipelineLayout,
-        rows: &'a [usize],
-        communication: &'a Communication,
-    ) -> Self {
+    fn new(layout: &'a PipelineLayout, rows: &'a [usize], communication: &'a Communication) -> Self {
         Self {
             layout,
             rows,
@@ -201,7 +201,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    pub(super) fn compile(mut self, kind: ScheduleKind) -> Result<CompiledSchedule> {
+    fn compile(mut self, kind: ScheduleKind) -> Result<CompiledSchedule> {
         let lists = self.layout.passes(kind)?;
         let graph = PassGraph::new(self.layout, &lists);
         let ticks = graph.ticks()?;

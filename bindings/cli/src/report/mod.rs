@@ -1,12 +1,12 @@
 //! Collects a command's results and renders them as a self-contained HTML page.
 //!
-//! A [`RunReport`] is a JSON document: `collect` fills the sections from plans, datasets and training runs,
-//! `page` embeds documents in a page with script and style, `read` reads them back. The page has no network,
-//! and escapes everything that comes from data.
-//!
 //! Describes the program and the machine that a report comes from.
 //!
 //! Writes a report: the document if the file ends in `.json`, else the page.
+//!
+//! A [`RunReport`] is a JSON document: `collect` fills the sections from plans, datasets and training runs,
+//! `page` embeds documents in a page with script and style, `read` reads them back. The page has no network,
+//! and escapes everything that comes from data.
 
 pub(crate) mod collect;
 mod document;
@@ -18,7 +18,6 @@ mod verdict;
 use super::failure::Failure;
 use super::output::write_file;
 use dflop_loader::store::redact_name;
-use document::{Origin, RunReport};
 use page::render;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};

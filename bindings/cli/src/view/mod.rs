@@ -1,11 +1,11 @@
 //! Serves a page to look at the samples of a dataset: on this machine only, under a random address.
 //!
+//! Reads samples for requests that come at the same time.
+//!
 //! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` sort and
 //! filter; `describe`, `content` and `media` answer for single samples; `http` rejects requests before
 //! anything else. The page builds everything from JSON as text nodes; the server never puts data into a
 //! document.
-//!
-//! Reads samples for requests that come at the same time.
 
 mod answer;
 mod content;
@@ -63,13 +63,13 @@ const READERS: u64 = 4;
 /// Dataset readers. Samples in the same compressed shard have the same reader, which decompresses the shard
 /// once.
 #[derive(Debug)]
-pub(super) struct Readers {
+struct Readers {
     index: Arc<Index>,
     readers: Vec<Mutex<SampleReader>>,
 }
 
 impl Readers {
-    pub(super) fn new(index: &Arc<Index>) -> Self {
+    fn new(index: &Arc<Index>) -> Self {
         let reader = |_| Mutex::new(SampleReader::new(index.clone()));
         Self { index: index.clone(), readers: (0..READERS).map(reader).collect() }
     }
@@ -77,13 +77,13 @@ impl Readers {
     /// Reads a sample; see [`SampleReader::samples`].
     ///
     /// - `number`: number of the sample in the index
-    pub(super) async fn sample(&self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
+    async fn sample(&self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
         let mut samples = self.of(number).lock().await.samples(&[number], field_bytes_max).await?;
         Ok(samples.swap_remove(0))
     }
 
     /// Reads a field part; see [`SampleReader::field`].
-    pub(super) async fn field(&self, number: u64, field: usize, range: Range<u64>) -> Result<Bytes> {
+    async fn field(&self, number: u64, field: usize, range: Range<u64>) -> Result<Bytes> {
         self.of(number).lock().await.field(number, field, range).await
     }
 

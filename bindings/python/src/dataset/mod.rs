@@ -17,7 +17,6 @@ use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
 use dflop_loader::store::ShardCache;
 use dflop_loader::{Dataset, Mixture, Splits};
-use mixture::PyMixture;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use samples::{ShardSettings, parse_read};
@@ -236,18 +235,18 @@ impl PyDataset {
 
 /// Shards, and the settings for opening the index. Clones share the opened datasets.
 #[derive(Debug, Clone)]
-pub(super) struct Opener {
-    pub(super) shards: Vec<Shard>,
-    pub(super) options: IndexOptions,
-    pub(super) split: Option<String>,
-    pub(super) splits: Option<PathBuf>,
-    pub(super) repeat: Option<u64>,
-    pub(super) opened: Arc<Mutex<Opened>>,
+struct Opener {
+    shards: Vec<Shard>,
+    options: IndexOptions,
+    split: Option<String>,
+    splits: Option<PathBuf>,
+    repeat: Option<u64>,
+    opened: Arc<Mutex<Opened>>,
 }
 
 /// Opened datasets.
 #[derive(Debug, Default)]
-pub(super) struct Opened {
+struct Opened {
     /// Datasets by token counter digest.
     datasets: Vec<(Option<String>, Dataset)>,
     /// Whether the index was rebuilt, so that it is not rebuilt again.
@@ -256,7 +255,7 @@ pub(super) struct Opened {
 
 impl Opener {
     /// Opens the index, or builds the index; `counts` applies if the options do not name a tokenizer.
-    pub(super) fn open(mut self, counts: TokenCounts) -> Result<Dataset, DflopError> {
+    fn open(mut self, counts: TokenCounts) -> Result<Dataset, DflopError> {
         if matches!(self.options.token_counts, TokenCounts::Estimated) {
             self.options.token_counts = counts;
         }
@@ -280,7 +279,7 @@ impl Opener {
     }
 
     /// Records that the index was rebuilt.
-    pub(super) fn mark_rebuilt(&self) {
+    fn mark_rebuilt(&self) {
         let made = Opened { is_made: true, ..Opened::default() };
         *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
     }

@@ -27,7 +27,7 @@ mod qwen3_omni;
 mod qwen3_vl;
 mod qwen_vl;
 mod registry;
-mod squares;
+pub(crate) mod squares;
 
 pub use self::model_family::{ModelFamily, Preset};
 pub use self::qwen3_vl::deepstack_layers;

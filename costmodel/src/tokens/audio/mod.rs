@@ -1,4 +1,12 @@
 //! Cuts audio into log-mel windows or chunks.
+//!
+//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. [`windows`] pads a clip to
+//! fixed-size windows (Whisper, Qwen2-Audio), [`chunks`] keeps the native length (Qwen2.5-Omni, Qwen3-Omni).
+//!
+//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. Every started 30-second window is
+//! padded to 3000 frames; a convolution with stride 2 leaves 1500 encoder tokens, so the encoder's work does
+//! not depend on how full the window is. Pooling by 2 leaves one LLM token per 40 ms of real frames: 750 in a
+//! full window. Two marker tokens enclose a clip.
 
 pub mod chunks;
 

@@ -248,11 +248,11 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// Communicator thread, started with the first collective; runs collectives in queue order.
 #[derive(Debug, Default)]
-pub(super) struct CollectiveThread(Mutex<Option<Sender<Task>>>);
+struct CollectiveThread(Mutex<Option<Sender<Task>>>);
 
 impl CollectiveThread {
     /// Queues a collective.
-    pub(super) fn start(
+    fn start(
         &self,
         group: &Arc<Group>,
         at: StepContext,

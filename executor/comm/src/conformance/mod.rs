@@ -1,5 +1,7 @@
 //! Conformance suite for transports.
 //!
+//! Caller mistakes, which do not affect the job, and failures, which end the job on all ranks.
+//!
 //! A case is a function that every rank in a job runs on its communicator, in one process or in many; it
 //! panics if the communicator violates the contract. A transport states its [`Promises`] and provides a
 //! function that runs a case on a number of ranks.
@@ -18,8 +20,6 @@
 //! }
 //! # Ok::<(), dflop_comm::Error>(())
 //! ```
-//!
-//! Caller mistakes, which do not affect the job, and failures, which end the job on all ranks.
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 mod collectives;
@@ -112,7 +112,7 @@ fn stay(comm: &dyn Comm) {
     comm.barrier(at(99)).expect("all ranks reach the end of the case");
 }
 
-pub(super) const CASES: &[Case] = &[
+const CASES: &[Case] = &[
     Case { name: "mistakes_of_the_caller_do_not_end_the_job", sizes: &[2], run: mistakes, needs: |_| true },
     Case { name: "refused_another_digest", sizes: &[2, 4, 9], run: digests, needs: |_| true },
     Case { name: "refused_by_the_caller", sizes: &[2, 4], run: abort, needs: |_| true },

@@ -1,10 +1,10 @@
 //! State shared by all communicators on a rank: mailbox, transport, failure.
 //!
+//! Tree of job ranks, over which small facts travel: job end, farewells, digests.
+//!
 //! A wait that exceeds the short limit is reported: a dead rank, a deadlock, or a rank that is merely busy.
 //! The awaited rank may itself wait for another rank. First the status of the awaited rank is requested, then
 //! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
-//!
-//! Tree of job ranks, over which small facts travel: job end, farewells, digests.
 //!
 //! Rank 0 is the root. A rank has one parent and at most [`FANOUT`] children, for any job size.
 

@@ -12,8 +12,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::PoisonError;
 
-pub(crate) use each_type;
-
 /// Message type, rows and columns. The receiver states it, as both sides know the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PayloadShape {

@@ -5,7 +5,6 @@
 use super::handshake::{CALL, Hello, JobToken, Purpose, Rejection, start_handshake};
 use super::protocol::{ReplyKind, Request, RequestKind, read_answer};
 use crate::error::{Error, Result};
-use std::io;
 use std::io::{self, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,7 +6,6 @@ use super::refusals::Refusal;
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use std::io;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};

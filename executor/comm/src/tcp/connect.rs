@@ -158,14 +158,14 @@ impl Joining<'_> {
         calls: &Receiver<(usize, TcpStream)>,
     ) -> Result<Vec<Option<TcpStream>>> {
         let mut controls: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
-        if let Some(parent) = tree::parent(self.rank) {
+        if let Some(parent) = endpoint::parent(self.rank) {
             let hello = Hello { purpose: Purpose::Control, rank: self.rank, size: self.size };
             let peer = format!("rank {parent}");
             controls[parent] = Some(dial(&[addresses[parent]], hello, self.token, &peer, &self.deadline)?);
         }
         loop {
             let is_missing = |child: &usize| controls[*child].is_none();
-            let missing: Vec<usize> = tree::children(self.rank, self.size).filter(is_missing).collect();
+            let missing: Vec<usize> = endpoint::children(self.rank, self.size).filter(is_missing).collect();
             if missing.is_empty() {
                 return Ok(controls);
             }

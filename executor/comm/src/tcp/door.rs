@@ -134,7 +134,7 @@ impl Host for Entrance {
         let phase = self.shared.lock();
         match (hello.purpose, &*phase) {
             (Purpose::Control, Phase::Forming { .. })
-                if tree::children(self.rank, self.size).any(|child| child == hello.rank) =>
+                if endpoint::children(self.rank, self.size).any(|child| child == hello.rank) =>
             {
                 Ok(None)
             }

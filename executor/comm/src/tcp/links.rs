@@ -136,7 +136,7 @@ impl Links {
         self.tell_all(here, control);
         let deadline = Instant::now() + Self::CONTROL_PATIENCE;
         for neighbor in gone {
-            for rank in tree::beyond(self.rank, neighbor, self.size(), is_gone) {
+            for rank in endpoint::beyond(self.rank, neighbor, self.size(), is_gone) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let called = self.dial.dial(rank, Line::Inquiry, left);
                 if let Err(error) = called.and_then(|stream| send_all(&stream, &control.encode())) {
@@ -320,7 +320,7 @@ impl Links {
     /// Waits until all children leave as well: they may need this rank to reach other ranks.
     pub(super) fn wait_for_children(&self, timeout: Duration) {
         let stays = |leaving: &mut Vec<Leaving>| {
-            let mut children = tree::children(self.rank, self.size());
+            let mut children = endpoint::children(self.rank, self.size());
             self.mailbox.failure().is_none() && children.any(|child| !leaving[child].is_announced)
         };
         drop(self.left.wait_timeout_while(self.leaving(), timeout, stays));

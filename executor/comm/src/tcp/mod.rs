@@ -1,5 +1,7 @@
 //! TCP transport: one process per rank, for ranks on one machine or a few machines.
 //!
+//! Rank transport: control connections in the tree, and data connections to ranks that it sends to.
+//!
 //! Control messages (job end, farewells, digests) use a tree of connections, so that a rank has at most five
 //! of them for any job size; they never wait for data. Status requests have separate connections: no rank in
 //! between can be silent.
@@ -13,8 +15,6 @@
 //!
 //! A rank that is dropped sends a farewell. A control connection that ends without a farewell means that the
 //! peer process died, which the tree neighbors notice immediately and pass on.
-//!
-//! Rank transport: control connections in the tree, and data connections to ranks that it sends to.
 
 mod connect;
 mod door;
@@ -45,7 +45,7 @@ pub use connect::{RANKS_MAX, Session, connect, connect_tree};
 
 /// All rank connections.
 #[derive(Debug)]
-pub(super) struct TcpTransport {
+struct TcpTransport {
     links: Arc<Links>,
     /// One outbox per rank in the job.
     outboxes: Vec<Outbox>,
@@ -60,7 +60,7 @@ impl TcpTransport {
     /// Starts the control connection threads.
     ///
     /// - `controls`: connection to every tree neighbor, `None` for all other ranks
-    pub(super) fn start(
+    fn start(
         rank: usize,
         mailbox: Arc<Mailbox>,
         controls: Vec<Option<Socket>>,
@@ -79,7 +79,7 @@ impl TcpTransport {
         Ok(Self { links, outboxes })
     }
 
-    pub(super) fn links(&self) -> &Arc<Links> {
+    fn links(&self) -> &Arc<Links> {
         &self.links
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Kernel sources, which are part of the program.
 
-use super::{Compiler, Source};
+use super::Compiler;
 use crate::driver::{Context, Function, Loads, Module};
 use crate::error::Result;
 use dflop_device::{Dtype, KernelLoads};

@@ -6,7 +6,6 @@
 use super::{Address, Cuda, Shared};
 use crate::compiler::Kernels;
 use crate::driver::{CudaEvent, CudaMemory, Event, HostBuffer, Stream};
-use crate::error::Result;
 use bytemuck::cast_slice;
 use dflop_comm::{Buffer, Slice};
 use dflop_device::{
@@ -455,7 +454,7 @@ impl KernelTimes {
     }
 
     /// Waits for the stream, and takes the times so far, longest first.
-    pub(crate) fn take(&self, stream: &Stream) -> Result<Vec<KernelTime>> {
+    pub(crate) fn take(&self, stream: &Stream) -> crate::error::Result<Vec<KernelTime>> {
         stream.synchronize()?;
         let launches = std::mem::take(&mut *self.launches.lock().unwrap_or_else(PoisonError::into_inner));
         let mut by_name = BTreeMap::<String, (u64, u64)>::new();

@@ -1,11 +1,7 @@
-//! Primary device context, shared by all code in the process.
-//!
-//! Driver calls in progress that may wait for device work: for reports about a driver that does not answer.
+//! Driver contexts and events, calls that may wait, and module loads.
 //!
 //! Every thread has a slot for the current call, which different threads read only for a report: recording a
 //! call costs tens of nanoseconds, also during concurrent calls.
-//!
-//! What the driver may not be asked for while ranks wait for each other.
 //!
 //! The driver may let a load of a kernel, or an allocation of page-locked memory, wait for all work of the
 //! device, and lets every other call wait for it meanwhile. A receive that was posted ahead waits for another
@@ -15,8 +11,6 @@
 //!
 //! # Source
 //! NVIDIA: "CUDA C++ Programming Guide", sections "Lazy Loading" and "Implicit Synchronization".
-//!
-//! Events: points in streams and in lanes. A host thread may still have to reach the latter.
 
 use super::check;
 use crate::error::{Error, Result};

@@ -12,9 +12,10 @@ mod functions;
 mod library;
 mod message_lanes;
 mod nccl_comm;
+mod self_check;
 mod session;
 
-pub use communicator::check_alone;
 pub use library::{Nccl, NcclVersion};
 pub use nccl_comm::NcclComm;
+pub use self_check::check_alone;
 pub use session::NCCL_VARIABLES;

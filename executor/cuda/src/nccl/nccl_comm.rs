@@ -13,8 +13,7 @@ use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::library::{Nccl, NcclVersion};
 use super::message_lanes::{self, MessageLanes, Queued};
-use super::session;
-use super::session::{Session, check_loading, queues};
+use super::session::{self, Session, check_loading, queues};
 use crate::compiler::Kernels;
 use crate::device::Cuda;
 use crate::driver::{CudaEvent, Gate, Stream};
@@ -83,7 +82,7 @@ impl NcclComm {
         check_attention(host.size(), device.shared().cudnn.is_some())?;
         prepare_sums(device)?;
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
-        watchdog::start(&session)?;
+        session::start_watchdog(&session)?;
         Arc::clone(&session).connecting(|| {
             let ids = message_lanes::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
             Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))

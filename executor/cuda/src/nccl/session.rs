@@ -1,12 +1,12 @@
 //! State shared by a rank's communicators: device, job, operations in flight.
 //!
+//! Ends a job whose communication fails or takes too long.
+//!
 //! Message lanes get a dedicated communicator and stream as far as a device has queues. Every lane needs two
 //! queues on each rank. If both ranks in a pair have enough queues, each lane between the ranks is dedicated.
 //! Otherwise all lanes in a rank pair are merged, as long as both ranks have queues for the merged lane. All
 //! remaining lanes share a single lane with a communicator over all ranks; every rank reserves two queues for
 //! it.
-//!
-//! Ends a job whose communication fails or takes too long.
 //!
 //! NCCL has no time limits, and a kernel that waits for another rank waits for ever. A thread looks at all
 //! communicators and at the operations in flight: an NCCL failure, a compute lane wait beyond the job
@@ -388,7 +388,7 @@ const STUCK: Duration = Duration::from_secs(1);
 const REMOTE_WAIT: Duration = Duration::from_secs(10);
 
 /// Starts the threads, which end with the session.
-pub(super) fn start(session: &Arc<Session>) -> dflop_device::Result<()> {
+pub(super) fn start_watchdog(session: &Arc<Session>) -> dflop_device::Result<()> {
     let looked = Arc::new(Mutex::new(Instant::now()));
     let (watched, timed, pulse) = (Arc::downgrade(session), Arc::downgrade(session), Arc::clone(&looked));
     spawn("dflop-nccl-watch", move || watch(&watched, &looked))?;

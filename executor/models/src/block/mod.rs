@@ -12,7 +12,6 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
-use tensor_parallel::TensorParallel;
 
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use tensor_parallel::{TensorParallel, TensorPass};

@@ -7,7 +7,7 @@
 //! Routing and names for decoder experts, which are not part of the sizes.
 
 use super::embedding::{AddKept, Vocabulary};
-use super::{DecoderForm, Embedding, Head, QueryTemperature};
+use super::{Embedding, Head, QueryTemperature};
 use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::layers::{

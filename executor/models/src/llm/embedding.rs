@@ -1,13 +1,13 @@
 //! First decoder block: looks up token ids and inserts encoder tokens.
 //!
+//! Vocabulary shard on a tensor-parallel rank.
+//!
+//! Adds rows from earlier encoder layers after each of the first decoder layers.
+//!
 //! Each tensor-parallel rank looks up its vocabulary shard. A row comes from a single rank, and all remaining
 //! ranks have zeros, so the sum over ranks has the same bits as the row on that rank.
 //!
-//! Vocabulary shard on a tensor-parallel rank.
-//!
 //! Losses need one exchange with three numbers per row and rank, for any vocabulary size.
-//!
-//! Adds rows from earlier encoder layers after each of the first decoder layers.
 //!
 //! The embedding keeps these rows for the blocks in this file, which follow the first layers; in backward,
 //! the blocks keep the gradients for the embedding. All these blocks are in the first stage.

@@ -1,5 +1,7 @@
 //! Holds parameter values and gradients for a stage, and reads and writes weights.
 //!
+//! Collects the parameters that stage blocks declare.
+//!
 //! Trained parameters are in *buckets*, the last parameter first: an allocation has the values for several
 //! parameters and a second allocation the gradients in the same order, so that one message sums all gradients
 //! and one operation updates all values. A parameter that two blocks use has a separate bucket.
@@ -7,8 +9,6 @@
 //! Bucket values may still be in transfer from replicas. Every method that returns values waits for them, so
 //! a reader never sees a partial update; a pass waits for the parameters of a single block at a time
 //! ([`Parameters::wait_values`]).
-//!
-//! Collects the parameters that stage blocks declare.
 
 mod bucket;
 mod weight_gradients;

@@ -1,25 +1,17 @@
-//! Stage with consecutive blocks from one module.
+//! A stage of blocks: built from the model configuration, run over microbatches, assembled from shards.
 //!
 //! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; microbatch
 //! gradients are added in backward order. Recomputed activations have the same bits as stored activations.
 //! Blocks before the first trained parameter save nothing and have no backward.
-//!
-//! Builds model stages from the model configuration.
-//!
-//! Options for a block stage.
-//!
-//! Assembles complete stage tensors from tensor-parallel shards.
-//!
-//! Runs a block list forward and backward, and saves the buffers that the activation setting keeps.
 
-use super::{Activations, BlockStage, Stage, StageOptions};
+use super::Stage;
 use crate::block::{
     BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, MicrobatchContext, PassParameters,
     SavedActivations, StageBlocks, TensorParallel,
 };
 use crate::error::{Error, Result};
 use crate::families::{FrozenModules, ModelConfig, StageRange};
-use crate::parameters::weights::{Tensor, WeightSource};
+use crate::parameters::weights::{self, WeightSource};
 use crate::parameters::{BUCKET_ELEMENTS, Parameters, PendingWeights};
 use dflop_device::{Device, Tensor};
 use std::collections::BTreeMap;
@@ -280,7 +272,7 @@ impl StageOptions {
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if the job has ended, [`Error::Replicas`](crate::Error::Replicas) if
 /// two ranks hold different bits for the same values.
-pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Vec<Tensor>>> {
+pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Vec<weights::Tensor>>> {
     stage.parameters().wait_all_values()?;
     let mut tensors = Vec::new();
     for (spec, values) in stage.parameters().owned() {
@@ -291,7 +283,7 @@ pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Ve
             None => Some(values),
         };
         let (name, shape) = (spec.name.clone(), spec.shape.clone());
-        tensors.extend(whole.map(|values| Tensor { name, shape, values }));
+        tensors.extend(whole.map(|values| weights::Tensor { name, shape, values }));
     }
     let is_first = stage.tensor_parallel().is_none_or(|group| group.tp_rank().rank == 0);
     Ok(is_first.then_some(tensors))

@@ -1,12 +1,12 @@
 //! Launch order properties: both ends of every lane list the same operations, and no launch waits for itself.
 //!
+//! Launch graph over all ranks: a launch waits for the previous launch in the same lane, for events, and for
+//! remote ends.
+//!
 //! Every rank has a host, which launches operations in order, and lanes, on which operations run in launch
 //! order. An operation with several ends (a message or a collective) runs when all ends are first in their
 //! lanes and all events are done. Lanes are the [`lane_order`](super::step_order) lanes for messages, and one
 //! lane per replica group for gradient sums.
-//!
-//! Launch graph over all ranks: a launch waits for the previous launch in the same lane, for events, and for
-//! remote ends.
 
 mod launches;
 mod layouts;
@@ -170,7 +170,7 @@ fn one_lane_for_all_messages_needs_the_order_of_the_step() {
 
 /// Order of work on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Lane {
+enum Lane {
     /// Passes, updates, and tensor-parallel sums.
     Compute,
     /// Waits on the launching host.
@@ -185,7 +185,7 @@ pub(super) enum Lane {
 
 /// Ranks whose operations match only by order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Group {
+enum Group {
     World,
     /// From a world rank to another; with a single flow, or both.
     Messages(usize, usize, Option<Flow>),
@@ -199,7 +199,7 @@ pub(super) enum Group {
 
 /// Operation, by which operation ends are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
+enum Op {
     Pass(Pass),
     Sum(Pass),
     Message(Flow, StageEdge),
@@ -213,19 +213,19 @@ pub(super) enum Op {
 
 /// End of an operation on a rank.
 #[derive(Debug)]
-pub(super) struct Launch {
-    pub(super) lane: Lane,
+struct Launch {
+    lane: Lane,
     /// Ranks with the remote ends, if any.
-    pub(super) group: Option<Group>,
-    pub(super) step: usize,
-    pub(super) op: Op,
+    group: Option<Group>,
+    step: usize,
+    op: Op,
     /// Earlier launches on the rank that must be done before.
-    pub(super) after: Vec<usize>,
+    after: Vec<usize>,
 }
 
 /// Reason why launches cannot all run.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Problem {
+enum Problem {
     /// Ends in a group differ.
     Mismatch(Group),
     /// A launch waits for itself.
@@ -235,7 +235,7 @@ pub(super) enum Problem {
 /// Checks that the ends in every group match and that all launches can run.
 ///
 /// - `ranks`: launches on every rank, in host order
-pub(super) fn check(ranks: &[Vec<Launch>]) -> Result<(), Problem> {
+fn check(ranks: &[Vec<Launch>]) -> Result<(), Problem> {
     let operations = operations(ranks)?;
     let count = operations.iter().flatten().max().map_or(0, |last| last + 1);
     let (mut waits, mut followers) = (vec![0_usize; count], vec![Vec::new(); count]);

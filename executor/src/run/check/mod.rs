@@ -1,9 +1,9 @@
 //! Checks configuration, files, machine and network before a run, and trains nothing.
 //!
+//! Check findings.
+//!
 //! Every rank checks its own machine; among several ranks on a machine, the first rank does. Rank 0 also
 //! checks what concerns the whole job.
-//!
-//! Check findings.
 
 mod checkpoints;
 mod gpus;
@@ -146,34 +146,29 @@ pub struct Findings {
 }
 
 impl Findings {
-    pub(super) fn new(rank: usize) -> Self {
+    fn new(rank: usize) -> Self {
         Self { rank, wrong: 0, checks: Vec::new() }
     }
 
-    pub(super) fn ok(&mut self, subject: &'static str, finding: impl Into<String>) {
+    fn ok(&mut self, subject: &'static str, finding: impl Into<String>) {
         self.add(Status::Ok, subject, finding.into(), None);
     }
 
-    pub(super) fn note(&mut self, subject: &'static str, finding: impl Into<String>) {
+    fn note(&mut self, subject: &'static str, finding: impl Into<String>) {
         self.add(Status::Note, subject, finding.into(), None);
     }
 
-    pub(super) fn skipped(&mut self, subject: &'static str, finding: impl Into<String>) {
+    fn skipped(&mut self, subject: &'static str, finding: impl Into<String>) {
         self.add(Status::Skipped, subject, finding.into(), None);
     }
 
     /// Adds a fault and the remedy.
-    pub(super) fn wrong(
-        &mut self,
-        subject: &'static str,
-        finding: impl Into<String>,
-        advice: impl Into<String>,
-    ) {
+    fn wrong(&mut self, subject: &'static str, finding: impl Into<String>, advice: impl Into<String>) {
         self.add(Status::Wrong, subject, finding.into(), Some(advice.into()));
     }
 
     /// Adds a fault whose message names the remedy.
-    pub(super) fn failed(&mut self, subject: &'static str, error: impl Into<Error>) {
+    fn failed(&mut self, subject: &'static str, error: impl Into<Error>) {
         self.add(Status::Wrong, subject, error.into().in_one_line(), None);
     }
 

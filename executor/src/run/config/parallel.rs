@@ -1,12 +1,12 @@
 //! Configuration table for parallelism: plan, degrees, and ranks per module.
 
-use super::{ModuleTable, ParallelTable, PlacementName, RunConfig};
+use super::RunConfig;
 use crate::pipeline::Placement;
 use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::{Error, Result};
 use dflop_balancer::Strategy;
 use dflop_costmodel::ModelSpec;
-use serde::de::Error;
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -136,12 +136,12 @@ impl Default for ModuleTable {
 }
 
 /// Reads a strategy name or alias.
-fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
+fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Strategy, D::Error> {
     let name = String::deserialize(deserializer)?;
     Strategy::from_str(&name).map_err(D::Error::custom)
 }
 
-fn write_strategy<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
+fn write_strategy<S: Serializer>(strategy: &Strategy, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     serializer.collect_str(strategy)
 }
 

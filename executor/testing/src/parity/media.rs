@@ -1,18 +1,17 @@
 //! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the complete backward.
-//!
-//! Recorded model media.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_device::ops::elementwise::Elementwise;
+use dflop_device::{Device, Runtime, Tensor};
+use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
+use dflop_models::{Activations, BlockOutput, BlockStage, LlmConfig, Stage, StageBlocks, StageOptions};
+
+use super::encoder::{PLACEHOLDERS, encoder_context, fixture_encoder};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 use crate::claim::{claims, report};
 use crate::device::TestBackend;
-use dflop_device::ops::elementwise::Elementwise;
-use dflop_device::{Device, Runtime, Tensor};
-use dflop_models::encoder::{EncoderConfig, EncoderInput, FrozenEncoder, TiledMedium};
-use dflop_models::{
-    Activations, BlockOutput, BlockStage, LlmConfig, MicrobatchContext, Stage, StageBlocks, StageOptions,
-};
-use std::collections::BTreeMap;
-use std::sync::Arc;
 
 claims! {
     logits_loss_and_gradients_match_transformers,
@@ -223,51 +222,4 @@ fn a_microbatch_without_media_needs_no_encoder<B: TestBackend>() {
         assert!(stage.read_loss(0, &loss).unwrap() > 0.0);
         assert!(stage.backward(0, None).unwrap().is_none());
     }
-}
-
-/// Placeholder ids for images, audio and videos.
-pub(crate) const PLACEHOLDERS: [i64; 2] = [46, 47];
-
-/// Returns the encoder of a recorded model.
-pub(crate) fn fixture_encoder(fixture: &Fixture) -> EncoderConfig {
-    let vision = EncoderConfig::vision(&fixture.config).unwrap();
-    vision.or_else(|| EncoderConfig::audio(&fixture.config).unwrap()).unwrap()
-}
-
-/// Recorded media.
-pub(crate) fn encoder_context<D: Device>(
-    fixture: &Fixture,
-    config: &EncoderConfig,
-    device: &D,
-) -> MicrobatchContext<D> {
-    let unsigned = |name: &str| -> Vec<u32> {
-        fixture.integers(name).into_iter().map(|value| u32::try_from(value).unwrap()).collect()
-    };
-    let context = match fixture.name {
-        "llava_onevision" => {
-            let images = unsigned("image_sizes");
-            let shown = |&[height, width, tiles]: &[u32; 3]| match height {
-                0 => TiledMedium::Video { frames: tiles },
-                _ => TiledMedium::Image { height, width, tiles },
-            };
-            let shown: Vec<TiledMedium> = images.as_chunks::<3>().0.iter().map(shown).collect();
-            let pixels = fixture.floats("pixel_values");
-            config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })
-        }
-        "internvl" | "internvl_moe" | "gemma3" | "clip" | "siglip" => {
-            let shown = [TiledMedium::Image { height: 1, width: 1, tiles: 3 }];
-            let pixels = fixture.floats("pixel_values");
-            config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })
-        }
-        "qwen2_audio" => {
-            let (features, frames) = (fixture.floats("input_features"), unsigned("frames"));
-            config.context(device, &EncoderInput::Windows { features: &features, frames: &frames })
-        }
-        _ => {
-            let (values, grids) = (fixture.floats("patches"), unsigned("grids"));
-            let grids = grids.as_chunks::<3>().0;
-            config.context(device, &EncoderInput::Patches { values: &values, grids })
-        }
-    };
-    context.unwrap()
 }

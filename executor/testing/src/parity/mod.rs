@@ -2,6 +2,7 @@
 //!
 //! Inputs are packed samples with uneven lengths and media, recorded by `tests/record/executor_parity.py`.
 
+pub(crate) mod encoder;
 pub(crate) mod fixture;
 pub mod language_models;
 pub mod media;

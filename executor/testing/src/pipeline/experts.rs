@@ -5,7 +5,8 @@ use dflop_executor::pipeline::ModuleParallelism;
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 
 use super::batch::{LLM_LAYERS, round_robin, texts, with_experts};
-use super::job::{Setting, one_by_one, run_job};
+use super::job::{Setting, run_job};
+use super::reference::one_by_one;
 use crate::claim::claims;
 use crate::device::TestBackend;
 

@@ -10,7 +10,8 @@ use dflop_models::weights::Seed;
 use dflop_models::{Activations, FrozenModules, ModuleKind};
 
 use super::batch::{LLM_LAYERS, Sample, language_model, plan_microbatches, round_robin, texts};
-use super::job::{Setting, one_by_one, pipeline, run_job, work};
+use super::job::{Setting, pipeline, run_job, work};
+use super::reference::one_by_one;
 use crate::claim::claims;
 use crate::device::TestBackend;
 use crate::support::{Transport, run};

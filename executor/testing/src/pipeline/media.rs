@@ -8,7 +8,8 @@ use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
 
 use super::batch::{Cut, Item, LLM_LAYERS, Sample, omni, round_robin, sample, with_deepstack, with_encoders};
-use super::job::{Setting, one_by_one, run_job};
+use super::job::{Setting, run_job};
+use super::reference::one_by_one;
 use crate::claim::claims;
 use crate::device::TestBackend;
 use crate::support::Transport;

@@ -10,8 +10,11 @@ pub mod failures;
 pub mod job;
 pub mod language_models;
 pub mod media;
+pub mod message_failures;
 pub mod message_order;
 pub mod own_stage;
+pub mod reference;
+pub mod refusals;
 pub mod routes;
 pub mod sharded_states;
 pub mod shared_ranks;
@@ -40,9 +43,9 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
 pub fn on_cpu() -> Vec<Claim> {
     let files = [
         failures::claims::<Cpu>(),
-        failures::claims(),
+        message_failures::claims(),
         message_order::claims(),
-        failures::claims(),
+        refusals::claims(),
         routes::claims(),
     ];
     files.into_iter().flatten().collect()

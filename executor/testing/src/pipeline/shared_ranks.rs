@@ -9,8 +9,9 @@ use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
 
 use super::batch::{LLM_LAYERS, round_robin, with_encoders};
-use super::job::{Setting, one_by_one, run_job};
+use super::job::{Setting, run_job};
 use super::media::{apart, models, samples};
+use super::reference::one_by_one;
 use crate::claim::claims;
 use crate::device::TestBackend;
 use crate::support::Transport;

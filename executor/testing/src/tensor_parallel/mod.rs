@@ -1,6 +1,7 @@
 //! Tensor-parallel ranks compute the same results as a single rank, and as PyTorch: losses, logits,
 //! gradients.
 
+pub mod counted;
 pub mod decoders;
 pub mod failures;
 mod job;
@@ -14,7 +15,8 @@ use crate::device::TestBackend;
 
 /// Lists the claims that hold on every device.
 pub fn claims<B: TestBackend>() -> Vec<Claim> {
-    let files = [job::claims::<B>(), decoders::claims::<B>(), media::claims::<B>(), weights::claims::<B>()];
+    let files =
+        [counted::claims::<B>(), decoders::claims::<B>(), media::claims::<B>(), weights::claims::<B>()];
     files.into_iter().flatten().collect()
 }
 

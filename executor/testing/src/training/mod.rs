@@ -2,6 +2,7 @@
 
 pub mod bf16;
 pub mod checkpoint;
+pub mod killed;
 mod model;
 pub mod saver;
 pub mod tensor_parallel;
@@ -23,5 +24,5 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
 
 /// Lists the claims that only the CPU device checks.
 pub fn on_cpu() -> Vec<Claim> {
-    [saver::claims(), saver::claims()].into_iter().flatten().collect()
+    [killed::claims(), saver::claims()].into_iter().flatten().collect()
 }

@@ -1,4 +1,13 @@
 //! Finds media in a row by content signatures.
+//!
+//! | value | medium |
+//! | --- | --- |
+//! | bytes, or an object with `bytes` and `path`, in any column | these bytes |
+//! | a text `data:…;base64,…` in any column | the decoded bytes |
+//! | base64 in a media column | the decoded bytes |
+//! | any other text, or an object with `file` or `path`, in a media column | the file at this path |
+//!
+//! A media column is `image`, `audio`, `video` or a similar name, or is declared by the schema.
 
 use super::cell::Cell;
 use crate::medium::split_extension;

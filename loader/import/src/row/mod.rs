@@ -1,4 +1,13 @@
 //! Converts rows to samples: column rules, media names, caller mapping.
+//!
+//! Whatever the format, a row is a list of columns. Media become fields ([`media`]), a class label the field
+//! `cls`, and all columns together the field `json`, where each medium is replaced by the field name and
+//! `__source__` holds the file and the row number. Loaders read this document: `messages`, `conversations`,
+//! `text` and the like keep the same names, and so do column pairs such as `prompt` and `completion`.
+//!
+//! Media in a modality are named `jpg`, or `0.jpg`, `1.jpg` if there is more than one medium, as in a packed
+//! manifest. If media in a modality come from more than one column, this rule applies to the column that
+//! documents refer to, and other names have the column name as prefix: `mask.png`.
 
 mod cell;
 mod media;
@@ -8,11 +17,10 @@ mod tests;
 use super::record::{
     FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, REQUEST_COLUMNS, SHOWN_MAX, TRANSCRIPT_COLUMNS,
 };
-use cell::Cell;
 use dflop_loader::error::{Error, Result, excerpt};
 use dflop_samples::media::{Modality, extension_modality};
 use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column};
-use media::{Content, RowMedium, has_embedded, take_media};
+use media::{RowMedium, has_embedded, take_media};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -240,7 +248,7 @@ fn is_media_column(column: &str) -> bool {
 }
 
 /// Returns the extension for each medium, all different.
-pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
+fn field_names(media: &[RowMedium]) -> Vec<String> {
     let primary = Modality::ALL.map(|modality| primary_column(media, modality));
     let is_primary = |medium: &RowMedium| {
         extension_modality(&medium.extension).map_or(medium.column == medium.extension, |modality| {
@@ -269,7 +277,7 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
 }
 
 /// Replaces the media in a value by field names.
-pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
+fn put_names(cell: &mut Cell, names: &[String]) {
     match cell {
         Cell::Medium(number) => {
             *cell = names.get(*number).map_or(Cell::Null, |name| Cell::Text(name.clone()));
@@ -293,7 +301,7 @@ fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
 }
 
 /// Returns a column name in the form of an extension.
-pub(super) fn column_prefix(column: &str) -> String {
+fn column_prefix(column: &str) -> String {
     let letter = |letter: char| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' };
     column.to_lowercase().chars().map(letter).collect()
 }
@@ -429,11 +437,7 @@ impl ColumnMap {
 ///
 /// # Errors
 /// The reason, if the value cannot be this field.
-pub(super) fn value_fields(
-    column: &str,
-    value: &mut Cell,
-    extension: &str,
-) -> Result<Vec<(String, Content)>, String> {
+fn value_fields(column: &str, value: &mut Cell, extension: &str) -> Result<Vec<(String, Content)>, String> {
     let last = extension.rsplit('.').next().unwrap_or_default();
     if extension_modality(last).is_some() {
         let mut media = Vec::new();
@@ -457,35 +461,4 @@ pub(super) fn value_fields(
         }
     };
     Ok(vec![(extension.to_owned(), Content::Bytes(payload))])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::row::media::Content;
-
-    fn names(media: &[(&str, &str)]) -> Vec<String> {
-        let medium = |(column, extension): &(&str, &str)| RowMedium {
-            column: (*column).to_owned(),
-            extension: (*extension).to_owned(),
-            content: Content::File(String::new()),
-        };
-        field_names(&media.iter().map(medium).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn media_are_numbered_within_their_modality() {
-        assert_eq!(names(&[("image", "jpg")]), ["jpg"]);
-        assert_eq!(names(&[("images", "jpg"), ("images", "png")]), ["0.jpg", "1.png"]);
-        assert_eq!(names(&[("image", "jpg"), ("audio", "wav")]), ["jpg", "wav"]);
-        assert_eq!(names(&[("photo", "jpg"), ("photo", "jpg")]), ["0.jpg", "1.jpg"]);
-    }
-
-    #[test]
-    fn other_columns_of_a_modality_have_their_name_before_it() {
-        assert_eq!(names(&[("mask", "png"), ("image", "png")]), ["mask.png", "png"]);
-        assert_eq!(names(&[("Left Eye", "jpg"), ("right", "jpg")]), ["left_eye.jpg", "right.jpg"]);
-        assert_eq!(names(&[("features", "npy"), ("npy", "npy")]), ["features.npy", "npy"]);
-        assert_eq!(names(&[("jpeg", "jpg"), ("seg", "png"), ("PNG", "png")]), ["jpeg", "seg.png", "png"]);
-    }
 }

@@ -1,6 +1,5 @@
+use super::*;
 use bytes::Bytes;
-
-use super::{Cell, ColumnMap, Columns, Content, RowRules, RowSample, holds_embedded, row_id, row_sample};
 
 const JPEG: &[u8] = b"\xff\xd8\xff\xe0 a kite";
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n a mask";
@@ -201,4 +200,29 @@ fn only_base64_makes_an_entry_of_json_a_row() {
     assert!(holds_embedded(&columns([("image", text(&base64))])));
     assert!(holds_embedded(&columns([("image", object([("bytes", text(&base64))]))])));
     assert!(!holds_embedded(&columns([("hash", text(&base64)), ("image", text("a/b.jpg"))])));
+}
+
+fn names(media: &[(&str, &str)]) -> Vec<String> {
+    let medium = |(column, extension): &(&str, &str)| RowMedium {
+        column: (*column).to_owned(),
+        extension: (*extension).to_owned(),
+        content: Content::File(String::new()),
+    };
+    field_names(&media.iter().map(medium).collect::<Vec<_>>())
+}
+
+#[test]
+fn media_are_numbered_within_their_modality() {
+    assert_eq!(names(&[("image", "jpg")]), ["jpg"]);
+    assert_eq!(names(&[("images", "jpg"), ("images", "png")]), ["0.jpg", "1.png"]);
+    assert_eq!(names(&[("image", "jpg"), ("audio", "wav")]), ["jpg", "wav"]);
+    assert_eq!(names(&[("photo", "jpg"), ("photo", "jpg")]), ["0.jpg", "1.jpg"]);
+}
+
+#[test]
+fn other_columns_of_a_modality_have_their_name_before_it() {
+    assert_eq!(names(&[("mask", "png"), ("image", "png")]), ["mask.png", "png"]);
+    assert_eq!(names(&[("Left Eye", "jpg"), ("right", "jpg")]), ["left_eye.jpg", "right.jpg"]);
+    assert_eq!(names(&[("features", "npy"), ("npy", "npy")]), ["features.npy", "npy"]);
+    assert_eq!(names(&[("jpeg", "jpg"), ("seg", "png"), ("PNG", "png")]), ["jpeg", "seg.png", "png"]);
 }

@@ -1,10 +1,10 @@
 //! Decodes field bytes to typed media, and reads shapes from headers.
 //!
+//! Defines errors that occur while decoding and probing a field.
+//!
 //! All decoders are pure functions over untrusted bytes: they check sizes before they allocate, return
 //! [`DecodeError`] and never panic. A [`codec`] claims the fields with certain extensions. The caller is
 //! responsible for threads and for recording bad samples.
-//!
-//! Defines errors that occur while decoding and probing a field.
 
 mod audio;
 pub mod augment;

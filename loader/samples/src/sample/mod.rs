@@ -8,9 +8,8 @@
 pub mod document;
 mod measure;
 
-use super::media::Media;
+use super::media::{Media, Modality, TextLength};
 use super::raw_sample::{RawSample, SampleId};
-use media::{Modality, TextLength};
 use std::sync::Arc;
 
 pub use measure::{FieldFault, MeasuredSample, Unused, decoded_bytes, measure_sample, measure_within};
@@ -203,7 +202,7 @@ pub enum Piece<'a> {
 /// # Examples
 /// ```
 /// use dflop_samples::media::Modality;
-/// use dflop_samples::sample::text::{Piece, split_placeholders};
+/// use dflop_samples::sample::{Piece, split_placeholders};
 /// let pieces = split_placeholders("<image>\nWhat is it?");
 /// assert_eq!(pieces, [Piece::Media(Modality::Image), Piece::Text("What is it?")]);
 /// ```

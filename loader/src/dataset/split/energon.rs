@@ -1,4 +1,11 @@
 //! Reads Energon's dataset configuration, in YAML.
+//!
+//! `split_parts` lists patterns of shards by the name of their split, `exclude` shards, or single samples as
+//! `SHARD/SAMPLE`.
+//!
+//! Supports sequences, mappings with text keys, and scalars; scalars stay texts, as names of shards are.
+//! Features that those files never use are rejected: anchors, aliases (which let a small file expand without
+//! bounds), tags, a second document.
 
 use super::{CheckedSplit, Splits, invalid};
 use crate::error::{Error, Result, StorageError};

@@ -1,5 +1,7 @@
 //! Runs user code in the pipeline: the code changes decoded fields, or decodes fields itself, in batches.
 //!
+//! Runs user code on separate threads, fed through a bounded queue.
+//!
 //! A [`Transform`] processes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole
 //! samples, from a batch or from a microbatch in a balanced loader. It runs after decoding and built-in image
 //! augmentation, and before a [`SampleProcessor`](dflop_samples::inputs::SampleProcessor), as soon as a batch
@@ -22,8 +24,6 @@
 //!   fields in the same batch.
 //! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
 //!   threads, and after a restore.
-//!
-//! Runs user code on separate threads, fed through a bounded queue.
 
 mod batch;
 
@@ -343,19 +343,19 @@ pub trait SampleTransform: Debug + Send + Sync {
 const CALLS_WAITING: usize = 2;
 
 /// User code result, or the panic message.
-pub(super) type CallAnswer<T> = Result<T, String>;
+type CallAnswer<T> = Result<T, String>;
 
 type Call = Box<dyn FnOnce() + Send>;
 
 /// Fixed number of threads that call transforms; they end after the pool and the last call are dropped.
 #[derive(Debug)]
-pub(super) struct TransformPool {
+struct TransformPool {
     calls: JobQueue<Call>,
     metrics: Arc<Metrics>,
 }
 
 impl TransformPool {
-    pub(super) fn new(threads: usize, metrics: Arc<Metrics>) -> Result<Self> {
+    fn new(threads: usize, metrics: Arc<Metrics>) -> Result<Self> {
         let (calls, queue) = JobQueue::<Call>::new(threads * CALLS_WAITING);
         metrics.transforms_on(threads);
         for number in 0..threads {
@@ -373,7 +373,7 @@ impl TransformPool {
     /// Submits a call as soon as there is room; it is skipped if the result was dropped before it starts.
     ///
     /// - `items`: number of fields or samples in the call
-    pub(super) async fn submit<T: Send + 'static>(
+    async fn submit<T: Send + 'static>(
         &self,
         items: usize,
         work: impl FnOnce() -> T + Send + 'static,

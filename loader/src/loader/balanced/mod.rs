@@ -1,11 +1,11 @@
 //! Delivers a DP rank's share of every global batch, planned ahead.
 //!
+//! Settings for a [`BalancedLoader`](super::BalancedLoader), with checks.
+//!
 //! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → microbatches → step`. The
 //! planner runs on a separate thread, off the critical path, and plans the same on every rank. Microbatches
 //! are read and decoded in sequence; the bytes of queued microbatches are bounded, and a microbatch that is
 //! larger than the bound is loaded alone.
-//!
-//! Settings for a [`BalancedLoader`](BalancedLoader), with checks.
 
 mod builder;
 mod finish;
@@ -274,25 +274,25 @@ const BUFFERED_BYTES_MAX: u64 = 256 << 20;
 
 /// Settings for a balanced loader; checked inside a [`BalancedLoader`](BalancedLoader).
 #[derive(Debug, Clone)]
-pub(super) struct BalancedSettings {
-    pub(super) shared: LoaderSettings,
-    pub(super) planner: StepPlanner,
-    pub(super) dp_rank: usize,
-    pub(super) share: Arc<dyn Share>,
-    pub(super) from_step: u64,
-    pub(super) state: Option<LoaderState>,
-    pub(super) steps: Option<u64>,
-    pub(super) steps_ahead: usize,
-    pub(super) unpacked_bytes_max: u64,
-    pub(super) microbatch_bytes_max: Option<u64>,
-    pub(super) preparer: Option<Arc<dyn SampleProcessor>>,
-    pub(super) is_packed: bool,
+struct BalancedSettings {
+    shared: LoaderSettings,
+    planner: StepPlanner,
+    dp_rank: usize,
+    share: Arc<dyn Share>,
+    from_step: u64,
+    state: Option<LoaderState>,
+    steps: Option<u64>,
+    steps_ahead: usize,
+    unpacked_bytes_max: u64,
+    microbatch_bytes_max: Option<u64>,
+    preparer: Option<Arc<dyn SampleProcessor>>,
+    is_packed: bool,
     /// Video sampling in the indexes: plans count these frames.
-    pub(super) video_sampling: Option<VideoSampling>,
+    video_sampling: Option<VideoSampling>,
 }
 
 impl BalancedSettings {
-    pub(super) fn new(planner: StepPlanner, dp_rank: usize) -> Self {
+    fn new(planner: StepPlanner, dp_rank: usize) -> Self {
         Self {
             shared: LoaderSettings::default(),
             from_step: planner.first_step(),
@@ -311,7 +311,7 @@ impl BalancedSettings {
     }
 
     /// Returns the decoded bytes that may wait.
-    pub(super) fn buffered_bytes_max(&self) -> u64 {
+    fn buffered_bytes_max(&self) -> u64 {
         self.shared.buffered_bytes_max.unwrap_or(BUFFERED_BYTES_MAX)
     }
 
@@ -319,7 +319,7 @@ impl BalancedSettings {
     ///
     /// # Errors
     /// [`Error::Config`], [`Error::Selection`]; [`Error::State`] if a state is from a different run.
-    pub(super) fn checked(mut self) -> Result<Self> {
+    fn checked(mut self) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
         if self.dp_rank >= dp_size {

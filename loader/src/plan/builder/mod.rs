@@ -368,7 +368,7 @@ const STAGES_MAX: usize = 1_024;
 
 impl StepPlannerBuilder {
     /// Returns the global batch, if it fills the microbatches of all ranks.
-    pub(super) fn checked_batch(&self) -> Result<NonZeroU64> {
+    fn checked_batch(&self) -> Result<NonZeroU64> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let Some(global_batch) = NonZeroU64::new(self.global_batch) else {
             return invalid("global_batch", "must be at least 1".into());
@@ -396,7 +396,7 @@ impl StepPlannerBuilder {
     }
 
     /// Checks that every module has a DP size, and that the last one equals the number of ranks.
-    pub(super) fn check_module_dp_sizes(&self) -> Result<()> {
+    fn check_module_dp_sizes(&self) -> Result<()> {
         let (sizes, modules) = (&self.config.module_dp_sizes, self.model.modules());
         let is_right = sizes.len() == modules.len()
             && sizes.last() == Some(&self.config.dp_size)
@@ -416,7 +416,7 @@ impl StepPlannerBuilder {
     }
 
     /// Returns the stage layers, where stages hold multiple modules.
-    pub(super) fn checked_layers(&self) -> Result<Option<StageLayers>> {
+    fn checked_layers(&self) -> Result<Option<StageLayers>> {
         let Some(layers) = &self.layers else { return Ok(None) };
         let PlanConfig { module_dp_sizes, synchronization, pad_to, .. } = &self.config;
         let is_alone = self.stages.is_none() && module_dp_sizes.is_empty();
@@ -429,7 +429,7 @@ impl StepPlannerBuilder {
     }
 
     /// Returns the pipeline stages of every module.
-    pub(super) fn checked_stages(&self) -> Result<Vec<usize>> {
+    fn checked_stages(&self) -> Result<Vec<usize>> {
         let modules = self.model.modules();
         if self.config.synchronization.is_some() {
             if self.stages.is_none() {
@@ -450,7 +450,7 @@ impl StepPlannerBuilder {
 }
 
 /// Returns the error for a global batch with more samples than the data.
-pub(super) fn larger_than_data(global_batch: u64, samples: u64) -> Error {
+fn larger_than_data(global_batch: u64, samples: u64) -> Error {
     let reason = format!(
         "{global_batch} samples are more than the {samples} of the data, so that a step would have samples several \
          times; use a smaller global batch, or allow that with `repeat_samples`"

@@ -1,12 +1,12 @@
 //! Reads shards sequentially on a separate thread, ahead of the decoders.
 //!
-//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
-//! are remote shards, several of which are requested in parallel. In every case the waiting bytes are
-//! bounded, and their pages are resident when they are delivered.
-//!
 //! Delivers items to the consumer, bounding waiting samples and bytes.
 //!
 //! Reads shards as streams: compressed shards, pipes, standard input, and remote shard bodies.
+//!
+//! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
+//! are remote shards, several of which are requested in parallel. In every case the waiting bytes are
+//! bounded, and their pages are resident when they are delivered.
 
 use super::LocalArchive;
 use super::compression::{Compression, decompress, sniff_compression};
@@ -317,12 +317,7 @@ pub fn scan_shards(shards: Vec<Shard>) -> BoxStream<'static, Result<ShardItem>> 
 }
 
 impl Reader {
-    pub(super) async fn deliver(
-        &self,
-        item: ShardItem,
-        pass: &ShardPass,
-        number: u64,
-    ) -> Result<(), ReceiverDropped> {
+    async fn deliver(&self, item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ReceiverDropped> {
         match self.deliver_now(item, pass, number) {
             Ok(()) => Ok(()),
             Err(item) => self.deliver_later(item, pass, number).await,
@@ -330,12 +325,7 @@ impl Reader {
     }
 
     /// Delivers an item if there is room, without reading the clock; else returns it.
-    pub(super) fn deliver_now(
-        &self,
-        mut item: ShardItem,
-        pass: &ShardPass,
-        number: u64,
-    ) -> Result<(), ShardItem> {
+    fn deliver_now(&self, mut item: ShardItem, pass: &ShardPass, number: u64) -> Result<(), ShardItem> {
         if let ShardItem::Sample(sample) = &mut item {
             sample.epoch = pass.epoch;
         }
@@ -352,7 +342,7 @@ impl Reader {
     }
 
     /// Waits for room and delivers an item.
-    pub(super) async fn deliver_later(
+    async fn deliver_later(
         &self,
         item: ShardItem,
         pass: &ShardPass,
@@ -399,7 +389,7 @@ const COMMAND_END: Duration = Duration::from_mins(1);
 
 impl Reader {
     /// Reads a body; a body that ends too early ends the stream after the complete samples.
-    pub(super) async fn read_body(
+    async fn read_body(
         &self,
         shard: &Shard,
         pass: &ShardPass,
@@ -428,7 +418,7 @@ impl Reader {
         Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
     }
 
-    pub(super) async fn read_input(
+    async fn read_input(
         &self,
         shard: &Shard,
         pass: &ShardPass,
@@ -453,12 +443,7 @@ impl Reader {
         }
     }
 
-    pub(super) async fn read_stream<R>(
-        &self,
-        shard: &Shard,
-        pass: &ShardPass,
-        reader: R,
-    ) -> Result<(), ReceiverDropped>
+    async fn read_stream<R>(&self, shard: &Shard, pass: &ShardPass, reader: R) -> Result<(), ReceiverDropped>
     where
         R: tokio::io::AsyncRead + Unpin,
     {
@@ -487,7 +472,7 @@ impl Reader {
         Ok(wait_for_exit(&mut command, COMMAND_END).await.map_err(|source| shard.read_error(source)))
     }
 
-    pub(super) async fn skip_shard(
+    async fn skip_shard(
         &self,
         shard: &Shard,
         pass: &ShardPass,

@@ -1,12 +1,12 @@
 //! Wraps every HTTP request from stores with buckets: requests are observed, and responses are corrected.
 //!
+//! Removes names that the bucket client cannot hold from listings, because a single such name would end the
+//! listing.
+//!
 //! The stores turn responses into errors that no longer contain the time to wait. An observed request carries
 //! an [`Observed`], which records the status and `Retry-After`. A 200 response to a range request is the
 //! whole object: the requested part is cut out, and the response becomes the 206 that it should have been.
 //! Names that the store could not hold are removed from listings.
-//!
-//! Removes names that the bucket client cannot hold from listings, because a single such name would end the
-//! listing.
 //!
 //! A key may have empty components, as in `a//b.tar`, but a listed key may not. Common prefixes are not used
 //! here. Both are cut out of the response text; every other name stays as it is.

@@ -1,4 +1,8 @@
 //! Stage GPU memory and its limit, updated with the slots.
+//!
+//! A stage holds a window of consecutive microbatches. A limit is checked on each *lane*: a DP rank, or all
+//! ranks together if they share the module. A change in two slots alters the windows on at most two lanes per
+//! limit; only these are summed again.
 
 use super::change::{Change, ChangeKind};
 use crate::budget::Budget;
@@ -193,40 +197,40 @@ impl<'a> StageMemory<'a> {
 }
 
 /// Memory limit with the bytes for all slots.
-pub(super) struct Limit<'a> {
+struct Limit<'a> {
     of: &'a StageMemoryLimit,
     /// Modules whose units take memory.
     modules: Vec<usize>,
-    pub(super) is_shared: bool,
+    is_shared: bool,
     /// Number of microbatches in a window.
-    pub(super) window: usize,
+    window: usize,
     /// Kept and working bytes by lane and place.
-    pub(super) bytes: Vec<Bytes>,
-    pub(super) lanes: Vec<Lane>,
+    bytes: Vec<Bytes>,
+    lanes: Vec<Lane>,
 }
 
 /// Bytes for a microbatch on a stage.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Bytes {
+struct Bytes {
     kept: u64,
     working: u64,
 }
 
 /// Lane memory.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Lane {
+struct Lane {
     /// Bytes kept in the largest window.
     kept_max: u64,
     /// First place of that window.
-    pub(super) window_start: usize,
+    window_start: usize,
     /// Largest working bytes.
     working_max: u64,
     /// Bytes above the limit.
-    pub(super) excess: u64,
+    excess: u64,
 }
 
 impl<'a> Limit<'a> {
-    pub(super) fn new(of: &'a StageMemoryLimit, config: &PipelineConfig, microbatches: usize) -> Self {
+    fn new(of: &'a StageMemoryLimit, config: &PipelineConfig, microbatches: usize) -> Self {
         let is_shared = of.is_shared(|module| config.has_own_dp_size(module));
         let lanes = if is_shared { 1 } else { config.dp_size };
         Self {
@@ -240,7 +244,7 @@ impl<'a> Limit<'a> {
     }
 
     /// Returns the bytes for a microbatch with these units, `[modules]`.
-    pub(super) fn microbatch_bytes(&self, units: &[u64]) -> Bytes {
+    fn microbatch_bytes(&self, units: &[u64]) -> Bytes {
         let mut bytes = Bytes::default();
         for &module in &self.modules {
             bytes.kept += self.of.kept[module] * units[module];
@@ -255,7 +259,7 @@ impl<'a> Limit<'a> {
     }
 
     /// Returns the excess before and after a change on the altered lanes, and the elementary steps spent.
-    pub(super) fn compute_change(
+    fn compute_change(
         &mut self,
         change: Change,
         after: &[Vec<u64>; 2],
@@ -310,7 +314,7 @@ impl<'a> Limit<'a> {
     }
 
     /// Replaces the bytes for both microbatches in a change; returns the elementary steps spent.
-    pub(super) fn apply(&mut self, change: Change, after: &[Vec<u64>; 2], microbatches: usize) -> u64 {
+    fn apply(&mut self, change: Change, after: &[Vec<u64>; 2], microbatches: usize) -> u64 {
         let indices = [change.first, change.second].map(|slot| self.index(slot, microbatches));
         if indices[0] == indices[1] {
             return 1;
@@ -325,7 +329,7 @@ impl<'a> Limit<'a> {
     }
 
     /// Sums a lane's windows.
-    pub(super) fn measure(&self, lane: usize, microbatches: usize) -> Lane {
+    fn measure(&self, lane: usize, microbatches: usize) -> Lane {
         let bytes = &self.bytes[lane * microbatches..(lane + 1) * microbatches];
         let working_max = bytes.iter().map(|bytes| bytes.working).max().unwrap_or(0);
         let mut kept: u64 = bytes[..self.window].iter().map(|bytes| bytes.kept).sum();

@@ -11,7 +11,8 @@ use super::train::{CpuTimes, Trained, train_demo};
 use crate::args::dataset::index_options;
 use crate::args::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
-use crate::output::{Bars, Output, bar, format_bytes, runtime, write_json};
+use crate::output::{Output, format_bytes, runtime, write_json};
+use crate::progress::{Bars, bar};
 use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, Study, Verdict, compare_steps, write_report};
 use clap::Args;
@@ -231,7 +232,7 @@ fn stream_all_ranks(planner: &StepPlanner, steps: u64) -> Result<(u64, f64), Fai
 /// Returns the report.
 ///
 /// - `study`: the measured steps
-pub(super) fn report(
+fn report(
     planner: &StepPlanner,
     data: &DemoData,
     strategies: &[StrategyReport],

@@ -1,7 +1,7 @@
 //! `dflop plan`: finds a parallelism plan for a model, the shapes of a dataset and a cluster.
 
 mod report;
-mod samples;
+pub(crate) mod samples;
 pub(crate) mod shapes;
 
 use std::path::{Path, PathBuf};

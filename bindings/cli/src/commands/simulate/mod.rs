@@ -242,7 +242,7 @@ const SHARED: [&str; 9] =
 ///
 /// # Errors
 /// [`ErrorKind::ArgumentConflict`] that names the first flag without effect, and what the flag belongs to.
-pub(super) fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
+fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
     let has_shapes = matches.contains_id("shapes");
     let of_shapes = ShapesArgs::augment_args(Command::default());
     let of_shapes: Vec<&str> = of_shapes.get_arguments().map(|arg| arg.get_id().as_str()).collect();

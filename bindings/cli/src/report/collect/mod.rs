@@ -11,12 +11,10 @@ mod training;
 
 use super::document::{StrategyResult, Study};
 use crate::failure::Failure;
-use described::SampleTable;
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
 use std::ops::Range;
-use steps::timelines_of_plans;
 
 pub(crate) use described::SampleTable;
 pub(crate) use previews::jpeg as shrunk_jpeg;

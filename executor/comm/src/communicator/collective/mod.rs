@@ -121,20 +121,20 @@ pub(crate) fn gather(group: &Group, call: Call, own: &[u64]) -> Result<Vec<u64>>
     let (rank, size, width) = (group.rank, group.size(), own.len());
     let mut all = vec![0; width * size];
     all[width * rank..][..width].copy_from_slice(own);
-    for child in tree::children(rank, size) {
-        let ranks = tree::subtree(child, size);
+    for child in endpoint::children(rank, size) {
+        let ranks = endpoint::subtree(child, size);
         let numbers = receive(group, call, child, width * ranks.len())?;
         for (index, below) in ranks.into_iter().enumerate() {
             all[width * below..][..width].copy_from_slice(&numbers[width * index..][..width]);
         }
     }
-    if let Some(parent) = tree::parent(rank) {
-        let ranks = tree::subtree(rank, size);
+    if let Some(parent) = endpoint::parent(rank) {
+        let ranks = endpoint::subtree(rank, size);
         let numbers = ranks.into_iter().flat_map(|below| all[width * below..][..width].iter().copied());
         call.send_control(group, parent, Buffer::U64(numbers.collect()))?;
         all = receive(group, call, parent, width * size)?;
     }
-    for child in tree::children(rank, size) {
+    for child in endpoint::children(rank, size) {
         call.send_control(group, child, Buffer::U64(all.clone()))?;
     }
     Ok(all)

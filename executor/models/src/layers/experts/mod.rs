@@ -1,17 +1,17 @@
 //! Mixture of experts in place of an MLP: a router sends every token through a few gated MLPs.
 //!
+//! Mixture-of-experts sizes and names.
+//!
+//! Gate between expert matrices.
+//!
+//! Expert biases: two parameters with a row per expert.
+//!
 //! Rows are ordered by expert, each expert multiplies its rows, and weighted outputs are added up by token.
 //! Experts without tokens cost nothing. The router decision is read on the host once per pass. Each
 //! tensor-parallel rank holds a column range between the matrices in every expert.
 //!
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
-//!
-//! Mixture-of-experts sizes and names.
-//!
-//! Gate between expert matrices.
-//!
-//! Expert biases: two parameters with a row per expert.
 
 mod dispatch;
 mod matrices;
@@ -328,7 +328,7 @@ pub enum ExpertGate {
 
 impl ExpertGate {
     /// Writes the gated rows.
-    pub(super) fn forward<D: Device>(
+    fn forward<D: Device>(
         self,
         device: &D,
         gate_up: &Tensor<D>,
@@ -361,7 +361,7 @@ impl ExpertGate {
 
 /// Biases for one matrix in all experts.
 #[derive(Debug)]
-pub(super) struct Biases {
+struct Biases {
     parameter: ParameterId,
     columns: usize,
     /// Whether another tensor-parallel rank adds the biases.
@@ -370,7 +370,7 @@ pub(super) struct Biases {
 
 impl Biases {
     /// Declares `[experts, columns]`; each rank has the columns for some outputs.
-    pub(super) fn for_outputs(
+    fn for_outputs(
         declaration: &mut Declaration,
         name: &str,
         sizes: [usize; 2],
@@ -382,13 +382,13 @@ impl Biases {
     }
 
     /// Declares `[experts, columns]` for outputs that are sums over ranks.
-    pub(super) fn for_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
+    fn for_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
         let parameter = declaration.add(name, &sizes, Init::Zeros);
         Self { parameter, columns: sizes[1], is_elsewhere: declaration.tp_rank().rank > 0 }
     }
 
     /// Adds the expert bias to every row.
-    pub(super) fn add<D: Device>(
+    fn add<D: Device>(
         &self,
         device: &D,
         parameters: &Parameters<D>,

@@ -1,11 +1,11 @@
 //! Rotation angles for text, multimodal sections, and image rows and columns.
 //!
+//! Frequencies for long contexts: long waves are stretched, short waves stay, medium waves are interpolated.
+//!
 //! # Source
 //! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
 //! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
 //! arXiv:2407.21783, as implemented in transformers; [`yarn`] has its own.
-//!
-//! Frequencies for long contexts: long waves are stretched, short waves stay, medium waves are interpolated.
 //!
 //! # Source
 //! Peng et al.: "`YaRN`", 2023, arXiv:2309.00071; with the fields and defaults in transformers 5.24.0.
@@ -192,7 +192,7 @@ struct Stretch {
 }
 
 /// Stretches frequencies, and returns the cosine and sine factor.
-pub(super) fn stretch(scaling: &ConfigFields<'_>, theta: f64, frequencies: &mut [f32]) -> Result<f64> {
+fn stretch(scaling: &ConfigFields<'_>, theta: f64, frequencies: &mut [f32]) -> Result<f64> {
     let tokens = scaling.number("original_max_position_embeddings", 0.0)?;
     if tokens <= 0.0 {
         return Err(scaling.invalid("original_max_position_embeddings", "is missing").into());

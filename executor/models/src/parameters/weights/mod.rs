@@ -1,11 +1,11 @@
 //! Loads initial parameter values from a Hugging Face checkpoint or a seed, and writes checkpoints.
 //!
-//! Names and shapes are the same as in the files. Some families have been saved under several names over
-//! time; `ALIASES` lists equivalent prefixes, and files are written with the first prefix.
-//!
 //! Parameter specification: name, shape, initialization, and the part that a rank holds.
 //!
 //! Draws initial values from a seed.
+//!
+//! Names and shapes are the same as in the files. Some families have been saved under several names over
+//! time; `ALIASES` lists equivalent prefixes, and files are written with the first prefix.
 
 mod checkpoint;
 mod tensor_shard;
@@ -17,7 +17,6 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
-use tensor_shard::TensorShard;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use checkpoint::Checkpoint;

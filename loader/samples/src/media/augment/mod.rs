@@ -1,4 +1,26 @@
 //! Random augmentation of images: geometry and colors, drawn from the run's seed.
+//!
+//! Random draws depend on the seed, the epoch, the sample and the image field name, by integer hashing: not
+//! on ranks, workers, loader, order, resume or the other fields that are read. A sample is identified by
+//! shard base name, offset and key. The order is fixed: crop (and resize), brightness, contrast, saturation,
+//! hue, flip. Loaders apply the changes while decoding; [`ImageAugment::apply`] works on any decoded image.
+//!
+//! # Examples
+//! ```
+//! use dflop_samples::media::augment::Augment;
+//! use dflop_samples::SampleId;
+//! use dflop_samples::media::RgbImage;
+//!
+//! let augment = Augment::builder().random_crop(0.5..=1.0, 0.75..=1.5).flip(0.5).seed(7).build()?;
+//! let sample = SampleId { shard: "shards/a.tar", offset: 0, key: "kite" };
+//! let image = RgbImage { width: 6, height: 4, pixels: vec![128; 72], is_truncated: false };
+//! let changed = augment.image(sample, 3, "jpg").apply(&image, 6, 4)?;
+//! assert_eq!(changed, augment.image(sample, 3, "jpg").apply(&image, 6, 4)?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Values are clamped to black and white after each change and rounded once, at the end. Gray is ITU-R BT.601
+//! luma; the hue rotates in HSV.
 
 mod builder;
 #[cfg(test)]
@@ -7,7 +29,7 @@ mod tests;
 use super::DecodeError;
 use super::image::{Crop, RgbImage, resize_crop};
 use crate::raw_sample::SampleId;
-use builder::{ColorJitter, RandomCrop};
+use builder::RandomCrop;
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::random::mix64;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -108,7 +130,7 @@ pub(crate) struct ImageChanges {
 
 /// Purpose of a random number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Quantity {
+enum Quantity {
     Flip,
     Brightness,
     Contrast,
@@ -148,10 +170,10 @@ impl Quantity {
 
 /// Random source for an image: a pure function of seed, sample, epoch and field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RandomSource(u64);
+struct RandomSource(u64);
 
 impl RandomSource {
-    pub(super) fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
+    fn new(seed: u64, sample: SampleId<'_>, epoch: u64, field: &str) -> Self {
         // Datasets are moved and copied, so only the shard's base name counts.
         let shard = sample.shard.rsplit('/').next().unwrap_or_default();
         let names = [shard, sample.key, field];
@@ -159,19 +181,19 @@ impl RandomSource {
         Self([sample.offset, epoch].iter().fold(names, |hash, &value| mix64(hash ^ mix64(value))))
     }
 
-    pub(super) fn bits(self, quantity: Quantity) -> u64 {
+    fn bits(self, quantity: Quantity) -> u64 {
         mix64(self.0 ^ mix64(quantity.counter()))
     }
 
     /// Returns a fraction in `[0, 1)`.
-    pub(super) fn fraction(self, quantity: Quantity) -> f64 {
+    fn fraction(self, quantity: Quantity) -> f64 {
         const STEP: f64 = 1.0 / (1u64 << 53) as f64;
         // An f64 holds 53 bits; with all 64, fractions next to 1 would round up to it.
         (self.bits(quantity) >> 11) as f64 * STEP
     }
 
     /// Returns a number from `low` to `high`.
-    pub(super) fn between(self, quantity: Quantity, low: f64, high: f64) -> f64 {
+    fn between(self, quantity: Quantity, low: f64, high: f64) -> f64 {
         low + self.fraction(quantity) * (high - low)
     }
 
@@ -179,7 +201,7 @@ impl RandomSource {
     ///
     /// The interval is halved at its geometric mean, once per bit: square roots are rounded correctly on
     /// every machine, whereas logarithms differ between math libraries.
-    pub(super) fn log_between(self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
+    fn log_between(self, quantity: Quantity, mut low: f64, mut high: f64) -> f64 {
         const HALVINGS: u32 = 40;
         let bits = self.bits(quantity);
         for at in 0..HALVINGS {
@@ -190,7 +212,7 @@ impl RandomSource {
     }
 
     /// Returns an integer from 0 to `last`, both included.
-    pub(super) fn whole(self, quantity: Quantity, last: u32) -> u32 {
+    fn whole(self, quantity: Quantity, last: u32) -> u32 {
         ((u128::from(self.bits(quantity)) * (u128::from(last) + 1)) >> 64) as u32
     }
 }
@@ -216,7 +238,7 @@ impl Default for ColorChanges {
 
 impl ColorJitter {
     /// Draws the color changes for an image.
-    pub(super) fn draw(&self, random: RandomSource) -> ColorChanges {
+    fn draw(&self, random: RandomSource) -> ColorChanges {
         let factor =
             |quantity, change: f64| random.between(quantity, (1.0 - change).max(0.0), 1.0 + change) as f32;
         ColorChanges {
@@ -292,55 +314,4 @@ fn rotate_hue(color: [f32; 3], turns: f32) -> [f32; 3] {
         let at = (start + sector).rem_euclid(SECTORS);
         most - chroma * at.min(4.0 - at).clamp(0.0, 1.0)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RED: [u8; 3] = [255, 0, 0];
-    const PLAIN: ColorChanges =
-        ColorChanges { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 };
-
-    fn changed(colors: ColorChanges, mut pixels: Vec<[u8; 3]>) -> Vec<[u8; 3]> {
-        colors.apply(&mut pixels);
-        pixels
-    }
-
-    #[test]
-    fn brightness_multiplies_and_stops_at_white() {
-        let colors = ColorChanges { brightness: 1.5, ..PLAIN };
-        assert_eq!(changed(colors, vec![[10, 100, 200]]), [[15, 150, 255]]);
-    }
-
-    #[test]
-    fn contrast_is_about_the_mean_gray() {
-        let flat = changed(ColorChanges { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
-        assert_eq!(flat, [[50; 3]; 2]);
-        let steep = changed(ColorChanges { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
-        assert_eq!(steep, [[30; 3], [70; 3]]);
-    }
-
-    #[test]
-    fn saturation_is_about_the_gray_of_the_pixel() {
-        assert_eq!(changed(ColorChanges { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
-    }
-
-    #[test]
-    fn hue_turns_red_to_green_to_blue_and_back() {
-        let turned = |turns| changed(ColorChanges { hue_turns: turns, ..PLAIN }, vec![RED])[0];
-        assert_eq!(turned(1.0 / 3.0), [0, 255, 0]);
-        assert_eq!(turned(-1.0 / 3.0), [0, 0, 255]);
-        assert_eq!(turned(0.5), [0, 255, 255]);
-        let muted = changed(ColorChanges { hue_turns: 0.25, ..PLAIN }, vec![[40, 60, 50]])[0];
-        assert_eq!((*muted.iter().max().unwrap(), *muted.iter().min().unwrap()), (60, 40));
-    }
-
-    #[test]
-    fn no_change_keeps_every_value() {
-        let all: Vec<[u8; 3]> = (0..=255).map(|value| [value, 255 - value, value / 2]).collect();
-        assert_eq!(changed(PLAIN, all.clone()), all);
-        let nearly = ColorChanges { hue_turns: 1e-9, ..PLAIN };
-        assert_eq!(changed(nearly, all.clone()), all);
-    }
 }

@@ -1,5 +1,5 @@
+use super::*;
 use crate::error::Error;
-use crate::media::augment::*;
 
 fn sample(key: &str) -> SampleId<'_> {
     SampleId { shard: "data/shard-000.tar", offset: 512, key }
@@ -134,4 +134,49 @@ fn ranges_that_make_no_sense_are_refused() {
     assert!(message(new().color_jitter(ColorJitter { hue: 0.6, ..ColorJitter::default() })).contains("hue"));
     let dark = ColorJitter { brightness: -0.1, ..ColorJitter::default() };
     assert!(message(new().color_jitter(dark)).contains("at least 0"));
+}
+
+const RED: [u8; 3] = [255, 0, 0];
+const PLAIN: ColorChanges = ColorChanges { brightness: 1.0, contrast: 1.0, saturation: 1.0, hue_turns: 0.0 };
+
+fn changed(colors: ColorChanges, mut pixels: Vec<[u8; 3]>) -> Vec<[u8; 3]> {
+    colors.apply(&mut pixels);
+    pixels
+}
+
+#[test]
+fn brightness_multiplies_and_stops_at_white() {
+    let colors = ColorChanges { brightness: 1.5, ..PLAIN };
+    assert_eq!(changed(colors, vec![[10, 100, 200]]), [[15, 150, 255]]);
+}
+
+#[test]
+fn contrast_is_about_the_mean_gray() {
+    let flat = changed(ColorChanges { contrast: 0.0, ..PLAIN }, vec![[0; 3], [100; 3]]);
+    assert_eq!(flat, [[50; 3]; 2]);
+    let steep = changed(ColorChanges { contrast: 2.0, ..PLAIN }, vec![[40; 3], [60; 3]]);
+    assert_eq!(steep, [[30; 3], [70; 3]]);
+}
+
+#[test]
+fn saturation_is_about_the_gray_of_the_pixel() {
+    assert_eq!(changed(ColorChanges { saturation: 0.0, ..PLAIN }, vec![RED, [9; 3]]), [[76; 3], [9; 3]]);
+}
+
+#[test]
+fn hue_turns_red_to_green_to_blue_and_back() {
+    let turned = |turns| changed(ColorChanges { hue_turns: turns, ..PLAIN }, vec![RED])[0];
+    assert_eq!(turned(1.0 / 3.0), [0, 255, 0]);
+    assert_eq!(turned(-1.0 / 3.0), [0, 0, 255]);
+    assert_eq!(turned(0.5), [0, 255, 255]);
+    let muted = changed(ColorChanges { hue_turns: 0.25, ..PLAIN }, vec![[40, 60, 50]])[0];
+    assert_eq!((*muted.iter().max().unwrap(), *muted.iter().min().unwrap()), (60, 40));
+}
+
+#[test]
+fn no_change_keeps_every_value() {
+    let all: Vec<[u8; 3]> = (0..=255).map(|value| [value, 255 - value, value / 2]).collect();
+    assert_eq!(changed(PLAIN, all.clone()), all);
+    let nearly = ColorChanges { hue_turns: 1e-9, ..PLAIN };
+    assert_eq!(changed(nearly, all.clone()), all);
 }

@@ -1,4 +1,11 @@
 //! Rows of pixels of any type.
+//!
+//! For an animation, the first frame is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
+//! alpha is dropped without blending, as in Pillow's `convert("RGB")`. Checksums of critical PNG chunks are
+//! verified; a PNG may end without the last chunk.
+//!
+//! The first frame in a WebP file must not be larger than the canvas: the extended header states the canvas
+//! size, each frame the frame size, and the decoder allocates for the frame.
 
 use super::RgbImage;
 use crate::media::DecodeError;

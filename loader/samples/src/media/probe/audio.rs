@@ -1,9 +1,23 @@
 //! Parses audio headers: FLAC, Ogg, MPEG, AIFF, AU.
+//!
+//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow special rules (frame counts,
+//! encoder delay, position of the last page), which the demultiplexers in [`crate::media`] implement. Where
+//! only the demultiplexers know the length, the frames in all packets are counted, so that the length equals
+//! the decoded length.
+//!
+//! The length of an Ogg stream that is truncated or damaged near the end is the position of the last intact
+//! page. A page is 27 header bytes, a segment length table, and the segments. The granule position counts the
+//! frames up to the page end; the checksum covers the whole page with the checksum field set to 0.
+//!
+//! # Source
+//! Ogg pages: RFC 3533, section 6.
+//!
+//! A header has four bytes: 11 sync bits, version, layer, bit rate, sample rate, padding, channel mode. The
+//! header determines the frame length.
 
-use super;
 use super::field::{u16_be, u32_be, u32_le};
 use super::wav::PcmHeader;
-use super::{AudioLength, MpegKind, aiff, wav};
+use super::{AudioLength, aiff, content_name, wav};
 use crate::media::DecodeError;
 use std::io::{Cursor, ErrorKind};
 use symphonia::core::checksum::Crc32;
@@ -71,10 +85,10 @@ pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
     if let Some(format) = AudioFormat::from_bytes(bytes) {
         return Ok(Content { format, bytes: rest });
     }
-    if let Some(name) = foreign::content_name(rest).filter(|_| rest.len() >= 12) {
+    if let Some(name) = content_name(rest).filter(|_| rest.len() >= 12) {
         return Err(DecodeError::unsupported("audio", format!("it is {name}; {EXPECTED}")));
     }
-    if let Some(start) = mpeg::first_frame(rest) {
+    if let Some(start) = first_frame(rest) {
         return Ok(Content { format: AudioFormat::Mp3, bytes: &rest[start..] });
     }
     Err(if rest.len() < 12 {

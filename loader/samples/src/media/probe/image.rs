@@ -2,11 +2,11 @@
 
 use image::metadata::Orientation;
 
-use super;
+#[cfg(feature = "avif")]
+use super::avif;
 use super::field::{u16_le, u32_be, u32_le};
 use super::tiff::swaps_sides;
-use super::{ImageSize, avif, jpeg, png, tiff};
-#[cfg(feature = "avif")]
+use super::{ImageSize, content_name, jpeg, png, tiff};
 use crate::media::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
@@ -128,7 +128,7 @@ fn brands_continue(bytes: &[u8]) -> bool {
 
 fn unknown_format(bytes: &[u8]) -> DecodeError {
     const EXPECTED: &str = "expected a JPEG, PNG, WebP, GIF, BMP or TIFF";
-    match foreign::content_name(bytes) {
+    match content_name(bytes) {
         _ if bytes.len() < 12 || brands_continue(bytes) => DecodeError::truncated("image", bytes.len()),
         Some(name) => DecodeError::unsupported("image", format!("it is {name}; {EXPECTED}")),
         None => DecodeError::malformed("image", 0, EXPECTED),

@@ -1,8 +1,8 @@
 //! Parses image and audio headers, without decoding the content.
 //!
-//! The results agree with the output of [`crate::media::decode`], which a test checks.
-//!
 //! Names content that no codec in this crate decodes, by the first bytes.
+//!
+//! The results agree with the output of [`crate::media::decode`], which a test checks.
 
 mod aiff;
 mod audio;
@@ -142,7 +142,7 @@ const TEXTS: &[(&str, &str)] = &[
 ];
 
 /// Returns the content name, with an article if the name needs one; `None` for unknown bytes.
-pub(super) fn content_name(bytes: &[u8]) -> Option<&'static str> {
+fn content_name(bytes: &[u8]) -> Option<&'static str> {
     let matches =
         |(offset, start, _): &&Signature| bytes.get(*offset..).is_some_and(|rest| rest.starts_with(start));
     if let Some((_, _, name)) = SIGNATURES.iter().find(matches) {

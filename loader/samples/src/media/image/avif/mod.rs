@@ -1,9 +1,9 @@
 //! Decodes AVIF: the primary item, or the first frame if the file is a sequence.
 //!
+//! Checks AV1 units before they are decoded, and reads the sequence header.
+//!
 //! Pixels equal Pillow's `convert("RGB")`: alpha is dropped, the crop property `clap` is not applied. The
 //! caller applies rotation and mirroring, as for other formats.
-//!
-//! Checks AV1 units before they are decoded, and reads the sequence header.
 //!
 //! The decoder gets only units that pixels depend on: it panics on some damaged metadata, which ends the
 //! process.
@@ -123,20 +123,20 @@ fn convert(picture: &Picture, colors: ColorCoding, pixels: &mut Vec<u8>) -> Resu
 const FRAMES_MAX: usize = 32;
 
 /// AV1 units, in decoding order.
-pub(super) struct Units {
+struct Units {
     /// Sequence headers, frames and tile groups, each with the length.
-    pub(super) bytes: Vec<u8>,
-    pub(super) sequence: Sequence,
+    bytes: Vec<u8>,
+    sequence: Sequence,
 }
 
 /// Sample coding in a sequence header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sequence {
+struct Sequence {
     /// Bits per sample: 8, 10 or 12.
-    pub(super) depth: u32,
+    depth: u32,
     /// Whether there is no chroma.
-    pub(super) is_gray: bool,
-    pub(super) colors: ColorCoding,
+    is_gray: bool,
+    colors: ColorCoding,
 }
 
 /// Splits the data into units and keeps the units that pixels depend on.
@@ -144,7 +144,7 @@ pub(super) struct Sequence {
 /// # Errors
 /// [`DecodeError::Truncated`] if the last unit is cut, [`DecodeError::Malformed`] without a sequence header
 /// or a frame. Offsets count from the first byte of the AV1 data.
-pub(super) fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
+fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
     const SEQUENCE_HEADER: u8 = 1;
     let mut kept = Vec::with_capacity(data.len());
     let mut sequence = None;
@@ -349,59 +349,4 @@ fn read_samples(bits: &mut Bits<'_>, profile: u32) -> Option<Sequence> {
     let is_full_range = (!is_gray && numbers == SRGB) || bits.flag()?;
     let colors = ColorCoding { primaries: numbers[0] as u16, matrix: numbers[2] as u16, is_full_range };
     Some(Sequence { depth, is_gray, colors })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::media::fixtures::avif::{AV1_420, AV1_GRAY_LIMITED};
-    use crate::media::fixtures::bytes_of_hex;
-
-    #[test]
-    fn a_sequence_header_tells_depth_and_colors() {
-        let colors = ColorCoding { primaries: 1, matrix: 6, is_full_range: true };
-        let units = read_units(&bytes_of_hex(AV1_420)).unwrap();
-        assert_eq!(units.sequence, Sequence { depth: 8, is_gray: false, colors });
-        let units = read_units(&bytes_of_hex(AV1_GRAY_LIMITED)).unwrap();
-        assert!(units.sequence.is_gray && !units.sequence.colors.is_full_range);
-    }
-
-    #[test]
-    fn only_units_that_pixels_depend_on_are_kept() {
-        let data = bytes_of_hex(AV1_420);
-        let whole = read_units(&data).unwrap().bytes;
-        // A delimiter, metadata, padding, an unknown unit.
-        let other = [&[0x2A, 3, 4, 0x80, 0][..], &[0x7A, 1, 0], &[0x4A, 0], &data].concat();
-        assert_eq!(read_units(&other).unwrap().bytes, whole);
-    }
-
-    #[test]
-    fn every_cut_is_an_error() {
-        let data = bytes_of_hex(AV1_420);
-        for length in 0..data.len() {
-            assert!(read_units(&data[..length]).is_err(), "cut to {length}");
-        }
-    }
-
-    #[test]
-    fn a_last_unit_without_a_length_takes_the_rest() {
-        let data = bytes_of_hex(AV1_420);
-        let mut position = 0;
-        let (mut last, mut start) = (&data[..0], 0);
-        while position < data.len() {
-            start = position;
-            (_, last) = next_unit(&data, &mut position).unwrap();
-        }
-        let open = [&data[..start], &[data[start] & !HAS_LENGTH], last].concat();
-        assert!(open.len() < data.len());
-        assert_eq!(read_units(&open).unwrap().bytes, read_units(&data).unwrap().bytes);
-    }
-
-    #[test]
-    fn too_many_frames_are_refused() {
-        let data = bytes_of_hex(AV1_420);
-        let frames = [0x32, 1, 0].repeat(FRAMES_MAX);
-        let refused = read_units(&[&data[..], &frames].concat()).err().unwrap();
-        assert!(refused.to_string().contains("more than 32 frames"), "{refused}");
-    }
 }

@@ -1,6 +1,7 @@
 //! Tests against pixels from Pillow.
 
 use super::super::{RgbImage, decode_rgb};
+use super::*;
 use crate::media::fixtures::avif::{
     AV1_10_BITS, AV1_12_BITS, AV1_420, AV1_422_LIMITED, AV1_GRAY_LIMITED, AV1_IDENTITY, GRAY_LIMITED, Place,
     RGB_10_BITS, RGB_12_BITS, RGB_420, RGB_422_LIMITED, RGB_IDENTITY, SIZE, avif, avif_at, avis, iso_box,
@@ -160,4 +161,52 @@ fn every_cut_is_truncated_or_asks_for_more() {
             }
         }
     }
+}
+
+#[test]
+fn a_sequence_header_tells_depth_and_colors() {
+    let colors = ColorCoding { primaries: 1, matrix: 6, is_full_range: true };
+    let units = read_units(&bytes_of_hex(AV1_420)).unwrap();
+    assert_eq!(units.sequence, Sequence { depth: 8, is_gray: false, colors });
+    let units = read_units(&bytes_of_hex(AV1_GRAY_LIMITED)).unwrap();
+    assert!(units.sequence.is_gray && !units.sequence.colors.is_full_range);
+}
+
+#[test]
+fn only_units_that_pixels_depend_on_are_kept() {
+    let data = bytes_of_hex(AV1_420);
+    let whole = read_units(&data).unwrap().bytes;
+    // A delimiter, metadata, padding, an unknown unit.
+    let other = [&[0x2A, 3, 4, 0x80, 0][..], &[0x7A, 1, 0], &[0x4A, 0], &data].concat();
+    assert_eq!(read_units(&other).unwrap().bytes, whole);
+}
+
+#[test]
+fn every_cut_is_an_error() {
+    let data = bytes_of_hex(AV1_420);
+    for length in 0..data.len() {
+        assert!(read_units(&data[..length]).is_err(), "cut to {length}");
+    }
+}
+
+#[test]
+fn a_last_unit_without_a_length_takes_the_rest() {
+    let data = bytes_of_hex(AV1_420);
+    let mut position = 0;
+    let (mut last, mut start) = (&data[..0], 0);
+    while position < data.len() {
+        start = position;
+        (_, last) = next_unit(&data, &mut position).unwrap();
+    }
+    let open = [&data[..start], &[data[start] & !HAS_LENGTH], last].concat();
+    assert!(open.len() < data.len());
+    assert_eq!(read_units(&open).unwrap().bytes, read_units(&data).unwrap().bytes);
+}
+
+#[test]
+fn too_many_frames_are_refused() {
+    let data = bytes_of_hex(AV1_420);
+    let frames = [0x32, 1, 0].repeat(FRAMES_MAX);
+    let refused = read_units(&[&data[..], &frames].concat()).err().unwrap();
+    assert!(refused.to_string().contains("more than 32 frames"), "{refused}");
 }

@@ -1,4 +1,10 @@
 //! Transforms JPEG coefficients to pixels.
+//!
+//! Components at half the image size are interpolated with libjpeg's "fancy upsampling", all other components
+//! are repeated.
+//!
+//! # Source
+//! Loeffler, Ligtenberg and Moschytz, "Practical fast 1-D DCT algorithms with 11 multiplications", 1989.
 
 use super::frame::{Component, Frame};
 use super::{Block, FORMAT};
@@ -64,7 +70,7 @@ impl Plane {
         for (number, block) in component.blocks.iter().enumerate() {
             let (row, column) = (number / component.stride, number % component.stride);
             let start = row * 8 * stride + column * 8;
-            for (line, values) in transform::samples(block, &quantization).chunks_exact(8).enumerate() {
+            for (line, values) in block_samples(block, &quantization).chunks_exact(8).enumerate() {
                 samples[start + line * stride..][..8].copy_from_slice(values);
             }
         }
@@ -159,7 +165,7 @@ const fn factor(value: f64) -> i32 {
 }
 
 /// Returns the samples in a block, row by row.
-pub(super) fn samples(block: &Block, quantization: &[u16; 64]) -> [u8; 64] {
+pub(super) fn block_samples(block: &Block, quantization: &[u16; 64]) -> [u8; 64] {
     let mut values = [0_i32; 64];
     for ((&coefficient, &step), place) in block.iter().zip(quantization).zip(ZIGZAG) {
         values[place] = i32::from(coefficient).wrapping_mul(step.into());
@@ -230,7 +236,7 @@ mod tests {
             let scale = if frequency == 0 { 0.5_f64.sqrt() } else { 1.0 };
             scale * ((2 * at + 1) as f64 * frequency as f64 * std::f64::consts::PI / 16.0).cos()
         };
-        let samples = samples(&block, &[3; 64]);
+        let samples = block_samples(&block, &[3; 64]);
         for (place, sample) in samples.into_iter().enumerate() {
             let (y, x) = (place / 8, place % 8);
             let terms = ZIGZAG

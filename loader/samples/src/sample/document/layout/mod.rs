@@ -1,6 +1,10 @@
 //! Recognizes the layout of a JSON document and reads the text: the only reader for conversations and
 //! captions.
 //!
+//! Reads the flags that exclude a turn from training.
+//!
+//! Reads captions: a text, or a list or an object with texts, under a separate key.
+//!
 //! | layout | keys |
 //! | --- | --- |
 //! | turns | a list, or a JSON string of one, under `messages`, `conversations`, `conversation`, or alone |
@@ -12,10 +16,6 @@
 //! A document is recognized without reading the text, because only one document provides the sample text;
 //! [`super::source`] selects the document. Other document content, such as `system` and `tools`, is read with
 //! the turns.
-//!
-//! Reads the flags that exclude a turn from training.
-//!
-//! Reads captions: a text, or a list or an object with texts, under a separate key.
 
 #[cfg(test)]
 mod tests;
@@ -181,16 +181,16 @@ impl<'a> Layout<'a> {
             Self::Content => {
                 used.push("content");
                 let parts = content_parts(object).unwrap_or(&Value::Null);
-                Text::Content(content::parse_content(parts)?.parts)
+                Text::Content(parts::parse_content(parts)?.parts)
             }
             Self::Interleaved => {
                 used.extend(["texts", "images"]);
                 let (texts, images) = interleaved_lists(object).unwrap_or_default();
-                Text::Content(content::interleaved(texts, images)?)
+                Text::Content(parts::interleaved(texts, images)?)
             }
             Self::Caption(key) => {
                 used.push(key);
-                Text::Caption(content::split_text(caption_text(key, &object[key])?)?)
+                Text::Caption(parts::split_text(caption_text(key, &object[key])?)?)
             }
         };
         if unread.is_noted() {
@@ -395,7 +395,7 @@ const FLAGS_OF_ANY_ROLE: [&str; 2] = ["train", "training"];
 const SWITCH_WORDS: [&str; 7] = ["train", "loss", "mask", "weight", "learn", "supervis", "ignore"];
 
 /// Returns whether a turn key is a flag.
-pub(super) fn is_flag(key: &str) -> bool {
+fn is_flag(key: &str) -> bool {
     FLAGS.contains(&key)
 }
 
@@ -404,7 +404,7 @@ pub(super) fn is_flag(key: &str) -> bool {
 /// # Errors
 /// A flag that is neither on nor off, that marks a turn with a different role as a target, or that is
 /// unknown.
-pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result<bool, String> {
+fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result<bool, String> {
     let mut is_on = true;
     for (key, value) in turn {
         if value.is_null() || !is_switch(key, value) {
@@ -473,7 +473,7 @@ const CAPTION_WORDS: [&str; 2] = ["caption", "transcri"];
 const INNER_KEYS: [&str; 7] = ["caption", "text", "raw", "value", "en", "eng", "transcript"];
 
 /// Returns whether a key names plain text.
-pub(super) fn is_key(name: &str) -> bool {
+fn is_key(name: &str) -> bool {
     CAPTION_KEYS.contains(&name)
 }
 
@@ -533,49 +533,5 @@ pub(in crate::sample::document) fn caption_text<'a>(key: &str, value: &'a Value)
             }
         }
         _ => Ok(""),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn read(turn: &Value, is_assistant: bool) -> Result<bool, String> {
-        is_target(turn.as_object().unwrap(), is_assistant)
-    }
-
-    #[test]
-    fn known_flags_are_on_or_off() {
-        for (turn, expected) in [
-            (json!({"content": "x"}), true),
-            (json!({"weight": 0}), false),
-            (json!({"weight": 1, "loss": null}), true),
-            (json!({"weight": 1.0, "train": false}), false),
-            (json!({"training": true}), true),
-            (json!({"loss": false}), false),
-            (json!({"loss_scale": 0.0}), false),
-        ] {
-            assert_eq!(read(&turn, true), Ok(expected), "{turn}");
-        }
-        assert_eq!(read(&json!({"weight": 1, "loss": true}), false), Ok(false));
-        assert_eq!(read(&json!({"train": false}), false), Ok(false));
-    }
-
-    #[test]
-    fn flags_that_are_not_understood_are_refused_by_name() {
-        for (turn, is_assistant, reason) in [
-            (json!({"weight": 0.5}), true, "`weight` must be true or false, 1 or 0, found 0.5"),
-            (json!({"train": "no"}), true, "`train` must be true or false, 1 or 0, found \"no\""),
-            (json!({"train": true}), false, "`train` is true, but only turns of the assistant"),
-            (json!({"is_train": true}), true, "`is_train` looks like a training flag"),
-            (json!({"mask": 1}), true, "`mask` looks like a training flag"),
-            (json!({"isTrainable": false}), true, "`isTrainable` looks like a training flag"),
-            (json!({"train_detail": [{"begin_offset": 0}]}), true, "`train_detail` looks like"),
-        ] {
-            let found = read(&turn, is_assistant).unwrap_err();
-            assert!(found.starts_with(reason), "{turn}: {found}");
-        }
-        assert_eq!(read(&json!({"toxic": true, "turn": 3, "mask": null, "constraints": 1}), true), Ok(true));
     }
 }

@@ -1,7 +1,6 @@
-use serde_json::json;
-
 use super::*;
 use crate::media::{LONE_SURROGATE, Modality};
+use serde_json::json;
 
 /// Formats turns as `role: content`, targets with a star, message keys in braces; other text in quotes.
 fn read(json: &Value) -> Result<String, String> {
@@ -374,7 +373,7 @@ fn content_lists_text_and_media_in_order() {
     ]);
     assert_eq!(Layout::of(&json!({"content": []})), None);
     let part = json!({"type": "image", "image": {"path": "0.png"}});
-    assert_eq!(content::media_name(&part), Some((Modality::Image, Some("0.png"))));
+    assert_eq!(parts::media_name(&part), Some((Modality::Image, Some("0.png"))));
 }
 
 #[test]
@@ -404,5 +403,46 @@ fn parts_that_nobody_reads_are_listed_once_and_empty_ones_never() {
     assert_eq!(
         unread(&json!({"system": "a", "messages": [{"role": "system", "content": "b"}]}))[0].0,
         "system"
+    );
+}
+
+fn read_flags(turn: &Value, is_assistant: bool) -> Result<bool, String> {
+    is_target(turn.as_object().unwrap(), is_assistant)
+}
+
+#[test]
+fn known_flags_are_on_or_off() {
+    for (turn, expected) in [
+        (json!({"content": "x"}), true),
+        (json!({"weight": 0}), false),
+        (json!({"weight": 1, "loss": null}), true),
+        (json!({"weight": 1.0, "train": false}), false),
+        (json!({"training": true}), true),
+        (json!({"loss": false}), false),
+        (json!({"loss_scale": 0.0}), false),
+    ] {
+        assert_eq!(read_flags(&turn, true), Ok(expected), "{turn}");
+    }
+    assert_eq!(read_flags(&json!({"weight": 1, "loss": true}), false), Ok(false));
+    assert_eq!(read_flags(&json!({"train": false}), false), Ok(false));
+}
+
+#[test]
+fn flags_that_are_not_understood_are_refused_by_name() {
+    for (turn, is_assistant, reason) in [
+        (json!({"weight": 0.5}), true, "`weight` must be true or false, 1 or 0, found 0.5"),
+        (json!({"train": "no"}), true, "`train` must be true or false, 1 or 0, found \"no\""),
+        (json!({"train": true}), false, "`train` is true, but only turns of the assistant"),
+        (json!({"is_train": true}), true, "`is_train` looks like a training flag"),
+        (json!({"mask": 1}), true, "`mask` looks like a training flag"),
+        (json!({"isTrainable": false}), true, "`isTrainable` looks like a training flag"),
+        (json!({"train_detail": [{"begin_offset": 0}]}), true, "`train_detail` looks like"),
+    ] {
+        let found = read_flags(&turn, is_assistant).unwrap_err();
+        assert!(found.starts_with(reason), "{turn}: {found}");
+    }
+    assert_eq!(
+        read_flags(&json!({"toxic": true, "turn": 3, "mask": null, "constraints": 1}), true),
+        Ok(true)
     );
 }

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super;
-use super::{Unread, is_blank};
+use super::{Unread, is_blank, is_flag, is_target};
 use crate::error::{EXCERPT_CHARACTERS, excerpt, json_excerpt};
 use crate::media::extension_modality;
 use crate::sample::document::parts::{
@@ -215,9 +214,9 @@ fn read_turn<'a>(
         if turns.len() == before {
             return Err("a role is required".to_owned());
         }
-        let is_target = flags::is_target(turn, true)?;
+        let is_target = is_target(turn, true)?;
         turns[before..].iter_mut().for_each(|turn| turn.is_target &= is_target);
-        unread.note_keys(turn, path, |key| used.contains(&key) || flags::is_flag(key));
+        unread.note_keys(turn, path, |key| used.contains(&key) || is_flag(key));
         return Ok(());
     };
     let is_call = CALL_ROLES.contains(&lowered(stated).as_str());
@@ -240,16 +239,14 @@ fn read_turn<'a>(
     if let Some(call) = turn.get(FUNCTION_CALL).filter(|call| !is_blank(call)) {
         made.insert("tool_calls".to_owned(), json!([{"type": "function", "function": call}]));
     }
-    let is_target = flags::is_target(turn, role == ASSISTANT)?;
+    let is_target = is_target(turn, role == ASSISTANT)?;
     let is_string = !matches!(value, Some(Value::Array(_)));
     if let Some(parts) = value.and_then(Value::as_array).filter(|_| unread.is_noted()) {
         for (key, value) in parts.iter().flat_map(unused_keys) {
             unread.note(&format!("{path}[].content[].{key}"), value);
         }
     }
-    unread.note_keys(turn, path, |key| {
-        taken.contains(&key) || MESSAGE_KEYS.contains(&key) || flags::is_flag(key)
-    });
+    unread.note_keys(turn, path, |key| taken.contains(&key) || MESSAGE_KEYS.contains(&key) || is_flag(key));
     turns.push(Turn {
         role,
         content: content.parts,
