@@ -13,7 +13,6 @@
 mod balance;
 mod bound;
 mod config;
-mod memory_limits;
 mod memory_start;
 mod order;
 mod pass_graph;
@@ -22,6 +21,5 @@ mod search;
 mod timeline;
 
 pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
-pub use config::{PipelineConfig, PipelineObjective};
-pub use memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
+pub use config::{PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit};
 pub use order::{assign_ranks, peak_order};

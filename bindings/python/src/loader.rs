@@ -10,15 +10,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::convert::{Arguments, arguments};
+use super::filter::{ReadArguments, ReadSettings};
+use super::runtime::{Group, refuse_index, refuse_keywords};
 use crate::arrays::framework::Framework;
 use crate::convert::{self, Delivery};
 use crate::dataset::{PyDataset, Source};
 use crate::error::{DflopError, to_python};
 use crate::filter::filtered_by_shape;
 use crate::image::Image;
-use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime::Threaded;
-use crate::settings::{Group, refuse_index, refuse_keywords};
 use crate::transform::FirstException;
 
 #[doc = include_str!("loader.md")]

@@ -2,8 +2,7 @@
 
 use super::estimator::{Equation, Factors, factors};
 use super::microbatch_fit::{MicrobatchFit, SlowRank, Timed, slow_ranks};
-use super::observation::{MicrobatchConstants, Observation};
-use super::table::{BINS, CorrectionTable, FACTOR_MAX, FACTOR_ONE, bin};
+use super::table::{BINS, CorrectionTable, FACTOR_MAX, FACTOR_ONE, MicrobatchConstants, Observation, bin};
 use crate::error::{Error, Result};
 use crate::module::{MODULES_MAX, Module};
 

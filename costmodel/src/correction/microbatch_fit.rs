@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::estimator::Cholesky;
-use super::observation::MicrobatchConstants;
+use super::table::MicrobatchConstants;
 use crate::module::MODULES_MAX;
 use crate::quantiles::{median, median_of_sorted};
 

@@ -12,14 +12,13 @@
 mod estimator;
 mod learned;
 mod microbatch_fit;
-mod observation;
 mod table;
 mod tracker;
 
 pub use microbatch_fit::SlowRank;
-pub use observation::{MicrobatchConstants, ModelConstants, Observation, SampleTime};
 pub use table::{
-    BINS, BINS_PER_OCTAVE, CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE, bin, bin_sizes,
+    BINS, BINS_PER_OCTAVE, CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE, MicrobatchConstants,
+    ModelConstants, Observation, SampleTime, bin, bin_sizes,
 };
 pub use tracker::{CorrectionOptions, CorrectionTracker, IntervalReport, TrackingMode};
 

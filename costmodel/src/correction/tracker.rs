@@ -2,8 +2,7 @@
 
 use super::learned::{BinnedObservation, Learned};
 use super::microbatch_fit::SlowRank;
-use super::observation::Observation;
-use super::table::CorrectionTable;
+use super::table::{CorrectionTable, Observation};
 use crate::error::{Error, Result};
 use crate::module::{MODULES_MAX, Module};
 use serde::{Deserialize, Serialize};

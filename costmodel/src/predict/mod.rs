@@ -15,7 +15,6 @@ mod cost_model;
 mod curve_query;
 mod device_preset;
 mod device_rate;
-mod expert_imbalance;
 mod layer_matrices;
 mod layer_times;
 mod measured_points;
@@ -30,10 +29,9 @@ pub use calibration::ProfileCheck;
 pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
-pub use expert_imbalance::ExpertImbalance;
 pub use layer_times::LayerTimes;
 pub use microbatch_curve::{LaunchLimit, MicrobatchCurve};
-pub use predicted_time::{PredictedTime, ProfileWarning};
+pub use predicted_time::{ExpertImbalance, PredictedTime, ProfileWarning};
 pub use profile_timing::ProfileOptions;
 
 #[cfg(test)]

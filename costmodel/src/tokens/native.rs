@@ -11,8 +11,7 @@ use std::num::NonZeroU16;
 use serde::{Deserialize, Serialize};
 
 pub use super::PixelRange;
-use super::timed_video::{LABEL_TOKENS, TimedVideo};
-use super::{EncoderWork, area, require_pixels, round_half_even};
+use super::{EncoderWork, LABEL_TOKENS, TimedVideo, area, require_pixels, round_half_even};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 

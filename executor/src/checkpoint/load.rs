@@ -11,8 +11,9 @@ use dflop_models::weights::{Checkpoint, ParameterSpec, WeightSource};
 use serde_json::{Value, json};
 
 use super::manifest::Manifest;
-use super::run_directory::CheckpointDirectory;
-use super::{FORMAT, MANIFEST_FILE, MASTER, MEAN, RunState, SQUARE, STATE_FILE, directory};
+use super::{
+    CheckpointDirectory, FORMAT, MANIFEST_FILE, MASTER, MEAN, RunState, SQUARE, STATE_FILE, directory,
+};
 use crate::error::{Error, Result};
 use crate::optimizer::{JobOptimizer, ParameterState, Precision};
 

@@ -18,9 +18,11 @@ use dflop_models::weights::INDEX_FILE;
 use serde_json::{Value, json};
 
 use super::manifest::{Manifest, write_file};
-use super::run_directory::CheckpointDirectory;
 use super::snapshot::{Pieces, Snapshot, WrittenFiles};
-use super::{FORMAT, RunState, STATE_FILE, SaveProgress, WORDS, agree, agree_on_success, directory, failed};
+use super::{
+    CheckpointDirectory, FORMAT, RunState, STATE_FILE, SaveProgress, WORDS, agree, agree_on_success,
+    directory, failed,
+};
 use crate::error::Result;
 use crate::optimizer::{Decay, JobOptimizer};
 

@@ -31,10 +31,8 @@ mod cache_directory;
 mod check;
 mod compute_device;
 mod config;
-mod corrections;
 mod inline;
 mod options;
-mod plan_file;
 mod rank;
 mod run_files;
 mod setup;
@@ -55,8 +53,7 @@ pub use check::{Finding, Findings, Status};
 #[cfg(feature = "cuda")]
 pub use compute_device::open as open_cuda;
 #[cfg(not(feature = "cuda"))]
-pub use compute_device::unsupported;
-pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
+pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables, unsupported};
 pub use config::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
     ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,

@@ -5,7 +5,6 @@
 //! `dflop train` and the Python package write it, `dflop top` and `dflop report` read it. A resumed run
 //! appends another heading; a line that a killed process cut is the last one, and is left out.
 
-mod follow;
 mod line;
 
 use dflop_loader::files::open_own;
@@ -14,8 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-pub use follow::Follower;
-pub use line::{EndLine, Heading, Line, Outcome, StepLine, unix_seconds};
+pub use line::{EndLine, Follower, Heading, Line, Outcome, StepLine, unix_seconds};
 
 /// Name of the record in the directory of a run.
 pub const FILE_NAME: &str = "steps.jsonl";

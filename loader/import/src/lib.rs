@@ -20,8 +20,6 @@
 mod columnar;
 mod directory;
 mod document;
-mod key;
-mod lines;
 mod medium;
 mod options;
 mod pack;
@@ -31,7 +29,6 @@ mod record;
 mod row;
 mod rows;
 mod source;
-mod table;
 mod tables;
 
 pub use self::options::{LabelSource, PackOptions, SourceFormat};

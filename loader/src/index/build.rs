@@ -6,8 +6,7 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use super::builder::{Builder, BuiltShard};
-use super::encode::SpilledShard;
-use super::location::index_error;
+use super::file::{SpilledShard, index_error};
 use super::places::IndexOptions;
 use super::remote::push_remote;
 use super::schema::IndexedShard;

@@ -23,7 +23,6 @@ mod described;
 mod planning;
 #[cfg(feature = "processors")]
 mod processor;
-mod space;
 mod spelling;
 
 use std::path::Path;
@@ -44,7 +43,7 @@ pub use processor::{
     TokenCountsName,
 };
 
-pub use space::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
+pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
 pub use spelling::Names;
 
 use crate::error::{Error, Result};

@@ -18,10 +18,10 @@ use tokio::sync::mpsc;
 
 use super::answer::{Identity, Ranges};
 use super::cache::{CacheKey, Room};
+use super::connect::{Task, spawn};
 use super::fetch::download;
 use super::local::{Failure, LocalShard};
 use super::object::RemoteObject;
-use super::tasks::{Task, spawn};
 use crate::flow::{ByteBudget, ByteLease};
 
 /// Number of shards whose length and version are requested ahead.

@@ -10,8 +10,8 @@ use futures::future::try_join_all;
 use super::answer::Identity;
 use super::cache::{PartWriter, blocking};
 use super::coalesce::coalesce;
+use super::connect::spawn;
 use super::object::RemoteObject;
-use super::tasks::spawn;
 
 /// Number of chunks per object that are downloaded in parallel.
 const CHUNKS_AT_ONCE: usize = 8;

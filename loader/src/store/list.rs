@@ -2,9 +2,9 @@
 
 use std::io;
 
+use super::connect::spawn;
 use super::object::{RemoteObject, Source};
 use super::retry::{is_missing, unwatched};
-use super::tasks::spawn;
 
 /// Returns whether an object exists.
 ///
@@ -66,9 +66,9 @@ mod tests {
     use object_store::memory::InMemory;
     use object_store::{ObjectStore, ObjectStoreExt};
 
+    use super::super::connect::spawn;
     use crate::shard::expand_shards_in;
     use crate::store::stores::Stores;
-    use crate::store::tasks::spawn;
 
     fn bucket(names: &[&str]) -> Stores {
         let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

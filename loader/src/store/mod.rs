@@ -19,7 +19,6 @@ mod redact;
 mod retry;
 mod settings;
 mod stores;
-mod tasks;
 mod upload;
 mod url;
 mod url_parts;
@@ -42,9 +41,9 @@ pub use self::redact::{redact, redact_name};
 pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, ShardStore, StoresBuilder};
 pub use self::stores::Stores;
-pub(crate) use self::tasks::{Task, spawn};
 pub use self::url::is_remote;
 pub(crate) use self::url_parts::percent_decoded;
+pub(crate) use connect::{Task, spawn};
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
 pub(crate) use local::{Patience, lock_patiently};

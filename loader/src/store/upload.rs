@@ -11,16 +11,15 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use url::Url;
 
 use super::connect::Retries;
+use super::connect::spawn;
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::local::map_own;
 use super::redact::redact_name;
-#[cfg(feature = "remote")]
-use super::retry::Attempts;
-use super::retry::short_reason;
+use super::retry::{Attempts, short_reason};
 use super::stores::Stores;
-use super::tasks::spawn;
 use super::url::{ObjectName, StoreKind};
+#[cfg(feature = "remote")]
 use crate::error::{Error, Result, SelectionError, StorageError};
 
 /// Maximum size of a single-request upload, in bytes; longer files are uploaded in parts. S3 requires at

@@ -15,7 +15,6 @@ mod draws;
 mod images;
 mod sample;
 mod speech;
-mod text;
 
 pub use self::draws::Rng;
 pub use self::images::tiles_jpeg;

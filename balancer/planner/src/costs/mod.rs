@@ -1,13 +1,17 @@
 //! Module costs for the planner: time and memory per pipeline stage.
 //!
+//! Tabulates a time over units for lookup in a few operations.
+//!
 //! A *unit* counts a module's work: encoder tiles, encoder patches for native-resolution media, and LLM
 //! tokens. All units in a microbatch run together in a layer. LLM attention depends on the original samples,
 //! and attention over patches on each medium; both are separate costs.
+//!
+//! The planner's times *are* these tables: piecewise linear between knots 1/16 of an octave apart, so that a
+//! lower bound made from the knots bounds every simulated time.
 
 mod builder;
 mod experts;
 mod model;
-pub(super) mod time_table;
 
 pub use builder::ModelCostsBuilder;
 pub use experts::ExpertParallel;
@@ -158,4 +162,162 @@ pub struct ExpertLoads {
     pub expected: f64,
     /// Imbalance if all tokens select the same experts.
     pub worst: f64,
+}
+
+/// Knots per octave.
+const STEPS: u64 = 16;
+
+/// Times at knots, linear between knots, non-decreasing, 0 at 0.
+#[derive(Debug, Clone)]
+pub(crate) struct TimeTable {
+    ns: Vec<f64>,
+    /// Slope from each knot to the next, nanoseconds per unit.
+    slopes: Vec<f64>,
+    /// Units at the knot with the minimum time per unit.
+    cheapest: f64,
+}
+
+impl TimeTable {
+    /// Tabulates a time up to `units_max`; a falling time is held constant.
+    pub(crate) fn new(units_max: u64, time_ns: impl Fn(u64) -> f64) -> Self {
+        let mut ns = vec![0.0];
+        for at in 1..=index(units_max.max(1)) + 1 {
+            let before: f64 = ns[at - 1];
+            ns.push(time_ns(knot(at)).max(before));
+        }
+        Self::of(ns)
+    }
+
+    fn of(ns: Vec<f64>) -> Self {
+        let slope = |at: usize| (ns[at + 1] - ns[at]) / (knot(at + 1) - knot(at)) as f64;
+        let ratio = |at: usize| ns[at] / knot(at) as f64;
+        let cheapest = (1..ns.len()).min_by(|one, other| ratio(*one).total_cmp(&ratio(*other))).unwrap_or(1);
+        Self { slopes: (0..ns.len() - 1).map(slope).collect(), cheapest: knot(cheapest) as f64, ns }
+    }
+
+    /// Returns the minimum time for `total` units in equal parts with `low` to `high` units; the times are
+    /// convex.
+    ///
+    /// For a convex function, the time per unit decreases up to one point and increases from there.
+    pub(crate) fn least_of_parts(&self, total: f64, low: f64, high: f64) -> f64 {
+        let part = self.cheapest.clamp(low, high);
+        if part > 0.0 { total / part * self.at(part) } else { 0.0 }
+    }
+
+    /// Returns the time for this many units; beyond the table, extrapolates the last slope.
+    pub(crate) fn at(&self, units: f64) -> f64 {
+        let low = index(units as u64).min(self.slopes.len() - 1);
+        self.ns[low] + self.slopes[low] * (units - knot(low) as f64)
+    }
+
+    /// Returns the greatest convex function below the times from `units_min` units on, never below 0.
+    ///
+    /// `count * hull(total / count)` is at most the total time for any `count` parts of `total`, each at
+    /// least `units_min` or, if that is 0, empty (Jensen).
+    pub(crate) fn hull(&self, units_min: u64) -> Self {
+        let first = index(units_min).min(self.ns.len() - 2);
+        let mut corners: Vec<usize> = Vec::new();
+        for at in first..self.ns.len() {
+            while let [.., before, last] = corners[..] {
+                if self.slope(before, last) <= self.slope(before, at) {
+                    break;
+                }
+                corners.pop();
+            }
+            corners.push(at);
+        }
+        let mut hull = self.ns.clone();
+        for pair in corners.windows(2) {
+            let slope = self.slope(pair[0], pair[1]);
+            for (at, below) in hull.iter_mut().enumerate().take(pair[1]).skip(pair[0]) {
+                *below = self.ns[pair[0]] + slope * (knot(at) - knot(pair[0])) as f64;
+            }
+        }
+        // Below the smallest part the first slope continues, never below 0.
+        let slope = hull[first + 1] - hull[first];
+        let slope = slope / (knot(first + 1) - knot(first)) as f64;
+        let least = hull[first];
+        for (at, below) in hull.iter_mut().enumerate().take(first) {
+            *below = (least - slope * (knot(first) - knot(at)) as f64).max(0.0);
+        }
+        Self::of(hull)
+    }
+
+    fn slope(&self, low: usize, high: usize) -> f64 {
+        (self.ns[high] - self.ns[low]) / (knot(high) - knot(low)) as f64
+    }
+}
+
+/// Returns the units at a knot: 0 to 15, then 16 to 31 times powers of two.
+fn knot(at: usize) -> u64 {
+    let at = at as u64;
+    if at < STEPS { at } else { (STEPS + at % STEPS) << (at / STEPS - 1) }
+}
+
+/// Returns the last knot at or below this many units.
+fn index(units: u64) -> usize {
+    if units < STEPS {
+        return units as usize;
+    }
+    let octave = u64::from(units.ilog2()) - 4;
+    (octave * STEPS + (units >> octave)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn knots_and_indices_agree() {
+        for at in 0..400 {
+            assert_eq!(index(knot(at)), at);
+            assert_eq!(index(knot(at + 1) - 1), at);
+            assert!(knot(at) < knot(at + 1));
+        }
+    }
+
+    #[test]
+    fn a_line_is_met_everywhere() {
+        let table = TimeTable::new(10_000, |units| 3.0 * units as f64);
+        for units in [0.0, 0.5, 17.25, 999.0, 10_000.0, 1e6] {
+            assert!((table.at(units) - 3.0 * units).abs() < 1e-9 * (1.0 + units), "{units}");
+        }
+    }
+
+    proptest! {
+        /// Times that grow faster than units, so that smaller parts take less in total.
+        #[test]
+        fn no_number_of_parts_takes_less(
+            launch in 0.0f64..500.0, unit in 0.1f64..3.0, square in 0.0f64..0.01,
+            total in 1000u64..50_000, few in 1u64..20, more in 0u64..60,
+        ) {
+            let time = |units: u64| launch + unit * units as f64 + square * (units * units) as f64;
+            let hull = TimeTable::new(60_000, time).hull(0);
+            let (many, total) = (few + more, total as f64);
+            let least = hull.least_of_parts(total, total / many as f64, total / few as f64);
+            for parts in few..=many {
+                let all = parts as f64 * hull.at(total / parts as f64);
+                prop_assert!(least <= all * (1.0 + 1e-9), "{least} {all} {parts}");
+            }
+        }
+
+        #[test]
+        fn the_hull_is_below_every_split(
+            steps in prop::collection::vec(0.0f64..100.0, 1..60),
+            parts in prop::collection::vec(1u64..5000, 1..12), launch in 0.0f64..500.0,
+        ) {
+            let table = TimeTable::new(60_000, |units| {
+                launch + (0..units.min(2000) / 40).map(|at| steps[at as usize % steps.len()]).sum::<f64>()
+            });
+            let total: u64 = parts.iter().sum();
+            let count = parts.len() as f64;
+            let sum: f64 = parts.iter().map(|part| table.at(*part as f64)).sum();
+            let least = *parts.iter().min().unwrap();
+            for units_min in [0, 1, least] {
+                let bound = count * table.hull(units_min).at(total as f64 / count);
+                prop_assert!(bound <= sum * (1.0 + 1e-9) + 1e-6, "{bound} {sum} {units_min}");
+            }
+        }
+    }
 }

@@ -14,7 +14,7 @@
 
 use super::slot_assignment::{Order, SlotAssignment, cells_of_groups, greedy_groups};
 use super::step_timeline::StepTimeline;
-use super::{ItemTimes, item_times, makespan_ns, pipelines};
+use super::{ItemTimes, describe, item_times, makespan_ns};
 use crate::cluster::Placement;
 use crate::space::memory::MemoryRequirement;
 use crate::space::{Candidate, SearchSpace};
@@ -201,7 +201,7 @@ impl Balancer<'_> {
 
     /// Assigns slots by [`search_pipeline`], which supports encoders with a different DP size.
     fn for_makespan(&self) -> Result<SlotAssignment> {
-        let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes)?;
+        let (instance, config) = describe(self.space, self.candidate, self.batch, &self.sizes)?;
         let ranks = search_pipeline(&instance, &config, &mut Budget::work(WORK))?;
         let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
             .flat_map(|slot| ranks.iter().map(move |rank| rank[slot].clone()))

@@ -5,7 +5,7 @@
 //! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
 
 use crate::cluster::Placement;
-use crate::costs::time_table::TimeTable;
+use crate::costs::TimeTable;
 use crate::space::shape::TpTimes;
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::workload::{ENCODERS_MAX, ItemSize};

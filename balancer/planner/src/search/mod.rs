@@ -1,15 +1,25 @@
 //! Searches the space: a sweep by branch and bound on estimates, then simulations for the promising plans.
 //!
+//! Successive halving: simulates many plans on few batches, few plans on many.
+//!
 //! Every family's microbatch range is halved as long as it may hold a plan for the list: a range's estimate
 //! is at most the estimate of any contained plan, so a single check can discard a whole family.
+//!
+//! A plan is discarded if the lower bound is not below the best score, and by rank if too many plans are
+//! left: the best plan on the first batches need not be the best on all. Neighbors that the estimate may have
+//! misjudged are tried around the best plans. The finalists are scored on every batch, with the better
+//! balancing.
+//!
+//! # Source
+//! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
 
-mod halving;
-
-use super::score::ScoredPlan;
-use super::space::{Candidate, Family, SearchSpace, bound, memory};
+use super::cluster::Placement;
+use super::score;
+use super::score::step_timeline::StepTimeline;
+use super::score::{Score, ScoredPlan};
+use super::space::{Candidate, EncoderParts, Family, SearchSpace, bound, memory};
 use dflop_balancer::Result;
-use halving::Halving;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// Maximum number of plans simulated in the first halving round.
 const SWEEP_MAX: usize = 128;
@@ -241,4 +251,277 @@ fn all_that_may_fit(space: &SearchSpace<'_>) -> Vec<Candidate> {
         }
     });
     all
+}
+
+/// Number of batches in each round, and of plans that enter the next round.
+const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
+
+/// Number of batches in the first round with the better balancing, and number of finalists.
+const FINAL_ROUND: (usize, usize) = (12, 2);
+
+/// Number of plans around which neighbors are tried.
+const CENTERS: usize = 4;
+/// Maximum number of moves from the best plans to neighbors.
+const WALKS: usize = 5;
+
+/// Search by successive halving, with all plan scores so far.
+struct Halving<'a> {
+    space: &'a SearchSpace<'a>,
+    timeline: StepTimeline,
+    /// Simulated plans with quick scores on the first batches; `None` if a plan is far from fitting.
+    seen: BTreeMap<Candidate, Option<Score>>,
+    /// Finalist scores with the better balancing.
+    improved: BTreeMap<Candidate, Score>,
+}
+
+impl<'a> Halving<'a> {
+    fn new(space: &'a SearchSpace<'a>) -> Self {
+        Self { space, timeline: StepTimeline::default(), seen: BTreeMap::new(), improved: BTreeMap::new() }
+    }
+
+    /// Returns the number of simulated plans.
+    fn simulated(&self) -> u64 {
+        self.seen.len() as u64
+    }
+
+    /// Adds the finalists, the best first; none if no plan fits. Returns whether most plans fit.
+    fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<ScoredPlan>) -> Result<bool> {
+        let batches = self.space.workload.batches().len();
+        let mut left = self.variants(candidates);
+        let mut has_room = true;
+        // A run with more slack meets plans from an earlier run again.
+        left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
+        for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
+            let count = count.min(batches);
+            let mut scored = self.score_all(&left, count);
+            let fits = |plan: &&ScoredPlan| self.fits(&plan.score);
+            has_room &= left.is_empty() || scored.iter().filter(fits).count() * 2 > left.len();
+            if round == 1 {
+                scored = self.walk(scored, count);
+            }
+            if round == 2 {
+                scored = self.recount(scored, count);
+            }
+            scored.truncate(keep);
+            left = scored.into_iter().map(|plan| plan.candidate).collect();
+        }
+        let (count, keep) = FINAL_ROUND;
+        let mut scored = self.finals(&left, count.min(batches))?;
+        scored.truncate(keep);
+        left = scored.into_iter().map(|plan| plan.candidate).collect();
+        for plan in self.finals(&left, batches)? {
+            if finals.iter().all(|known| known.candidate != plan.candidate) {
+                finals.push(plan);
+            }
+        }
+        self.sort(finals, batches);
+        Ok(has_room)
+    }
+
+    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score.
+    fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<ScoredPlan>> {
+        let batches = self.space.workload.batches().len();
+        let mut by_bound: Vec<(u64, Candidate)> = candidates
+            .into_iter()
+            .map(|plan| (bound::lower_bound_ns(self.space, &plan) as u64, plan))
+            .collect();
+        by_bound.sort_unstable();
+        let mut finals: Vec<ScoredPlan> = Vec::new();
+        for (bound_ns, candidate) in by_bound {
+            if finals.first().is_some_and(|best| bound_ns as f64 > best.score.mean_ns()) {
+                break;
+            }
+            finals.extend(self.finals(&[candidate], batches)?);
+            self.sort(&mut finals, batches);
+        }
+        Ok(finals)
+    }
+
+    /// Scores plans on the first batches with the better balancing, the best first.
+    fn finals(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<ScoredPlan>> {
+        let mut finals: Vec<ScoredPlan> = Vec::new();
+        for &candidate in candidates {
+            let score = self.improved(candidate, batches)?;
+            finals.extend(score.map(|score| ScoredPlan { candidate, score }));
+        }
+        self.sort(&mut finals, batches);
+        Ok(finals)
+    }
+
+    /// Returns the score on the first batches with the better balancing, resuming from an earlier round.
+    fn improved(&mut self, candidate: Candidate, batches: usize) -> Result<Option<Score>> {
+        let Some(quick) = self.quick(candidate, batches) else { return Ok(None) };
+        let score = self.improved.entry(candidate).or_default();
+        let done = score.makespans_ns.len();
+        // A finalist from an earlier run has more batches than an early round in a later run requires.
+        if done < batches {
+            score.append(quick.range(done..batches));
+            score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
+        }
+        let score = score.range(0..batches);
+        Ok(self.fits(&score).then_some(score))
+    }
+
+    fn fits(&self, score: &Score) -> bool {
+        score.requirement().most() <= self.space.budget_bytes
+    }
+
+    /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
+    /// with the score so far.
+    fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
+        let mut scored = Vec::new();
+        let mut best: Option<Score> = None;
+        for &candidate in candidates {
+            // A single batch is enough to discard a plan that is far slower.
+            let score = self.quick(candidate, 1).and_then(|first| {
+                let is_behind = best.as_ref().is_some_and(|best| first.is_far_behind(best));
+                if is_behind { Some(first) } else { self.quick(candidate, batches) }
+            });
+            let Some(score) = score else { continue };
+            if best.as_ref().is_none_or(|best| score.mean_ns() < best.mean_ns()) {
+                best = Some(score.clone());
+            }
+            scored.push(ScoredPlan { candidate, score });
+        }
+        self.sort(&mut scored, batches);
+        scored
+    }
+
+    /// Returns the quick score on at least the first batches, resuming from an earlier round.
+    fn quick(&mut self, candidate: Candidate, batches: usize) -> Option<Score> {
+        let known = self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
+        let score = known.as_mut()?;
+        let done = score.makespans_ns.len();
+        if done < batches {
+            match score::score(self.space, &candidate, done..batches, &mut self.timeline) {
+                Some(more) => score.append(more),
+                // A plan with a batch that does not fit is never scored again.
+                None => *known = None,
+            }
+        }
+        known.clone()
+    }
+
+    /// Sorts plans: complete scores first, then by mean; ties go to fewer GPUs, then to the lower plan.
+    fn sort(&self, scored: &mut [ScoredPlan], batches: usize) {
+        scored.sort_by(|one, other| {
+            let left_early = |plan: &ScoredPlan| plan.score.makespans_ns.len() < batches;
+            let key = |plan: &ScoredPlan| (self.space.gpus(&plan.candidate.family), plan.candidate);
+            let means = one.score.mean_ns().total_cmp(&other.score.mean_ns());
+            let order = left_early(one).cmp(&left_early(other)).then(means);
+            order.then_with(|| key(one).cmp(&key(other)))
+        });
+    }
+
+    /// Moves from the best plans to better neighbors, a few times.
+    fn walk(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
+        for _ in 0..WALKS {
+            let mut fresh = BTreeSet::new();
+            for center in scored.iter().take(CENTERS) {
+                let known = |plan: &Candidate| !scored.iter().any(|old| old.candidate == *plan);
+                fresh.extend(self.neighbors(&center.candidate).into_iter().filter(known));
+            }
+            // Plans that cannot beat the best are not simulated.
+            let best_ns = scored.first().map_or(f64::INFINITY, |best| best.score.mean_ns());
+            let fresh: Vec<Candidate> =
+                fresh.into_iter().filter(|plan| bound::lower_bound_ns(self.space, plan) <= best_ns).collect();
+            let before = scored.first().map(|best| best.candidate);
+            scored.extend(self.score_all(&fresh, batches));
+            self.sort(&mut scored, batches);
+            if scored.first().map(|best| best.candidate) == before {
+                break;
+            }
+        }
+        scored
+    }
+
+    /// Tries other numbers of microbatches for the best plan: the makespan depends little on the number, and
+    /// the best number so far is noisy.
+    fn recount(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
+        let Some(best) = scored.first().map(|best| best.candidate) else { return scored };
+        let step = (best.microbatches / 8).max(1);
+        let counts = (1..=2).flat_map(|steps| {
+            [best.microbatches.saturating_sub(steps * step), best.microbatches + steps * step]
+        });
+        let known = |plan: &Candidate| scored.iter().any(|old| old.candidate == *plan);
+        let fresh = counts.map(|microbatches| Candidate { microbatches, ..best });
+        let fresh: Vec<Candidate> = fresh.filter(|plan| self.is_possible(plan) && !known(plan)).collect();
+        scored.extend(self.score_all(&fresh, batches));
+        self.sort(&mut scored, batches);
+        scored
+    }
+
+    /// Adds plans with fewer microbatches: small microbatches vary more than the estimate assumes.
+    fn variants(&self, candidates: Vec<Candidate>) -> Vec<Candidate> {
+        let mut all = BTreeSet::new();
+        for plan in candidates {
+            let count = plan.microbatches;
+            for microbatches in [count, count / 2 + 1, count / 4 + 1] {
+                let variant = Candidate { microbatches, ..plan };
+                if self.is_possible(&variant) {
+                    all.insert(variant);
+                }
+            }
+        }
+        all.into_iter().collect()
+    }
+
+    fn neighbors(&self, plan: &Candidate) -> Vec<Candidate> {
+        let Candidate { family, microbatches } = *plan;
+        let step = (microbatches / 8).max(2);
+        let counts = [
+            microbatches.saturating_sub(step),
+            microbatches.saturating_sub(1),
+            microbatches + 1,
+            microbatches + step,
+        ];
+        let mut around: Vec<Candidate> =
+            counts.into_iter().map(|microbatches| Candidate { family, microbatches }).collect();
+        if family.placement == Placement::Joint {
+            // Every joint shape is in the sweep, so only numbers of microbatches are left to try.
+            around.retain(|plan| self.is_possible(plan));
+            return around;
+        }
+        let mut shapes = Vec::new();
+        for other in [family.llm.wrapping_sub(1), family.llm + 1] {
+            shapes.push(Family { llm: other, ..family });
+        }
+        let only = family.encoders.len() == 1;
+        if let [part] = family.encoders[..] {
+            for shape in [part.shape.wrapping_sub(1), part.shape + 1] {
+                shapes.push(Family { encoders: EncoderParts::one(shape as usize, part.dp), ..family });
+            }
+        }
+        let ep = self.space.expert_parallel;
+        for llm_dp in [family.llm_dp.saturating_sub(ep), family.llm_dp, family.llm_dp + ep] {
+            shapes.push(Family { llm_dp, ..family });
+        }
+        for shape in shapes {
+            if shape.llm >= self.space.llm.shapes.len() || shape.llm_dp == 0 {
+                continue;
+            }
+            // As many microbatches per rank as before, and as many in total.
+            let same = microbatches * family.llm_dp / shape.llm_dp;
+            self.space.visit_encoders(shape.llm, shape.llm_dp, &mut |found| {
+                let is_like = !only || found.encoders[0].shape == shape.encoders[0].shape;
+                if is_like && found.placement == shape.placement {
+                    around.push(Candidate { family: *found, microbatches });
+                    around.push(Candidate { family: *found, microbatches: same });
+                }
+            });
+        }
+        if family.placement == Placement::Disaggregated {
+            let similar = self.space.similar_encoders(&family).into_iter();
+            around.extend(
+                similar.map(|encoders| Candidate { family: Family { encoders, ..family }, microbatches }),
+            );
+        }
+        around.retain(|plan| self.is_possible(plan));
+        around
+    }
+
+    fn is_possible(&self, plan: &Candidate) -> bool {
+        self.space.contains(plan)
+            && memory::may_fit(self.space, &plan.family, plan.microbatches, plan.microbatches)
+    }
 }

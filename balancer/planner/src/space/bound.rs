@@ -15,7 +15,7 @@
 use super::shape::{StageShape, TpTimes};
 use super::{Candidate, EncoderPart, Family, SearchSpace};
 use crate::cluster::Placement;
-use crate::costs::time_table::TimeTable;
+use crate::costs::TimeTable;
 
 /// Relative margin for rounding in the bound's own arithmetic.
 const ROUNDING: f64 = 1e-9;

@@ -1,7 +1,6 @@
 //! Cuts a module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
 
-use crate::costs::time_table::TimeTable;
-use crate::costs::{ModuleCosts, StageBytes, StagePart};
+use crate::costs::{ModuleCosts, StageBytes, StagePart, TimeTable};
 use crate::workload::{ItemSize, Workload};
 use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;

@@ -1,5 +1,7 @@
 //! Simulated annealing over items and microbatches, scored by the simulated makespan.
 //!
+//! Change in two slots: drawn by the search, tried and applied by the state.
+//!
 //! Equal microbatches are not optimal: small first and last microbatches shorten fill and drain, and a
 //! stage's waiting time depends on the order. So every change, in slots or items ([`change`]), is judged by
 //! the 1F1B makespan on the touched ranks, computed by [`super::timeline`] from the few passes that can move.
@@ -15,17 +17,14 @@
 //! Memory limits come first: no change may raise the bytes above them, and a change that lowers these bytes
 //! is accepted at any makespan ([`stage_memory`], [`relief`]).
 
-mod change;
 mod relief;
 mod schedule_state;
 mod shared_modules;
 mod stage_memory;
 
-use change::{Change, ChangeKind};
-use dflop_costmodel::random::SplitMix64;
-
 use crate::budget::Budget;
-use crate::partition::Partition;
+use crate::partition::{Partition, Problem};
+use dflop_costmodel::random::SplitMix64;
 
 pub(crate) use schedule_state::ScheduleState;
 
@@ -252,6 +251,89 @@ impl Threshold {
         let logarithm = (u64::from(zeros + 1) << FRACTION_BITS) - fraction;
         ((u128::from(self.mean_ns) * u128::from(logarithm)) >> FRACTION_BITS) as u64
     }
+}
+
+/// Change in two slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Change {
+    first: usize,
+    second: usize,
+    kind: ChangeKind,
+}
+
+/// Kind of change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ChangeKind {
+    /// The slots are exchanged.
+    Slots,
+    /// The first slot gives the item at a position, and optionally takes an item in return.
+    Items { gives: usize, takes: Option<usize> },
+}
+
+impl Change {
+    /// Exchanges two different slots, within a rank (order) or across two ranks (rank balance).
+    fn swap_slots(first: usize, second: usize) -> Self {
+        Self { first, second, kind: ChangeKind::Slots }
+    }
+
+    /// Computes the columns for both slots after the change; returns whether they stay within all limits.
+    fn loads_after(self, problem: &Problem<'_>, slots: &Partition, after: &mut [Vec<u64>; 2]) -> bool {
+        let [first, second] = after;
+        first.copy_from_slice(slots.load(problem, self.first));
+        second.copy_from_slice(slots.load(problem, self.second));
+        let ChangeKind::Items { gives, takes } = self.kind else {
+            std::mem::swap(first, second);
+            return true;
+        };
+        shift(first, second, problem.row(slots.groups[self.first][gives]));
+        if let Some(takes) = takes {
+            shift(second, first, problem.row(slots.groups[self.second][takes]));
+        }
+        !problem.has_caps() || (problem.is_within(first) && problem.is_within(second))
+    }
+
+    /// Applies the change.
+    fn apply(self, problem: &Problem<'_>, slots: &mut Partition) {
+        let ChangeKind::Items { gives, takes } = self.kind else {
+            return slots.swap_groups(problem, self.first, self.second);
+        };
+        let given = slots.take(problem, self.first, gives);
+        if let Some(takes) = takes {
+            // Positions are from before the change, so both items leave before either arrives.
+            let taken = slots.take(problem, self.second, takes);
+            slots.add(problem, self.first, taken);
+        }
+        slots.add(problem, self.second, given);
+    }
+}
+
+/// Moves a row between two loads.
+fn shift(from: &mut [u64], to: &mut [u64], row: &[u64]) {
+    for ((from, to), value) in from.iter_mut().zip(to).zip(row) {
+        *from -= value;
+        *to += value;
+    }
+}
+
+/// Change on trial; kept to reuse its memory.
+#[derive(Default)]
+struct Trial {
+    /// Columns for both slots after the change.
+    after: [Vec<u64>; 2],
+    /// Cell times before the change: timeline, cell, nanoseconds.
+    before: Vec<(usize, usize, u64)>,
+    touched: Vec<Touched>,
+    /// Whether memory is exceeded less than before.
+    is_relief: bool,
+}
+
+/// Timeline touched by a change, from the first to the last changed microbatch.
+struct Touched {
+    timeline: usize,
+    from: usize,
+    to: usize,
+    /// Makespan after the change.
+    makespan_ns: u64,
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@
 //! a state that does not fit is no solution. Changes that raise the excess are rejected; changes that keep it
 //! may make the makespan longer by part of a microbatch, to leave plateaus.
 
-use super::change::Change;
 use super::schedule_state::ScheduleState;
 use super::stage_memory::FullestWindow;
-use super::{DRAW_STEPS, MoveSet, draw_at};
+use super::{Change, DRAW_STEPS, MoveSet, draw_at};
 use crate::budget::Budget;
 use crate::partition::Partition;
 use dflop_costmodel::random::SplitMix64;

@@ -4,9 +4,8 @@
 //! encoder's DP ranks, as far as items can be shared: a stage takes the pool's mean per encoder rank, or the
 //! pool's longest item if that is longer. All pipelines wait for it alike.
 
-use super::change::{Change, ChangeKind};
-use crate::partition::Partition;
-use crate::partition::Problem;
+use super::{Change, ChangeKind};
+use crate::partition::{Partition, Problem};
 use crate::pipeline::config::PipelineConfig;
 
 /// Times for all pools, updated with the slots.

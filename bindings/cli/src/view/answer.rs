@@ -14,13 +14,11 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 
 use super::content::{FIELD_BYTES_MAX, PREFIX_BYTES, RENDERED, THUMBNAIL, content, content_type, scaled};
-use super::describe::{describe, skipped};
 use super::http::{
     Body, ByteRange, Refusal, Reply, Route, attachment, byte_range, bytes, json, refusal, text,
 };
-use super::query::{Filter, Query};
-use super::selection::{Histogram, histogram, page};
-use super::table::Column;
+use super::query::{Filter, Histogram, Query, histogram, page};
+use super::table::{Column, describe, skipped};
 use super::{View, page as assets};
 
 /// Number of field bytes per read.

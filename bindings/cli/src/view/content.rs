@@ -1,6 +1,6 @@
 //! Content of a sample for the page: recognized media, scaled images.
 
-use super::describe::content_kind;
+use super::table::content_kind;
 use crate::report::collect::shrunk_jpeg;
 use bytes::Bytes;
 use dflop_loader::media::probe::{AudioFormat, ImageFormat};

@@ -9,11 +9,9 @@
 
 mod answer;
 mod content;
-mod describe;
 mod http;
 mod page;
 mod query;
-mod selection;
 mod table;
 
 use super::failure::Failure;
@@ -23,7 +21,7 @@ use dflop_loader::error::Result;
 use dflop_loader::index::Index;
 use dflop_loader::shard::{Compression, RawSample};
 use dflop_loader::{Dataset, SampleReader};
-use selection::Selections;
+use query::Selections;
 use std::ops::Range;
 use std::sync::Arc;
 use table::SampleTable;

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use serde_json::Value;
 
 use crate::error::DflopError;
-use crate::read::ReadSettings;
+use crate::filter::ReadSettings;
 use crate::runtime::Threaded;
 
 /// State key for the corrections, next to the Rust loader's fields.

@@ -24,12 +24,12 @@ use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
 use super::convert::{Arguments, arguments};
+use super::filter::{ReadArguments, ReadSettings};
+use super::runtime::{Group, refuse_index, refuse_keywords};
 use crate::arrays::framework::Framework;
 use crate::cost::CostedModel;
 use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
-use crate::read::{ReadArguments, ReadSettings};
-use crate::settings::{Group, refuse_index, refuse_keywords};
 use crate::tokenizer::TokenizerSettings;
 use crate::{convert, runtime};
 

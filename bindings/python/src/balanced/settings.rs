@@ -17,10 +17,9 @@ use crate::arrays::framework::Framework;
 use crate::cost::{CostedModel, PyCost};
 use crate::dataset::Source;
 use crate::error::DflopError;
-use crate::filter::filtered;
+use crate::filter::{ReadSettings, filtered};
 use crate::image::pixel_type;
-use crate::read::ReadSettings;
-use crate::settings::Group;
+use crate::runtime::Group;
 use crate::tokenizer::TokenizerSettings;
 
 /// Warning for microbatches without tensors, which `tokenizer=False` confirms.

@@ -10,7 +10,7 @@ mod samples;
 use super::convert::{Arguments, Names, arguments, skipped};
 use super::error::{DflopError, to_python};
 use super::runtime;
-use super::settings::refuse_keywords;
+use super::runtime::refuse_keywords;
 use super::table::stream;
 use super::tokenizer::{TokenizerSettings, token_counts};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};

@@ -12,9 +12,8 @@ use crate::model::{
     AttentionBias, EncoderDetails, EncoderSpec, ExpertsDetails, ExpertsSpec, FamilyId, LayerSet, LlmDetails,
     LlmSpec, Mlp, ModelFamily, Preset, Projector, VisionSpec,
 };
-use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
-use crate::tokens::timed_video::TimedVideo;
+use crate::tokens::{TimedVideo, VisionRule};
 
 const QWEN3_VL: FamilyId = FamilyId::new("qwen3_vl");
 const QWEN3_VL_MOE: FamilyId = FamilyId::new("qwen3_vl_moe");

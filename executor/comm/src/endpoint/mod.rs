@@ -9,7 +9,6 @@
 //! Rank 0 is the root. A rank has one parent and at most [`FANOUT`] children, for any job size.
 
 mod mailbox;
-mod waits;
 
 use super::api::{Completion, Handle, Settings};
 use super::error::{Cause, Error, Failure, Result, StepContext, seconds};
@@ -19,8 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use mailbox::{Expected, Interrupt, Mailbox};
-pub(crate) use waits::{OpenWait, Status, Wait};
+pub(crate) use mailbox::{Expected, Interrupt, Mailbox, OpenWait, Status, Wait};
 
 /// Job rank, as seen by communicators.
 pub(super) struct Endpoint {

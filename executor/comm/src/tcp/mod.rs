@@ -16,7 +16,6 @@
 //! A rank that is dropped sends a farewell. A control connection that ends without a farewell means that the
 //! peer process died, which the tree neighbors notice immediately and pass on.
 
-mod connect;
 mod door;
 pub(super) mod fuzz;
 mod inbox;
@@ -41,7 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Control;
 
-pub use connect::{RANKS_MAX, Session, connect, connect_tree};
+pub use door::{RANKS_MAX, Session, connect, connect_tree};
 
 /// All rank connections.
 #[derive(Debug)]

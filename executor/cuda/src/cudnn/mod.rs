@@ -20,7 +20,6 @@
 //! and the same parameter layout.
 
 mod arguments;
-mod background;
 mod cache;
 mod descriptor;
 mod device_properties;
@@ -31,8 +30,7 @@ mod library;
 mod plan;
 
 pub use arguments::{Arguments, Gradients};
-pub use background::Lookup;
-pub use cache::Plans;
+pub use cache::{Lookup, Plans};
 pub use device_properties::DeviceProperties;
 pub use execute::Executor;
 pub use graph::Form;

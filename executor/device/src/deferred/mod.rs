@@ -1,5 +1,7 @@
 //! Test device that computes as late as possible, and in a different order than the calls.
 //!
+//! Host tasks as lane work.
+//!
 //! [`Deferred`] wraps a device that computes at once. It queues all work by lane and runs it only when a
 //! result is read, choosing at every point among the lanes whose next work the events allow ([`Order`]). New
 //! memory is poisoned with NaN, and freed memory must not be touched. Code that reads a result before it is
@@ -8,10 +10,8 @@
 //! dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a test
 //! can bound them.
 
-mod host_work;
 mod operations;
 mod queue;
-mod slot;
 
 pub use queue::{DeferredEvent, Order};
 
@@ -19,9 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_comm::Buffer;
-use host_work::HostWork;
-use queue::{Queue, Work};
-use slot::{Place, Slot};
+use queue::{HostWork, Place, Queue, Slot, Work};
 
 use crate::device::Device;
 use crate::dtype::Dtype;
@@ -102,7 +100,7 @@ impl<D: Device> Runtime for Deferred<D> {
         let tensor = self.alloc_as(dtype, values.len())?;
         let values = values.to_vec();
         self.enqueue([], [&tensor], move |inner, [], [to]| {
-            slot::overwrite(inner, &inner.upload_as(dtype, &values)?, to)
+            queue::overwrite(inner, &inner.upload_as(dtype, &values)?, to)
         })?;
         Ok(tensor)
     }
@@ -121,7 +119,7 @@ impl<D: Device> Runtime for Deferred<D> {
         let tensor = self.alloc_as(Dtype::U32, values.len())?;
         let values = values.to_vec();
         self.enqueue([], [&tensor], move |inner, [], [to]| {
-            slot::overwrite(inner, &inner.upload_indices(&values)?, to)
+            queue::overwrite(inner, &inner.upload_indices(&values)?, to)
         })?;
         Ok(tensor)
     }

@@ -1,15 +1,19 @@
 //! Work queues by lane, points in lanes, and execution in a chosen order.
+//!
+//! Memory that queued work fills.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
-
-use super::host_work::HostWork;
-use super::slot::{Place, Slot, with_all};
+use super::{Deferred, contents};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::runtime::{Lane, Tensor};
+use crate::ops::elementwise::CopyRange;
+use crate::runtime::{HostTask, Lane, Tensor};
+use dflop_comm::Buffer;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Polling interval for a communication in progress.
 const POLL: Duration = Duration::from_micros(50);
@@ -308,6 +312,202 @@ impl Order {
                 *random ^= *random << 17;
                 ready[*random as usize % ready.len()]
             }
+        }
+    }
+}
+
+/// Allocation contents, on the inner device.
+pub(super) struct Slot<D: Device> {
+    contents: Mutex<Option<Tensor<D>>>,
+    is_freed: AtomicBool,
+}
+
+impl<D: Device> Slot<D> {
+    pub(super) fn new(contents: Tensor<D>) -> Self {
+        Self { contents: Mutex::new(Some(contents)), is_freed: AtomicBool::new(false) }
+    }
+
+    /// Poisons the contents; later work that touches them fails.
+    pub(super) fn free(&self) {
+        self.is_freed.store(true, Ordering::Relaxed);
+        *self.contents.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Slot range that work reads or writes.
+pub(super) struct Place<D: Device> {
+    slot: Arc<Slot<D>>,
+    range: Range<usize>,
+}
+
+impl<D: Device> Place<D> {
+    pub(super) fn of(tensor: &Tensor<Deferred<D>>) -> Self {
+        Self { slot: Arc::clone(&tensor.memory().slot), range: tensor.range() }
+    }
+
+    /// Calls a closure with the elements.
+    pub(super) fn with<R>(&self, inner: &D, run: impl FnOnce(&D, &Tensor<D>) -> Result<R>) -> Result<R> {
+        let mut result = None;
+        let run = |inner: &D, reads: &[&Tensor<D>], _: &mut [&mut Tensor<D>]| {
+            result = Some(run(inner, reads[0])?);
+            Ok(())
+        };
+        with_all(inner, std::slice::from_ref(self), &[], run)?;
+        Ok(result.expect("the closure has run"))
+    }
+
+    /// Calls a closure with the elements, mutable.
+    pub(super) fn with_mut(
+        &self,
+        inner: &D,
+        run: impl FnOnce(&D, &mut Tensor<D>) -> Result<()>,
+    ) -> Result<()> {
+        with_all(inner, &[], std::slice::from_ref(self), |inner, _, writes| run(inner, writes[0]))
+    }
+}
+
+/// Slot elements, cut at the ranges that work needs.
+struct Cut<'a, D: Device> {
+    slot: &'a Arc<Slot<D>>,
+    ranges: Vec<Range<usize>>,
+    pieces: Vec<Tensor<D>>,
+}
+
+/// Calls work with the operand elements. Ranges in the same allocation are either equal or disjoint.
+pub(super) fn with_all<D: Device>(
+    inner: &D,
+    reads: &[Place<D>],
+    writes: &[Place<D>],
+    run: impl FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()>,
+) -> Result<()> {
+    let mut cuts: Vec<Cut<'_, D>> = Vec::new();
+    for place in reads.iter().chain(writes) {
+        let index = cuts.iter().position(|cut| Arc::ptr_eq(cut.slot, &place.slot)).unwrap_or_else(|| {
+            cuts.push(Cut { slot: &place.slot, ranges: Vec::new(), pieces: Vec::new() });
+            cuts.len() - 1
+        });
+        if !cuts[index].ranges.contains(&place.range) {
+            cuts[index].ranges.push(place.range.clone());
+        }
+    }
+    for cut in &mut cuts {
+        if cut.slot.is_freed.load(Ordering::Relaxed) {
+            let reason = "freed before work of another lane was done with it".to_owned();
+            return Err(Error::InvalidSetting { setting: "memory", reason });
+        }
+        let whole = cut.slot.contents.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let whole = whole.expect("work runs one at a time");
+        // An empty range comes first among ranges with the same start.
+        cut.ranges.sort_by_key(|range| (range.start, range.end));
+        let mut lens = Vec::new();
+        let mut next = 0;
+        for range in &cut.ranges {
+            lens.extend([range.start - next, range.len()]);
+            next = range.end;
+        }
+        lens.push(whole.len() - next);
+        cut.pieces = whole.split(&lens);
+    }
+    let piece = |place: &Place<D>| {
+        let cut = cuts.iter().position(|cut| Arc::ptr_eq(cut.slot, &place.slot)).expect("it was cut above");
+        let range =
+            cuts[cut].ranges.iter().position(|range| *range == place.range).expect("it was cut above");
+        // before each range is the piece that no operand needs
+        (cut, 2 * range + 1)
+    };
+    let read: Vec<(usize, usize)> = reads.iter().map(piece).collect();
+    let written: Vec<(usize, usize)> = writes.iter().map(piece).collect();
+    let mut pieces: Vec<Vec<Option<&mut Tensor<D>>>> =
+        cuts.iter_mut().map(|cut| cut.pieces.iter_mut().map(Some).collect()).collect();
+    let mut exclusive: Vec<&mut Tensor<D>> =
+        written.iter().map(|&(cut, piece)| pieces[cut][piece].take().expect("it is written once")).collect();
+    let shared: Vec<&Tensor<D>> =
+        read.iter().map(|&(cut, piece)| pieces[cut][piece].as_deref().expect("it is not written")).collect();
+    let result = run(inner, &shared, &mut exclusive);
+    drop(shared);
+    drop(exclusive);
+    drop(pieces);
+    for cut in cuts {
+        *cut.slot.contents.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tensor::join(cut.pieces));
+    }
+    result
+}
+
+/// Copies a tensor over a second tensor with the same type and length.
+pub(super) fn overwrite<D: Device>(inner: &D, from: &Tensor<D>, to: &mut Tensor<D>) -> Result<()> {
+    inner.copy_ranges(&[CopyRange { from: 0, to: 0, len: from.len() }], from, to)
+}
+
+/// Host task and the memory that it exchanges.
+pub(super) struct HostWork<D: Device> {
+    input: Option<Tensor<Deferred<D>>>,
+    updated: Option<Place<D>>,
+    output: Option<Place<D>>,
+    task: Box<dyn HostTask>,
+    has_started: bool,
+}
+
+impl<D: Device> HostWork<D> {
+    /// Creates a task that consumes a tensor and fills a second tensor.
+    pub(super) fn new(
+        input: Option<Tensor<Deferred<D>>>,
+        output: Option<Place<D>>,
+        task: Box<dyn HostTask>,
+    ) -> Self {
+        Self { input, updated: None, output, task, has_started: false }
+    }
+
+    /// Creates a task that changes a tensor.
+    pub(super) fn update(place: Place<D>, task: Box<dyn HostTask>) -> Self {
+        Self { input: None, updated: Some(place), output: None, task, has_started: false }
+    }
+
+    /// Returns whether the task waits for other ranks.
+    pub(super) fn is_in_progress(&self) -> bool {
+        self.has_started && !self.task.is_ready()
+    }
+
+    pub(super) const fn has_started(&self) -> bool {
+        self.has_started
+    }
+
+    pub(super) fn start(&mut self, inner: &D) -> Result<()> {
+        self.has_started = true;
+        let buffer = match (&self.input, &self.updated) {
+            (Some(input), _) => {
+                Some(Place::of(input).with(inner, |inner, tensor| contents(inner, tensor, false))?)
+            }
+            (None, Some(place)) => {
+                let adds = self.task.adds();
+                Some(place.with(inner, |inner, tensor| contents(inner, tensor, adds))?)
+            }
+            (None, None) => None,
+        };
+        self.task.start(buffer)
+    }
+
+    pub(super) fn finish(self, inner: &D) -> Result<()> {
+        let Self { input, updated, output, task, .. } = self;
+        let result = task.finish()?;
+        if let (Some(place), Some(buffer)) = (updated.or(output), result) {
+            place.with_mut(inner, |inner, tensor| store(inner, &buffer, tensor))?;
+        }
+        drop(input);
+        Ok(())
+    }
+}
+
+/// Writes host elements to an inner device tensor.
+fn store<D: Device>(inner: &D, buffer: &Buffer, tensor: &mut Tensor<D>) -> Result<()> {
+    match buffer {
+        Buffer::F32(values) => inner.write(values, tensor),
+        Buffer::Bf16(values) => {
+            inner.write(&values.iter().map(|value| value.to_f32()).collect::<Vec<_>>(), tensor)
+        }
+        Buffer::F64(values) => inner.write_scalars(values, tensor),
+        other => {
+            let reason = format!("expected numbers, received {:?}", other.dtype());
+            Err(Error::InvalidSetting { setting: "tensor", reason })
         }
     }
 }

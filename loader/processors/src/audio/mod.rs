@@ -17,7 +17,6 @@
 //! full 10 ms, with the feature extractor's values for a clip without padding.
 
 mod log_mel;
-mod resample;
 
 use std::cell::RefCell;
 
@@ -131,12 +130,12 @@ impl AudioProcessor {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         let windows_max = match self.long_clips {
             LongClips::CutOff => 1,
-            LongClips::Windows if resample::resampled_length(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
+            LongClips::Windows if log_mel::resampled_length(clip) > WINDOWS_MAX * WINDOW_SAMPLES => {
                 return Err(refused("the clip is longer than two hours".into()));
             }
             LongClips::Windows => WINDOWS_MAX,
         };
-        let samples = resample::to_16_khz(clip, windows_max * WINDOW_SAMPLES).map_err(refused)?;
+        let samples = log_mel::to_16_khz(clip, windows_max * WINDOW_SAMPLES).map_err(refused)?;
         let length = AudioLength { frames: samples.len() as u64, sample_rate_hz: SAMPLE_RATE_HZ };
         let work = whisper_windows(length).map_err(|refusal| refused(refusal.into()))?;
         let mels = usize::from(self.mels);
@@ -179,10 +178,10 @@ impl ClipProcessor {
     /// short.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
-        if resample::resampled_length(clip) > SAMPLES_MAX {
+        if log_mel::resampled_length(clip) > SAMPLES_MAX {
             return Err(refused("the clip is longer than two hours".into()));
         }
-        let samples = resample::to_16_khz(clip, SAMPLES_MAX).map_err(refused)?;
+        let samples = log_mel::to_16_khz(clip, SAMPLES_MAX).map_err(refused)?;
         let length = AudioLength { frames: samples.len() as u64, sample_rate_hz: SAMPLE_RATE_HZ };
         let frames = self.rule.frames(length).map_err(|error| refused(error.into()))? as usize;
         let (mels, whole) = (usize::from(self.mels), self.rule.spectrogram_frames.max(1) as usize);

@@ -13,7 +13,7 @@ use dflop_samples::inputs::PixelValues;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText, llava_onevision};
-use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
+use crate::image::processor::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::tiles::canvases;
 use crate::image::{

@@ -13,7 +13,7 @@ use dflop_samples::inputs::PixelValues;
 
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{CropWords, ImageWord, PixelLayout, Placeholder, Square, VideoText};
-use crate::image::config::{filter_or, normalization, square_side};
+use crate::image::processor::{filter_or, normalization, square_side};
 use crate::image::resample::Resampler;
 use crate::image::{Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView};
 

@@ -9,7 +9,7 @@ use dflop_samples::inputs::PixelValues;
 
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, Placeholder, VideoText};
-use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
+use crate::image::processor::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::tiles::{TilePlacement, Tiles, squares};
 use crate::image::{

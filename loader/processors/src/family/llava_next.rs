@@ -11,7 +11,7 @@ use super::llava::LlavaFamily;
 use super::llava_onevision::{self, base_and_grid};
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText};
-use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
+use crate::image::processor::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::resample::Resampler;
 use crate::image::{
     Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, positions,

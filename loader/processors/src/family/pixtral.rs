@@ -11,7 +11,7 @@ use dflop_samples::inputs::PixelValues;
 
 use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
-use crate::image::config::{filter, normalization};
+use crate::image::processor::{filter, normalization};
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::{
     Filter, GenericProcessor, ImageProcessor, Normalization, Pixel, PixelSettings, RgbView, positions,

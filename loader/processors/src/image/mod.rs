@@ -10,8 +10,6 @@
 //! [`ImageProcessor`] holds a family's processor, which implements [`VisionProcessor`]; resizing and tile
 //! layout are shared. Buffers are kept per thread.
 
-pub(crate) mod config;
-mod convolve;
 mod filter;
 mod processor;
 pub(crate) mod resample;

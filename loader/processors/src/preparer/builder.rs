@@ -10,19 +10,14 @@ use dflop_samples::media::PixelType;
 use dflop_samples::sample::BatchLayout;
 use dflop_samples::{Error, Result};
 
-use super::buckets::Buckets;
-use super::count::MarkerTokens;
+use super::count::{LongSample, MarkerTokens};
 use super::expand::Expander;
-use super::length::LongSample;
-use super::pack::Packer;
+use super::pack::{Buckets, Packer};
 use super::{PlainText, Preparer};
-use crate::chat::ChatTemplate;
-use crate::chat::Labeler;
-use crate::chat::Tokenizer;
+use crate::chat::{ChatTemplate, Labeler, Tokenizer};
 use crate::family::{Family, PixelLayout, ProcessorFamilies};
 use crate::image::ImageProcessor;
-use crate::tensors::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
-use crate::tensors::{CountedVideos, VideoTensors};
+use crate::tensors::{AudioTensors, CountedAudio, CountedImages, CountedVideos, ImageTensors, VideoTensors};
 
 /// Model family, with image and audio processors.
 type Inputs = (Family, Option<ImageProcessor>, Option<Arc<dyn AudioTensors>>);

@@ -6,14 +6,10 @@
 //! sample samples ─pack─▶ tensors of a microbatch
 //! ```
 
-mod arrangement;
-mod buckets;
 mod builder;
 mod count;
 mod expand;
-mod filler;
 mod frames;
-mod length;
 mod pack;
 mod pixels;
 
@@ -40,10 +36,10 @@ use crate::image::Normalization;
 use crate::message::{Dialogue, Message, MessagePart};
 use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
 
-pub use self::buckets::Buckets;
 pub use self::builder::PreparerBuilder;
 pub use self::count::{PreparedTexts, TokenizedTexts};
-pub use self::length::LongSample;
+pub use count::LongSample;
+pub use pack::Buckets;
 
 /// Reason for rejecting a video that was not decoded.
 const UNDECODED_VIDEO: &str = if cfg!(feature = "video") {
@@ -161,7 +157,7 @@ impl Preparer {
         let is_target = target_tokens(&encoded, &marked.targets);
         let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of, &images.media)?;
         let cut_tokens = match self.tokens_max {
-            Some(tokens_max) => length::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
+            Some(tokens_max) => count::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
             None => 0,
         };
         let labels = labels(&expanded);

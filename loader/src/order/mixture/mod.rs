@@ -6,14 +6,13 @@
 //! (`segments`). Nothing here depends on ranks.
 
 mod segments;
-mod shares;
 
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::segments::{Draw, POSITION_MAX, Segments, SegmentsInput};
-use self::shares::Shares;
+use segments::Shares;
 
 use crate::dataset::{Dataset, make_unique};
 use crate::error::{Error, Result};

@@ -5,9 +5,10 @@
 use std::fmt::Write;
 
 use super::Entry;
-use super::header::{BLOCK_BYTES, Header, Kind, parse_header, until_nul};
-use super::pax::{PaxRecords, PaxSparse, parse_pax};
-use super::sparse::{MapReader, MapStep, Pieces, SparseMap};
+use super::header::{
+    BLOCK_BYTES, Header, Kind, MapReader, MapStep, PaxRecords, PaxSparse, Pieces, SparseMap, parse_header,
+    parse_pax, until_nul,
+};
 use crate::error::TarFault;
 
 /// Maximum extension header payload in bytes; names are far shorter.

@@ -18,8 +18,6 @@
 pub(crate) mod entries;
 pub(crate) mod header;
 pub(crate) mod headers;
-mod pax;
-mod sparse;
 pub mod stream;
 #[cfg(test)]
 mod tests;
@@ -32,7 +30,7 @@ use header::BLOCK_BYTES;
 use headers::{Headers, Next};
 use std::ops::Range;
 
-pub use sparse::SparseMap;
+pub use header::SparseMap;
 
 /// Regular archive member.
 #[derive(Debug, Clone, PartialEq, Eq)]

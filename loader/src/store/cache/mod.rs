@@ -25,9 +25,9 @@ use self::directory::{CacheFault, Directory, Reserved, is_stuck};
 pub(crate) use self::directory::{PartWriter, Room};
 
 use super::answer::{Identity, comparable_tag};
+use super::connect::detach;
 use super::local::{LocalShard, ReadMode};
 use super::settings::ShardCache;
-use super::tasks::detach;
 use super::url_parts::without_signature;
 use crate::error::Result;
 

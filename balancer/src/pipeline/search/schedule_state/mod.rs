@@ -7,9 +7,9 @@
 //! shared module couples them: the module's backward pass for a slot waits for all ranks, so a single
 //! timeline holds all ranks.
 
-use super::change::{Change, Touched, Trial};
 use super::shared_modules::SharedModules;
 use super::stage_memory::{FullestWindow, StageMemory};
+use super::{Change, Touched, Trial};
 use crate::budget::Budget;
 use crate::partition::{Partition, Problem};
 use crate::pipeline::config::PipelineConfig;

@@ -1,8 +1,8 @@
 //! Times and memory follow the changes of a state.
 
 use super::*;
-use crate::pipeline::memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
-use crate::pipeline::search::change::ChangeKind;
+use crate::pipeline::config::{PipelineMemoryLimits, StageMemoryLimit};
+use crate::pipeline::search::ChangeKind;
 use crate::{Caps, Instance};
 use dflop_costmodel::MicrobatchConstants;
 use dflop_costmodel::random::SplitMix64;

@@ -4,11 +4,10 @@
 //! ranks together if they share the module. A change in two slots alters the windows on at most two lanes per
 //! limit; only these are summed again.
 
-use super::change::{Change, ChangeKind};
+use super::{Change, ChangeKind};
 use crate::budget::Budget;
 use crate::partition::Partition;
-use crate::pipeline::config::PipelineConfig;
-use crate::pipeline::memory_limits::StageMemoryLimit;
+use crate::pipeline::config::{PipelineConfig, StageMemoryLimit};
 use std::cmp::Ordering;
 
 /// Bytes for all limits over the slots, and their sum above the limits, the *excess*.
@@ -349,7 +348,7 @@ impl<'a> Limit<'a> {
 mod tests {
     use super::*;
     use crate::partition::Problem;
-    use crate::pipeline::memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
+    use crate::pipeline::config::{PipelineMemoryLimits, StageMemoryLimit};
     use crate::{Caps, Instance};
     use dflop_costmodel::random::SplitMix64;
     use proptest::prelude::*;

@@ -1,7 +1,6 @@
 //! `dflop models`: lists the known model families, or explains a model.
 
 mod checkpoint;
-mod families;
 mod level;
 
 use std::io::Write;
@@ -9,10 +8,10 @@ use std::io::Write;
 use clap::Args;
 
 use self::checkpoint::{CheckpointReport, checkpoint_report};
-use self::families::{FamilyRow, family_rows};
 use crate::args::model::model_spec;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use checkpoint::{FamilyRow, family_rows};
 
 /// List the model families that are known and how far each is supported, or explain one model.
 ///

@@ -2,7 +2,6 @@
 //!
 //! Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
 
-mod report;
 mod shapes;
 
 use crate::args::ReportArgs;
@@ -24,7 +23,7 @@ use serde::Serialize;
 use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs};
 use std::io::Write;
 
-pub(crate) use report::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
+pub(crate) use shapes::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
 
 /// Compared strategies and strategy names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
@@ -170,7 +169,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         strategies: compare(&planner, steps, schedule)?,
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &report::dataset_report(args, schedule, &planner, &report)?)?;
+        write_report(path, &shapes::dataset_report(args, schedule, &planner, &report)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }

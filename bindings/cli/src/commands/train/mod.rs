@@ -4,7 +4,6 @@
 //! launcher environment the run starts the job's ranks as processes with this command line; under `torchrun`,
 //! Slurm or Open MPI this process is a rank.
 
-mod demo;
 mod print;
 mod report;
 
@@ -22,7 +21,7 @@ use dflop_executor::run::{
 };
 use dflop_executor::train::{StepReport, StopReason};
 
-pub(crate) use demo::{CpuTimes, Trained, train as train_demo};
+pub(crate) use print::{CpuTimes, Trained, train as train_demo};
 use print::{Printer, print_findings};
 use report::ReportFiles;
 

@@ -4,7 +4,6 @@
 
 mod accuracy;
 mod described;
-mod previews;
 mod steps;
 mod trace;
 mod training;
@@ -16,8 +15,7 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
 use std::ops::Range;
 
-pub(crate) use described::SampleTable;
-pub(crate) use previews::jpeg as shrunk_jpeg;
+pub(crate) use described::{SampleTable, jpeg as shrunk_jpeg};
 pub(crate) use steps::timelines_of_plans;
 pub(crate) use trace::{Measured, read_traces};
 pub(crate) use training::ABOUT_RUN;

@@ -21,8 +21,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::super::View;
 use super::super::answer::answer;
-use super::request::Gate;
-use super::response::{Reply, refusal, text};
+use super::response::{Gate, Reply, refusal, text};
 use crate::failure::Failure;
 
 /// Maximum number of connections. Above it, the oldest connection without a token ends; if all have sent the

@@ -1,7 +1,7 @@
 //! Queues rotations of heads and attention.
 
 use super::super::Deferred;
-use super::super::slot::overwrite;
+use crate::deferred::queue::overwrite;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;

@@ -11,8 +11,7 @@ mod norm;
 mod update;
 
 use super::Deferred;
-use super::queue::Work;
-use super::slot::Place;
+use super::queue::{Place, Work};
 use crate::device::Device;
 use crate::error::Result;
 use crate::runtime::{Lane, Tensor};

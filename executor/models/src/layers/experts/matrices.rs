@@ -3,7 +3,7 @@
 //! MLP that every token goes through in addition to the routed experts, with or without a gate.
 
 use super::SharedExpertsSpec;
-use super::dispatch::{Dispatch, RowOrder};
+use super::router::{Dispatch, RowOrder};
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use crate::layers::linear::Linear;

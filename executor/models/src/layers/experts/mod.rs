@@ -13,7 +13,6 @@
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
 
-mod dispatch;
 mod matrices;
 mod router;
 
@@ -27,8 +26,8 @@ use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::{Device, Dtype, SparseBuffers, Tensor};
-use dispatch::{Dispatch, RowOrder, expert_rows};
 use matrices::{Divided, Matrices, SharedExperts};
+use router::{Dispatch, RowOrder, expert_rows};
 
 pub use router::{ExpertGroups, RouterRule};
 

@@ -9,7 +9,6 @@
 
 mod checkpoint;
 mod tensor_shard;
-mod write;
 
 use crate::error::Result;
 use dflop_costmodel::random::SplitMix64;
@@ -20,8 +19,7 @@ use std::thread::available_parallelism;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub use checkpoint::Checkpoint;
-pub use tensor_shard::{AxisPartition, TensorShard, TpRank};
-pub use write::{Tensor, write};
+pub use tensor_shard::{AxisPartition, Tensor, TensorShard, TpRank, write};
 
 /// File name for an unsharded checkpoint.
 pub const WEIGHTS_FILE: &str = "model.safetensors";

@@ -15,7 +15,6 @@ mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
 mod raster;
-mod resize;
 mod tiff;
 mod to_tensor;
 
@@ -25,8 +24,8 @@ use super::DecodeError;
 use super::probe::{ImageFormat, ImageHeader, TiffKind, image_header, read_tiff_header};
 use super::shape::{ImageLimits, check_limit};
 
-pub(crate) use self::resize::{Crop, resize_crop};
 pub use self::to_tensor::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
+pub(crate) use raster::{Crop, resize_crop};
 pub use raster::{Pixel, PixelBuffer, PixelFormat, PixelLayout, PixelType};
 
 /// Decoded image.

@@ -13,8 +13,7 @@ use fast_image_resize::Resizer;
 use half::bf16;
 use image::metadata::Orientation;
 
-use super::raster::{Pixel, PixelFormat, PixelLayout, PixelType};
-use super::resize::{CropBox, resize_part};
+use super::raster::{CropBox, Pixel, PixelFormat, PixelLayout, PixelType, resize_part};
 use super::{Reduction, RgbImage, decode_stored_into, stored_header};
 use crate::media::DecodeError;
 use crate::media::augment::{ImageAugment, ImageChanges};

@@ -17,7 +17,7 @@
 
 use super::field::{u16_be, u32_be, u32_le};
 use super::wav::PcmHeader;
-use super::{AudioLength, aiff, content_name, wav};
+use super::{AudioLength, content_name, is_aiff, read_aiff_header, read_au_header, wav};
 use crate::media::DecodeError;
 use std::io::{Cursor, ErrorKind};
 use symphonia::core::checksum::Crc32;
@@ -48,7 +48,7 @@ impl AudioFormat {
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
             rest if wav::is_wav(rest) => Some(Self::Wav),
-            rest if aiff::is_aiff(rest) => Some(Self::Aiff),
+            rest if is_aiff(rest) => Some(Self::Aiff),
             [b'.', b's', b'n', b'd', ..] => Some(Self::Au),
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
             [b'O', b'g', b'g', b'S', ..] => Some(Self::Ogg),
@@ -102,8 +102,8 @@ pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
 pub(crate) fn pcm_header(content: Content<'_>, field_bytes: u64) -> Option<Result<PcmHeader, DecodeError>> {
     match content.format {
         AudioFormat::Wav => Some(wav::read_wav_header(content.bytes, field_bytes)),
-        AudioFormat::Aiff => Some(aiff::read_aiff_header(content.bytes, field_bytes)),
-        AudioFormat::Au => Some(aiff::read_au_header(content.bytes, field_bytes)),
+        AudioFormat::Aiff => Some(read_aiff_header(content.bytes, field_bytes)),
+        AudioFormat::Au => Some(read_au_header(content.bytes, field_bytes)),
         AudioFormat::Flac | AudioFormat::Mp3 | AudioFormat::Ogg => None,
     }
 }
