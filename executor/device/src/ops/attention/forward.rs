@@ -6,7 +6,7 @@ use crate::ops::real::Real;
 use crate::segments::{HostSegments, TILE_ROWS_MAX, Tile};
 use rayon::prelude::*;
 use super::{AttentionShape, grown, scores_stride};
-use super::parallel::{has_fused, larger, vectorized};
+use crate::ops::{has_fused, larger, vectorized};
 use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 
 /// Number of keys whose weights are summed before the partial sum is added to the total.
