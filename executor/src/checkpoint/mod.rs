@@ -44,7 +44,6 @@ use dflop_costmodel::correction::CorrectionTable;
 use dflop_loader::files::open_own;
 use dflop_loader::store::file;
 use dflop_models::weights::Tensor;
-use directory;
 use serde_json::{Value, json};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};

@@ -1,9 +1,9 @@
 //! Measured microbatch times, and corrections to the plan from them.
 
 use super::correction_record::CorrectionRecorder;
-use super::start_times::StepTimes;
 use super::step_end::StepEnd;
-use super::{start_times, step_end};
+use super::step_times::StepTimes;
+use super::{step_end, step_times};
 use crate::error::Result;
 use crate::inputs::PredictedTimes;
 use crate::pipeline::{CommunicationLane, Job, PassTimes, RankRole, StepOutcome, TimedCommunication};

@@ -25,9 +25,11 @@
 mod correction_record;
 mod measured_times;
 mod pass_predictor;
+mod skip_warnings;
 mod start_times;
 mod step_end;
 mod step_report;
+mod step_times;
 mod trace;
 mod training_rank;
 
@@ -43,9 +45,10 @@ pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorre
 pub use measured_times::{CorrectionReport, CorrectionSettings, MeasuredTimes};
 pub use pass_predictor::{Forecast, PassPredictor};
 pub(crate) use start_times::START_VARIABLE;
-pub use start_times::{IdleTimes, StartPart, StartPartTime, StartReport, StartTimes};
+pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
 pub use step_end::StopReason;
 pub use step_report::{StepReport, model_flops, utilization};
+pub use step_times::IdleTimes;
 pub use trace::{TraceWriter, TracedAction, join_traces};
 pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};
 

@@ -1,22 +1,18 @@
 //! Divides the time from a rank's start to the end of its first step into parts.
 //!
-//! Divides step time into passes, update and device waits between steps.
-//!
 //! [`StartTimes`] runs like a stopwatch with laps: the time since the last lap belongs to the part that the
 //! lap ends, so the parts add up to the whole. Kernels are loaded and devices are connected within other
 //! parts; devices count the time for both, which is moved to [`StartPart::Kernels`] and
 //! [`StartPart::Communicators`].
-//!
-//! A device is idle from the end of an update until the next step's first work is queued, and from the end of
-//! a step's passes until the update is queued. The host records its activity during that time, part by part.
 
-use crate::error::Result;
-use crate::pipeline::DeviceTimes;
-use dflop_comm::StepContext;
-use dflop_device::{Device, DeviceComm, KernelLoads};
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use dflop_comm::StepContext;
+use dflop_device::{Device, DeviceComm, KernelLoads};
 
 /// Environment variable with the launching process's times, see [`StartTimes::to_variable`].
 pub(crate) const START_VARIABLE: &str = "DFLOP_START";
@@ -252,185 +248,6 @@ impl fmt::Display for StartReport {
     }
 }
 
-/// Number of words in [`StepTimes`].
-pub(super) const WORDS: usize = 9;
-
-/// Rank times in a step, or sums over ranks, in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(clippy::struct_field_names, reason = "units come last")]
-pub(super) struct StepTimes {
-    /// Wall time in passes.
-    pub(super) pass_ns: u64,
-    /// Device time between passes: waits for communication and for other stages, late launches.
-    pub(super) between_ns: u64,
-    pub(super) update_ns: u64,
-    pub(super) data_ns: u64,
-    pub(super) input_ns: u64,
-    pub(super) plan_ns: u64,
-    pub(super) result_ns: u64,
-    pub(super) report_ns: u64,
-    pub(super) checkpoint_ns: u64,
-}
-
-/// Mean time per rank without a pass on the device, by cause, in seconds. The device is idle for all causes
-/// except the update.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct IdleTimes {
-    /// Weight update: gradient norm, clipping, `AdamW`.
-    pub update_seconds: f64,
-    /// Wait for step samples.
-    pub data_wait_seconds: f64,
-    /// Wait for inputs to be packed from samples and copied to the device.
-    pub input_seconds: f64,
-    /// Step checks and planning on the host, until the first work is queued.
-    pub plan_seconds: f64,
-    /// Transfer to the host for loss and gradient norm.
-    pub result_seconds: f64,
-    /// Measured time exchange, corrections, traces, records and output.
-    pub report_seconds: f64,
-    /// Copies for a checkpoint (weights and optimizer state).
-    pub checkpoint_seconds: f64,
-}
-
-impl IdleTimes {
-    /// Returns the device idle time between steps.
-    #[must_use]
-    pub fn gap_seconds(&self) -> f64 {
-        self.data_wait_seconds
-            + self.input_seconds
-            + self.plan_seconds
-            + self.result_seconds
-            + self.report_seconds
-            + self.checkpoint_seconds
-    }
-}
-
-/// Host work category.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HostPart {
-    /// Wait for samples.
-    Data,
-    /// Wait for inputs to be packed and copied.
-    Input,
-    /// Step checks and planning, until the first work is queued.
-    Plan,
-    /// Wait for step results.
-    Result,
-    /// Everything after the results until the next step is requested, except checkpoints.
-    Report,
-    /// Copies for a checkpoint, within a report.
-    Checkpoint,
-}
-
-/// Recent host activity with time ranges.
-#[derive(Debug, Default)]
-pub(super) struct HostTimes(Vec<(HostPart, [Instant; 2])>);
-
-impl HostTimes {
-    /// Adds a part.
-    pub(super) fn add(&mut self, part: HostPart, begin: Instant, end: Instant) {
-        self.0.push((part, [begin, end]));
-    }
-
-    /// Removes activity that ended before a time.
-    pub(super) fn forget_before(&mut self, time: Instant) {
-        self.0.retain(|(_, [_, end])| *end >= time);
-    }
-
-    /// Returns the host time for a part between `begin` and `end`, in nanoseconds.
-    fn within(&self, part: HostPart, [begin, end]: [Instant; 2]) -> u64 {
-        let own = self.0.iter().filter(|(own, _)| *own == part);
-        let common = own.map(|(_, [from, to])| (*to).min(end).saturating_duration_since((*from).max(begin)));
-        common.sum::<Duration>().as_nanos() as u64
-    }
-}
-
-/// Times when the host queued a step.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Queued {
-    /// Time when inputs were requested.
-    pub(super) asked: Instant,
-    /// Time when the first pass work was queued.
-    pub(super) passes: Instant,
-    /// Time when the first update work was queued.
-    pub(super) update: Instant,
-}
-
-impl StepTimes {
-    /// Divides the gaps before passes and before the update by host activity, and adds the device times.
-    ///
-    /// A gap ends when the host queues the next work. Before the first step, the gap begins with the wait for
-    /// inputs.
-    pub(super) fn new(host: &HostTimes, queued: Queued, device: DeviceTimes) -> Self {
-        let before = |end: Instant, ns: u64| [end.checked_sub(Duration::from_nanos(ns)).unwrap_or(end), end];
-        let first = device.gap_ns.map_or([queued.asked, queued.passes], |ns| before(queued.passes, ns));
-        let gaps = [first, before(queued.update, device.late_ns)];
-        let part = |part| gaps.into_iter().map(|gap| host.within(part, gap)).sum::<u64>();
-        let checkpoint_ns = part(HostPart::Checkpoint);
-        let times = Self {
-            pass_ns: 0,
-            between_ns: device.passes_ns,
-            update_ns: device.update_ns,
-            data_ns: part(HostPart::Data),
-            input_ns: part(HostPart::Input),
-            plan_ns: part(HostPart::Plan),
-            result_ns: part(HostPart::Result),
-            report_ns: part(HostPart::Report).saturating_sub(checkpoint_ns),
-            checkpoint_ns,
-        };
-        // what is left is between parts: calls of the driver
-        let gap_ns = gaps.map(|[begin, end]| (end - begin).as_nanos() as u64).into_iter().sum::<u64>();
-        Self { plan_ns: times.plan_ns + gap_ns.saturating_sub(times.host_ns()), ..times }
-    }
-
-    /// Sum over all host parts, in nanoseconds.
-    const fn host_ns(&self) -> u64 {
-        self.data_ns + self.input_ns + self.plan_ns + self.result_ns + self.report_ns + self.checkpoint_ns
-    }
-
-    /// Sets the pass time and subtracts it from the time between passes.
-    pub(super) fn passes(mut self, pass_ns: u64) -> Self {
-        (self.pass_ns, self.between_ns) = (pass_ns, self.between_ns.saturating_sub(pass_ns));
-        self
-    }
-
-    /// Returns the means over ranks from summed times.
-    pub(super) fn idle(&self, ranks: f64) -> IdleTimes {
-        let mean = |ns: u64| ns as f64 / 1e9 / ranks;
-        IdleTimes {
-            update_seconds: mean(self.update_ns),
-            data_wait_seconds: mean(self.data_ns),
-            input_seconds: mean(self.input_ns),
-            plan_seconds: mean(self.plan_ns),
-            result_seconds: mean(self.result_ns),
-            report_seconds: mean(self.report_ns),
-            checkpoint_seconds: mean(self.checkpoint_ns),
-        }
-    }
-
-    pub(super) fn words(self) -> [u64; WORDS] {
-        let Self { pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, result_ns, .. } = self;
-        let Self { report_ns, checkpoint_ns, .. } = self;
-        [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, result_ns, report_ns, checkpoint_ns]
-    }
-
-    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
-        let [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, host @ ..] = words;
-        let [result_ns, report_ns, checkpoint_ns] = host;
-        Self {
-            pass_ns,
-            between_ns,
-            update_ns,
-            data_ns,
-            input_ns,
-            plan_ns,
-            result_ns,
-            report_ns,
-            checkpoint_ns,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -530,43 +347,5 @@ mod tests {
             StartReport::new(&all, kernels).to_string(),
             "1.000 s: kernels 0.400 s (31 modules, 0 compiled), first step 0.595 s, other 0.005 s"
         );
-    }
-
-    #[test]
-    fn the_gaps_of_the_device_are_divided_as_the_host_spent_them() {
-        let begin = Instant::now();
-        let at = |milliseconds| begin + Duration::from_millis(milliseconds);
-        let mut host = HostTimes::default();
-        host.add(HostPart::Result, at(0), at(50));
-        host.add(HostPart::Report, at(50), at(60));
-        host.add(HostPart::Checkpoint, at(52), at(59));
-        host.add(HostPart::Data, at(60), at(80));
-        host.add(HostPart::Input, at(80), at(85));
-        host.add(HostPart::Plan, at(85), at(87));
-        host.add(HostPart::Report, at(100), at(103));
-        let milliseconds = |ns: u64| ns / 1_000_000;
-        let queued = Queued { asked: at(60), passes: at(87), update: at(104) };
-        let device = DeviceTimes {
-            gap_ns: Some(41_000_000),
-            passes_ns: 500_000_000,
-            late_ns: 2_000_000,
-            update_ns: 60_000_000,
-        };
-        let times = StepTimes::new(&host, queued, device).passes(450_000_000);
-        assert_eq!(
-            times.words().map(milliseconds),
-            [450, 50, 60, 20, 5, 3, 4, 4, 7],
-            "the parts of the gaps add up to them"
-        );
-        assert_eq!(StepTimes::from_words(times.words()), times);
-        let idle = times.idle(1.0);
-        assert!((idle.gap_seconds() - 0.043).abs() < 1e-9, "{idle:?}");
-        // Before the first step the device has had no work; a device that is kept busy waits for nothing.
-        let first = DeviceTimes { gap_ns: None, late_ns: 0, ..device };
-        assert_eq!(StepTimes::new(&host, queued, first).words().map(milliseconds)[3..], [20, 5, 2, 0, 0, 0]);
-        let busy = DeviceTimes { gap_ns: Some(0), late_ns: 0, ..device };
-        assert_eq!(StepTimes::new(&host, queued, busy).words().map(milliseconds)[3..], [0; 6]);
-        host.forget_before(at(84));
-        assert_eq!(host.0.len(), 3);
     }
 }

@@ -9,7 +9,8 @@ use dflop_costmodel::{CostModel, SampleShape};
 use serde::Serialize;
 
 use super::measured_times::CorrectionReport;
-use super::start_times::{IdleTimes, StartReport};
+use super::start_times::StartReport;
+use super::step_times::IdleTimes;
 use crate::error::{Error, Result};
 
 /// Step measurements; equal on all ranks, except for times and values computed from them.

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::UNIX_EPOCH;
 
 use super::builder::{Builder, BuiltShard};
-use super::file::{SpilledShard, index_error};
+use super::encode::SpilledShard;
+use super::location::index_error;
 use super::places::IndexOptions;
 use super::remote::push_remote;
 use super::schema::IndexedShard;

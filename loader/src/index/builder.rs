@@ -14,7 +14,9 @@ use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::account::UnusedParts;
-use super::schema::{BLOCK_BYTES, Columns, IndexedShard, ShardCounter};
+use super::columns::Columns;
+use super::schema::{BLOCK_BYTES, IndexedShard};
+use super::text_counts::ShardCounter;
 use crate::error::{Result, Skipped, error_reason};
 use crate::shard::tar::Entry;
 use crate::shard::tar::entries::Archive;

@@ -10,10 +10,9 @@ use dflop_samples::media::VideoSampling;
 use dflop_samples::media::codec::registered;
 
 use super::build::{build_shards, identity_of_file};
-use super::file::{
-    DecodedIndex, IN_MEMORY, IndexFile, SpilledShard, decode_index, fault_in, index_error,
-    lock_first_writable, write_to_first,
-};
+use super::encode::{IndexFile, SpilledShard};
+use super::file::{DecodedIndex, decode_index};
+use super::location::{IN_MEMORY, fault_in, index_error, lock_first_writable, write_to_first};
 use super::places::{IndexOptions, beside, check_options, directories, file_name, read_trusted, refusal};
 use super::remote::identities;
 use super::rows::ShardRows;
@@ -328,7 +327,7 @@ mod tests {
     use std::fs::File;
     use std::time::{Duration, SystemTime};
 
-    use super::super::file::SpilledRows;
+    use super::super::encode::SpilledRows;
     use super::*;
     use crate::index::Index;
     use crate::shard::expand_shards;

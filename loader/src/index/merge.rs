@@ -18,10 +18,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::build::build_shard;
 use super::builder::{hash_sample, shard_digest};
 use super::cache::{has_present_codecs, is_version, stats, write_and_open};
-use super::file::{
-    DecodedIndex, EncodedRows, EncodedShard, IndexFile, ShardSummary, SpilledShard, decode_index, fault_in,
-    index_error,
-};
+use super::encode::{EncodedRows, EncodedShard, IndexFile, ShardSummary, SpilledShard};
+use super::file::{DecodedIndex, decode_index};
+use super::location::{fault_in, index_error};
 use super::places::{IndexOptions, check_options, directories};
 use super::rows::ShardRows;
 use super::schema::IndexedShard;

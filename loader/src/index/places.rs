@@ -21,7 +21,7 @@ use dflop_samples::media::VideoSampling;
 use sha2::{Digest, Sha256};
 
 use super::file::hex;
-use super::schema::TokenCounts;
+use super::text_counts::TokenCounts;
 use crate::error::{Error, Result};
 use crate::files::parent_directory;
 use crate::flow::{NoProgress, Progress, cores};

@@ -11,7 +11,9 @@ use arrow_schema::ArrowError;
 use dflop_costmodel::{Module, SampleShape};
 use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, extension_modality};
 
-use super::schema::{self, BLOCK_BYTES, Columns, CountedTexts, field_columns, field_item};
+use super::columns::Columns;
+use super::schema::{BLOCK_BYTES, field_columns, field_item};
+use super::text_counts::{self, CountedTexts};
 
 /// Rows of a shard.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, Simulation, Strategy};
 use dflop_costmodel::percentile;
 
-use super::config::StepPlanner;
+use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 use crate::error::{Error, PlanError, Result};
 

@@ -3,9 +3,10 @@
 use dflop_balancer::{Budget, Caps, Instance, balance_pipeline};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
-use super::config::{PlanConfig, StepPlanner};
+use super::config::PlanConfig;
 use super::cost_function::{self, CostInput};
 use super::lockstep::{common_constants, one_after_the_other};
+use super::planner::StepPlanner;
 use super::step_plan::StepCut;
 use crate::error::{Result, error_reason};
 use crate::order::StepSample;

@@ -10,7 +10,7 @@ use std::collections::BinaryHeap;
 use dflop_costmodel::{Module, SampleShape};
 use dflop_samples::media::Modality;
 
-use super::config::StepPlanner;
+use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 use crate::dataset::Dataset;
 

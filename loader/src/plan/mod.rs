@@ -12,6 +12,10 @@ mod cut;
 mod lockstep;
 mod media_shares;
 mod padded_cut;
+mod padding;
+mod planner;
+mod settings;
+mod stage_layers;
 mod step_plan;
 
 pub use self::builder::StepPlannerBuilder;
@@ -20,5 +24,5 @@ pub use self::config::PadTo;
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::lockstep::Synchronization;
 pub use self::media_shares::{BlankMedia, SampleMedium};
+pub use self::planner::StepPlanner;
 pub use self::step_plan::StepPlan;
-pub use config::StepPlanner;

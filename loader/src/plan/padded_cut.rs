@@ -3,7 +3,9 @@
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{ModelConstants, SampleCost};
 
-use super::config::{PadTo, Padding, StepPlanner};
+use super::config::PadTo;
+use super::padding::Padding;
+use super::planner::StepPlanner;
 use super::step_plan::{StepCut, StepPlan};
 use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;

@@ -43,7 +43,7 @@ pub fn make_sample(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
     Ok(match draw_mix(rng) {
         Mix::Text => {
             let words = TEXT_WORDS.draw(rng) as usize;
-            vec![text_field(text::prose(words, rng))]
+            vec![text_field(prose(words, rng))]
         }
         Mix::Image => vec![image_field("jpg", draw_is_receipt(rng), rng)?, caption(rng)],
         Mix::Images => make_conversation(key, rng)?,
@@ -79,7 +79,7 @@ fn make_conversation(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
         fields.push(image_field(&format!("{image}.jpg"), is_receipt, rng)?);
     }
     let words = TEXT_WORDS.draw(rng) as usize;
-    let payload = text::conversation(key, images, words, rng)?;
+    let payload = conversation(key, images, words, rng)?;
     fields.push(Field { extension: "json".to_owned(), payload });
     Ok(fields)
 }
@@ -113,11 +113,11 @@ fn audio_field(seconds: f64, rng: &mut Rng) -> io::Result<Field> {
 /// Writes a caption with 8 to 20 words, the usual length for photos.
 fn caption(rng: &mut Rng) -> Field {
     let words = 8 + rng.below(13);
-    text_field(text::prose(words, rng))
+    text_field(prose(words, rng))
 }
 
 fn transcript(seconds: f64, rng: &mut Rng) -> Field {
-    text_field(text::prose((seconds * WORDS_PER_SECOND) as usize, rng))
+    text_field(prose((seconds * WORDS_PER_SECOND) as usize, rng))
 }
 
 fn text_field(text: String) -> Field {

@@ -241,7 +241,7 @@ pub(super) fn histogram(values: impl Iterator<Item = u64> + Clone) -> Histogram 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::tests::with_costs;
+    use crate::view::table::tests::with_costs;
 
     #[test]
     fn a_query_has_a_filter_an_order_and_a_page() {

@@ -283,7 +283,7 @@ fn shard_name(url: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+mod detail_tests {
     use super::*;
 
     #[test]

@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_len, vectorized};
+use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

@@ -11,7 +11,7 @@
 use rayon::prelude::*;
 
 use super::attention::AttentionShape;
-use super::{chunk_rows, dot, sum_chunks};
+use super::parallel::{chunk_rows, dot, sum_chunks};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

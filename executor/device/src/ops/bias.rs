@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{add_to, chunk_len, chunk_rows, sum_chunks};
+use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_rows, max, sum, vectorized};
+use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{add_to, chunk_len, dot, vectorized};
+use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;

@@ -10,7 +10,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_rows, dot, vectorized};
+use super::parallel::{chunk_rows, dot, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
@@ -181,7 +181,7 @@ fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weig
 
 /// Returns the maximum logit, and the sum of exponentials of logits minus the maximum.
 fn softmax_parts<F: Real>(logits: &[F]) -> (F, F) {
-    let most = super::max(logits);
+    let most = super::parallel::max(logits);
     (most, logits.iter().map(|&logit| (logit - most).exp()).sum())
 }
 

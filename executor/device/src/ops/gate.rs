@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::activation::Activation;
-use super::{chunk_rows, vectorized};
+use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::chunk_rows;
+use super::parallel::chunk_rows;
 use super::real::Real;
 use super::sparse_rows::SparseBuffers;
 use crate::cpu::Cpu;
@@ -72,7 +72,7 @@ pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]
             for entry in matrix.starts[index] as usize..matrix.starts[index + 1] as usize {
                 let x = &x[matrix.sources[entry] as usize * columns..][..columns];
                 match matrix.weights.get(entry) {
-                    None => super::add_to(y, x),
+                    None => super::parallel::add_to(y, x),
                     Some(&weight) => {
                         let weight = F::from_f64(f64::from(weight));
                         y.iter_mut().zip(x).for_each(|(y, &x)| *y += weight * x);

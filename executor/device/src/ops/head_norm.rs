@@ -8,7 +8,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
+use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

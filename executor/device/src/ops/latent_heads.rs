@@ -9,7 +9,7 @@
 use rayon::prelude::*;
 
 use super::bias::Columns;
-use super::chunk_rows;
+use super::parallel::chunk_rows;
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

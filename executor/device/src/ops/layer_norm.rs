@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorized};
+use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
@@ -138,8 +138,8 @@ pub fn backward<F: Real>(
             },
         );
     });
-    super::add_to(d_weight, &both[..columns]);
-    super::add_to(d_bias, &both[columns..]);
+    super::parallel::add_to(d_weight, &both[..columns]);
+    super::parallel::add_to(d_bias, &both[columns..]);
 }
 
 /// Computes the input gradient with `n = (x - mean) / deviation`:

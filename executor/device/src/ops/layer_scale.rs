@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_len, chunk_rows, sum_chunks, vectorized};
+use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;

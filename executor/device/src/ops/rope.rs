@@ -11,7 +11,7 @@
 
 use rayon::prelude::*;
 
-use super::{chunk_len, chunk_rows, vectorized};
+use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;

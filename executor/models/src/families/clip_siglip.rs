@@ -2,7 +2,8 @@
 
 use dflop_costmodel::FamilyId;
 
-use super::source::{BlockSource, FamilyBlocks};
+use super::family_blocks::FamilyBlocks;
+use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, TailSpec, TileRule};
 use crate::error::Result;

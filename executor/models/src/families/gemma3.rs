@@ -13,7 +13,9 @@ use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
-use super::source::{BlockSource, FIELDS, FamilyBlocks};
+use super::family_blocks::FamilyBlocks;
+use super::language_models::FIELDS;
+use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;

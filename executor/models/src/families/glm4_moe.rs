@@ -5,7 +5,9 @@
 
 use dflop_costmodel::FamilyId;
 
-use super::source::{BlockSource, DecoderDefaults, FamilyBlocks, decoder};
+use super::family_blocks::FamilyBlocks;
+use super::language_models::{DecoderDefaults, decoder};
+use super::source::BlockSource;
 use crate::error::Result;
 use crate::llm::LlmConfig;
 

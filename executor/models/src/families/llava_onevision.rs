@@ -4,7 +4,9 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::VisionRule;
 
 use super::activation;
-use super::source::{BlockSource, DecoderDefaults, FamilyBlocks, decoder};
+use super::family_blocks::FamilyBlocks;
+use super::language_models::{DecoderDefaults, decoder};
+use super::source::BlockSource;
 use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;

@@ -5,9 +5,11 @@
 //! [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
 
 mod clip_siglip;
+mod family_blocks;
 mod gemma3;
 mod glm4_moe;
 mod intern_vl;
+mod language_models;
 mod llama4;
 mod llava_onevision;
 mod model_config;
@@ -23,6 +25,8 @@ mod squares;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::EncoderSpec;
 
+pub use self::family_blocks::FamilyBlocks;
+pub use self::language_models::{DecoderDefaults, decoder};
 pub use self::model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use self::registry::BlockFamilies;
 pub use self::source::BlockSource;
@@ -30,7 +34,6 @@ use crate::encoder::INIT;
 use crate::error::Result;
 use crate::layers::{AttentionMask, AttentionSpec, FeedForwardSpec, MlpNames, MlpSpec, QkvNames};
 use dflop_device::ops::activation::Activation;
-pub use source::{DecoderDefaults, FamilyBlocks, decoder};
 
 /// Reads an activation name.
 fn activation(fields: &ConfigFields<'_>, key: &str, default: Activation) -> Result<Activation> {

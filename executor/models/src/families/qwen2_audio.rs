@@ -7,7 +7,9 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::audio::AudioRule;
 
-use super::source::{BlockSource, DecoderDefaults, FamilyBlocks, decoder};
+use super::family_blocks::FamilyBlocks;
+use super::language_models::{DecoderDefaults, decoder};
+use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
 use crate::encoder::{
     Arrangement, AudioPositions, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec,

@@ -12,7 +12,9 @@ use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution as Rule;
 
-use super::source::{BlockSource, DecoderDefaults, FamilyBlocks, decoder};
+use super::family_blocks::FamilyBlocks;
+use super::language_models::{DecoderDefaults, decoder};
+use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
 use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,

@@ -11,7 +11,7 @@
 //! layout are shared. Buffers are kept per thread.
 
 mod filter;
-mod processor;
+pub(crate) mod processor;
 pub(crate) mod resample;
 pub(crate) mod tiles;
 

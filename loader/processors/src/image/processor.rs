@@ -62,13 +62,18 @@ pub trait VisionProcessor: Debug + Send + Sync {
     ///
     /// # Errors
     /// The reason why the model rejects the image.
-    fn image(&self, image: RgbView<'_>, images: usize, pixels: PixelType) -> Result<PixelValues, BoxError>;
+    fn image(
+        &self,
+        image: RgbView<'_>,
+        images: usize,
+        pixels: PixelType,
+    ) -> std::result::Result<PixelValues, BoxError>;
 
     /// Creates the tensor for video frames, at least one, with a pixel type.
     ///
     /// # Errors
     /// The reason why the model rejects the frames.
-    fn video(&self, frames: &[RgbView<'_>], pixels: PixelType) -> Result<PixelValues, BoxError>;
+    fn video(&self, frames: &[RgbView<'_>], pixels: PixelType) -> std::result::Result<PixelValues, BoxError>;
 }
 
 thread_local! {
@@ -113,7 +118,12 @@ impl<F: GenericProcessor> VisionProcessor for F {
         GenericProcessor::item_bytes(self)
     }
 
-    fn image(&self, image: RgbView<'_>, images: usize, pixels: PixelType) -> Result<PixelValues, BoxError> {
+    fn image(
+        &self,
+        image: RgbView<'_>,
+        images: usize,
+        pixels: PixelType,
+    ) -> std::result::Result<PixelValues, BoxError> {
         let made = RESAMPLER.with_borrow_mut(|resampler| match pixels {
             PixelType::Float32 => GenericProcessor::image::<f32>(self, image, images, resampler),
             PixelType::BFloat16 => GenericProcessor::image::<bf16>(self, image, images, resampler),
@@ -122,7 +132,7 @@ impl<F: GenericProcessor> VisionProcessor for F {
         Ok(made?)
     }
 
-    fn video(&self, frames: &[RgbView<'_>], pixels: PixelType) -> Result<PixelValues, BoxError> {
+    fn video(&self, frames: &[RgbView<'_>], pixels: PixelType) -> std::result::Result<PixelValues, BoxError> {
         let made = RESAMPLER.with_borrow_mut(|resampler| match pixels {
             PixelType::Float32 => GenericProcessor::video::<f32>(self, frames, resampler),
             PixelType::BFloat16 => GenericProcessor::video::<bf16>(self, frames, resampler),

@@ -2,11 +2,12 @@
 //!
 //! Checks the planner settings, each alone and against the model.
 
-use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig, SampleSource, StepPlanner};
+use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::media_shares::BlankMedia;
-use super::step_plan::StageLayers;
+use super::planner::StepPlanner;
+use super::stage_layers::StageLayers;
 use crate::error::{Error, Result, check_at_most, error_reason};
 use crate::order::{
     LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,

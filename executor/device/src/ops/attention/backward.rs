@@ -5,8 +5,8 @@
 
 use rayon::prelude::*;
 
-use super::forward::{Mask, Span};
-use crate::ops::{chunk_rows, has_fused, vectorized};
+use super::mask::{Mask, Span};
+use super::parallel::{chunk_rows, has_fused, vectorized};
 use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;

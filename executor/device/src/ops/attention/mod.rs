@@ -12,17 +12,20 @@
 
 mod backward;
 mod forward;
+mod mask;
 mod product;
 
 pub use backward::backward;
 pub use forward::forward;
 
+use super::parallel;
+use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor};
+use crate::runtime::Runtime;
+use crate::runtime::Tensor;
 use crate::segments::{HostSegments, Segments, Tile};
-use super::real::Real;
 
 /// Attention over packed sequences.
 pub trait Attend: Runtime {

@@ -5,11 +5,11 @@
 //! Multiplications and additions are fused (`IS_FUSED`) if the machine has such instructions; otherwise Rust
 //! would call a function for each.
 
-use crate::ops::filled_up;
+use crate::ops::parallel::filled_up;
 use crate::ops::real::Real;
 
 /// Number of columns in a panel.
-pub(super) use crate::ops::LANES;
+pub(super) use crate::ops::parallel::LANES;
 
 /// Number of rows in a block. With two registers a row, enough of the 16 registers remain for the operands.
 pub(super) const ROWS: usize = 6;
