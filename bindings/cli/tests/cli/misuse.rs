@@ -4,6 +4,7 @@ use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, refuse, text};
+use crate::documents::commands;
 
 const READERS: [&[&str]; 5] = [
     &["index"],
@@ -15,10 +16,10 @@ const READERS: [&[&str]; 5] = [
 
 #[test]
 fn every_command_explains_itself() {
-    for command in
-        ["demo", "pack", "index", "list", "stream", "order", "stats", "balance", "simulate", "accuracy"]
-    {
-        let run = dflop(&[command, "--help"]);
+    let commands = commands();
+    assert!(commands.len() > 15, "the commands were found");
+    for command in commands {
+        let run = dflop(&[&command, "--help"]);
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{command}");
         assert!(run.stdout.contains("Usage: dflop"), "{command}");
     }

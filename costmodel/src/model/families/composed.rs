@@ -14,9 +14,12 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Composed];
+
 /// Models whose encoders belong to several families; no checkpoint has this family.
 #[derive(Debug)]
-pub(super) struct Composed;
+struct Composed;
 
 impl ModelFamily for Composed {
     fn id(&self) -> FamilyId {

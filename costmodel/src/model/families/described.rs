@@ -36,9 +36,12 @@ const ENCODER: [&str; 9] = [
     "projector_size",
 ];
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Described];
+
 /// Models described by the user.
 #[derive(Debug)]
-pub(super) struct Described;
+struct Described;
 
 impl ModelFamily for Described {
     fn id(&self) -> FamilyId {

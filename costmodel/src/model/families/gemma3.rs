@@ -28,9 +28,12 @@ const IMAGE_TOKENS: u32 = 256;
 /// Distance between layers with full attention.
 const PERIOD: u32 = 6;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Gemma3];
+
 /// Gemma 3.
 #[derive(Debug)]
-pub(super) struct Gemma3;
+struct Gemma3;
 
 impl ModelFamily for Gemma3 {
     fn id(&self) -> FamilyId {

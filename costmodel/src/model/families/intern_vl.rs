@@ -15,9 +15,12 @@ use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projecto
 use crate::tokens::VisionRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&InternVl];
+
 /// InternVL.
 #[derive(Debug)]
-pub(super) struct InternVl;
+struct InternVl;
 
 impl ModelFamily for InternVl {
     fn id(&self) -> FamilyId {

@@ -11,9 +11,12 @@ use crate::tokens::fitted_tiles::FittedTiles;
 
 const FAMILY: FamilyId = FamilyId::new("llama4");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Llama4];
+
 /// Llama 4.
 #[derive(Debug)]
-pub(super) struct Llama4;
+struct Llama4;
 
 impl ModelFamily for Llama4 {
     fn id(&self) -> FamilyId {

@@ -18,9 +18,12 @@ use crate::tokens::fixed_tile::FixedTile;
 
 const FAMILY: FamilyId = FamilyId::new("llava");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Llava];
+
 /// LLaVA 1.5.
 #[derive(Debug)]
-pub(super) struct Llava;
+struct Llava;
 
 impl ModelFamily for Llava {
     fn id(&self) -> FamilyId {

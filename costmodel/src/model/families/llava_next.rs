@@ -11,9 +11,12 @@ use crate::tokens::listed_grids::{GridList, ListedGrids};
 
 const FAMILY: FamilyId = FamilyId::new("llava_next");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaNext];
+
 /// LLaVA-NeXT.
 #[derive(Debug)]
-pub(super) struct LlavaNext;
+struct LlavaNext;
 
 impl ModelFamily for LlavaNext {
     fn id(&self) -> FamilyId {

@@ -14,9 +14,12 @@ use crate::tokens::any_res::{AnyRes, VideoNewline};
 
 pub(crate) const FAMILY: FamilyId = FamilyId::new("llava_onevision");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaOneVision];
+
 /// LLaVA-OneVision.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision;
+struct LlavaOneVision;
 
 impl ModelFamily for LlavaOneVision {
     fn id(&self) -> FamilyId {

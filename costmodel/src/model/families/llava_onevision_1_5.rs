@@ -11,9 +11,12 @@ use crate::model::{FamilyId, ModelFamily};
 
 const FAMILY: FamilyId = FamilyId::new("llava_onevision_1_5");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaOneVision15];
+
 /// LLaVA-OneVision-1.5.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision15;
+struct LlavaOneVision15;
 
 impl ModelFamily for LlavaOneVision15 {
     fn id(&self) -> FamilyId {

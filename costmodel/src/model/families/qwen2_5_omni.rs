@@ -18,9 +18,12 @@ use crate::tokens::native::NativeResolution;
 const POSITIONS_PER_SECOND: u32 = 25;
 const FAMILY: FamilyId = FamilyId::new("qwen2_5_omni");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen25Omni];
+
 /// Qwen2.5-Omni.
 #[derive(Debug)]
-pub(super) struct Qwen25Omni;
+struct Qwen25Omni;
 
 impl ModelFamily for Qwen25Omni {
     fn id(&self) -> FamilyId {

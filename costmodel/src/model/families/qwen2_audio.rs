@@ -11,9 +11,12 @@ use crate::tokens::audio::{AudioRule, AudioWindows, MEL_FRAMES_PER_SECOND};
 
 pub(super) const FAMILY: FamilyId = FamilyId::new("qwen2_audio");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen2Audio];
+
 /// Qwen2-Audio.
 #[derive(Debug)]
-pub(super) struct Qwen2Audio;
+struct Qwen2Audio;
 
 impl ModelFamily for Qwen2Audio {
     fn id(&self) -> FamilyId {

@@ -29,9 +29,12 @@ const BINS: u64 = halved(halved(halved(MELS as u64)));
 const FILTER: u64 = 9;
 const FAMILY: FamilyId = FamilyId::new("qwen3_omni_moe");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen3Omni];
+
 /// Qwen3-Omni.
 #[derive(Debug)]
-pub(super) struct Qwen3Omni;
+struct Qwen3Omni;
 
 impl ModelFamily for Qwen3Omni {
     fn id(&self) -> FamilyId {

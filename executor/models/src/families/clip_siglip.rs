@@ -8,13 +8,16 @@ use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, TailSpec, TileRule};
 use crate::error::Result;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Clip, &Siglip];
+
 /// CLIP.
 #[derive(Debug)]
-pub(super) struct Clip;
+struct Clip;
 
 /// SigLIP.
 #[derive(Debug)]
-pub(super) struct Siglip;
+struct Siglip;
 
 impl FamilyBlocks for Clip {
     fn id(&self) -> FamilyId {

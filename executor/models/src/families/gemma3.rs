@@ -24,13 +24,16 @@ use crate::llm::{DecoderForm, LlmConfig, LlmNames};
 use crate::parameters::weights::Init;
 use dflop_device::ops::activation::Activation;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Gemma3, &Gemma3Text];
+
 /// Gemma 3 with images.
 #[derive(Debug)]
-pub(super) struct Gemma3;
+struct Gemma3;
 
 /// Gemma 3 without images.
 #[derive(Debug)]
-pub(super) struct Gemma3Text;
+struct Gemma3Text;
 
 impl FamilyBlocks for Gemma3 {
     fn id(&self) -> FamilyId {

@@ -18,9 +18,12 @@ use dflop_device::ops::activation::Activation;
 /// Default epsilon for PyTorch layer norms.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&InternVl];
+
 /// InternVL.
 #[derive(Debug)]
-pub(super) struct InternVl;
+struct InternVl;
 
 impl FamilyBlocks for InternVl {
     fn id(&self) -> FamilyId {

@@ -13,9 +13,12 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 use dflop_device::ops::activation::Activation;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&LlavaOneVision];
+
 /// LLaVA-OneVision.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision;
+struct LlavaOneVision;
 
 impl FamilyBlocks for LlavaOneVision {
     fn id(&self) -> FamilyId {
