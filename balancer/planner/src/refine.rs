@@ -35,8 +35,8 @@ const AHEAD: [u16; 4] = [1, 2, 4, 8];
 const AHEAD_PLANS: usize = 6;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
-/// plans that are as fast on the first batches, then the best plan from a different family; all but the best
-/// may be scored only on the first batches.
+/// plans that are as fast on the first batches, then the best plan with other degrees; all but
+/// the best may be scored only on the first batches.
 ///
 /// # Errors
 /// [`dflop_balancer::Error`] if times overflow.
@@ -78,7 +78,8 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     sort(&mut trials);
     let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
-        let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
+        let is_other =
+            |plan: &&(Score, Candidate)| space.has_other_degrees(&plan.1.family, &best.candidate.family);
         trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
     });
     // Its score on the first batches is enough to explain why it is slower.
