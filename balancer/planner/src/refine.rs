@@ -47,12 +47,11 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
+    // No method of the comparison may have a better plan.
     let mut others = paper::plans(space);
-    if search.is_tight {
-        // If few plans fit, the search knows least about these.
-        others.extend(uniform::promising(space));
-        others.extend(joint::promising(space));
-    }
+    others.extend(uniform::promising(space));
+    others.extend(joint::promising(space));
+    others.extend(joint::by_hand(space));
     for candidate in others {
         if space.contains(&candidate) && !seeds.contains(&candidate) {
             seeds.push(candidate);
