@@ -151,12 +151,17 @@ impl StepPlanner {
             padding.pad_rows(&mut costs, &refused);
             self.cut_padded(step, padding, &samples, &costs)?
         } else {
-            let instance = self.instance(&samples, &costs, &constants);
+            let instance = if self.balances_modules_apart() {
+                self.module_instance(&samples, &costs, &constants)
+            } else {
+                self.instance(&samples, &costs, &constants)
+            };
             let cut = instance.and_then(|instance| self.cut(&instance, &costs));
             cut.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
         let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
-            && !self.config.strategy.is_blind();
+            && !self.config.strategy.is_blind()
+            && !self.balances_modules_apart();
         if is_sorted {
             alike_together(&mut cut.ranks, &costs);
         }
