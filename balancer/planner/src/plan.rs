@@ -3,10 +3,10 @@
 use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
-use super::remedy::remedy;
 use super::report::{PlanReport, RunnerUp};
 use super::search;
 use super::search::Search;
+use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
 
 /// Finds the fastest plan.
@@ -24,7 +24,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         match (found, &mut best) {
             (Ok(found), Some(best)) => best.join(found),
             (Ok(found), None) => best = Some(found),
-            // The first degree has the most plans, so its remedy is the nearest.
+            // The first degree has the most plans, so its suggestion is the nearest.
             (Err(error @ Error::NothingFits { .. }), _) => refused = refused.or(Some(error)),
             (Err(error), _) => return Err(error),
         }
@@ -69,7 +69,7 @@ fn plan_of_degree(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let search = Search::run(&space)?;
     let finals = refine(&space, &search)?;
     let Some(best) = finals.first() else {
-        return Err(Error::NothingFits { reason: remedy(problem, &space) });
+        return Err(Error::NothingFits { reason: suggestion(problem, &space) });
     };
     let mean_ns = best.score.mean_ns();
     let slots = f64::from(best.candidate.family.llm_dp) * f64::from(best.candidate.microbatches);

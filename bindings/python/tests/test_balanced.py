@@ -258,7 +258,7 @@ class Costs(WithExample):
         step = next(iter(loader))
         keys = {
             "audio",
-            "data_set",
+            "dataset",
             "images",
             "key",
             "sample",

@@ -3,9 +3,9 @@
 //! Settings of the search for a parallelism plan.
 
 use super::spelling::{Names, choices};
+use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
-use crate::loader::{BalancedLoaderBuilder, LoaderSettings};
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, ShardAccess};
 use crate::store::{ReadMode, ShardCache, Stores};
 use dflop_samples::media::augment::{Augment, ColorJitter};

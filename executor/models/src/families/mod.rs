@@ -6,6 +6,7 @@
 
 mod clip_siglip;
 mod family_blocks;
+mod fixed_resolution;
 mod gemma3;
 mod glm4_moe;
 mod intern_vl;
@@ -20,7 +21,6 @@ mod qwen_vl;
 mod registry;
 mod routing;
 mod source;
-mod squares;
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::EncoderSpec;

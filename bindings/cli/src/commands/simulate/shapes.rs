@@ -14,7 +14,7 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::DevicePreset;
 use dflop_loader::StepPlanner;
 use dflop_planner::{
-    MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, StepWaits, Workload, compare, plan,
+    IdleBreakdown, MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, Workload, compare, plan,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -95,7 +95,7 @@ pub(super) struct MethodReport {
     /// Fraction of GPU time spent waiting.
     pub(super) bubble_fraction: f64,
     /// Fraction of GPU time by the cause of the wait.
-    pub(super) waits: StepWaits,
+    pub(super) waits: IdleBreakdown,
     /// Mean time per step in which GPUs wait for messages, gradient sums and weight gathers that no pass
     /// hides.
     pub(super) exposed_communication_seconds: f64,
@@ -201,7 +201,7 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
 }
 
 /// Names the largest waits with the fraction of GPU time.
-fn waits_text(waits: &StepWaits) -> String {
+fn waits_text(waits: &IdleBreakdown) -> String {
     let largest = waits.largest_first().into_iter().take(PRINTED_WAITS);
     let printed = largest.filter(|(_, fraction)| *fraction >= PRINTED_FRACTION_MIN);
     let parts: Vec<String> =
