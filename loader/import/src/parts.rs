@@ -149,7 +149,7 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
         return Err(Error::Output(OutputError::ShardExists { path: other.url.to_string() }));
     }
     if shards.is_empty() {
-        let reason = "no part has a sample".to_owned();
+        let reason = "no samples in any part".to_owned();
         return Err(Error::Output(OutputError::Pack { path: out.display().to_string(), reason }));
     }
     let paths = shards.iter().map(shard_path).collect();
