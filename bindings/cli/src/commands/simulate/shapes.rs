@@ -4,7 +4,9 @@
 
 use super::{COMPARED, SimulateArgs, SimulateReport};
 use crate::args::PREVIEWS;
-use crate::commands::plan::{DegreesJson, cluster, costs, default_encoder_split, search_space, shapes};
+use crate::commands::plan::{
+    DegreesJson, check_space, cluster, costs, default_encoder_split, search_space, shapes,
+};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::collect::PlannedSteps;
@@ -27,7 +29,7 @@ pub(super) const OF_DATASET: &str =
 pub(super) const OF_SHAPES: &str =
     "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 /// Settings that have an effect on a dataset only.
-const OF_DATASET_ONLY: [&str; 13] = [
+const OF_DATASET_ONLY: [&str; 11] = [
     "plan.stages",
     "plan.search_effort",
     "plan.tokens_max",
@@ -37,11 +39,11 @@ const OF_DATASET_ONLY: [&str; 13] = [
     "processor",
     "cost.profile_tp",
     "cost.recompute",
-    "space.encoder_share",
-    "space.expert_parallel",
     "index",
     "store",
 ];
+/// Settings that have an effect on `dflop plan` only.
+const OF_PLAN_ONLY: [&str; 3] = ["space.encoder_share", "space.expert_parallel", "space.expert_imbalance"];
 /// Maximum number of printed waits per method, and the fraction of GPU time below which a wait is not
 /// printed.
 const PRINTED_WAITS: usize = 3;
@@ -116,10 +118,12 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
+    args.set.refuse(&OF_PLAN_ONLY, "has no effect here; leave it out")?;
     let settings = args.set.settings()?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
+    check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
