@@ -3,10 +3,10 @@
 use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
-use super::remedy::remedy;
 use super::report::{PlanReport, RunnerUp};
 use super::search;
 use super::search::Search;
+use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
 
 /// Finds the fastest plan.
@@ -34,12 +34,13 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     if let Some(best) = best {
         return Ok(best);
     }
-    // The first degree has the most plans, so its remedy is the nearest.
+    // The first degree has the most plans, so its suggestion is the nearest.
     let Some(&degree) = degrees.first() else {
         let reason = "there is no degree to plan with".to_owned();
         return Err(Error::Config { setting: "ep", reason });
     };
-    let reason = problem.with_expert_parallel(degree, |problem| Ok(remedy(problem, &problem.space()?)))??;
+    let reason =
+        problem.with_expert_parallel(degree, |problem| Ok(suggestion(problem, &problem.space()?)))??;
     Err(Error::NothingFits { reason })
 }
 

@@ -33,18 +33,18 @@ pub(super) fn common_constants(
 }
 
 /// Returns the sample time summed over all modules, in nanoseconds; saturates.
-pub(super) fn one_after_the_other(cost: &SampleCost) -> u64 {
+pub(super) fn serial_ns(cost: &SampleCost) -> u64 {
     cost.module_ns.as_slice().iter().copied().fold(0, u64::saturating_add)
 }
 
 /// Orders the microbatches of every rank, longest first, so that microbatches with similar lengths run at the
 /// same time.
-pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
+pub(super) fn sort_by_cost(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
     for microbatches in ranks {
         let ns = |places: &Vec<u32>| -> u64 {
             // Items after the samples are padding, which all microbatches have.
             let samples = places.iter().filter_map(|&place| costs.get(place as usize));
-            samples.map(one_after_the_other).fold(0, u64::saturating_add)
+            samples.map(serial_ns).fold(0, u64::saturating_add)
         };
         microbatches.sort_by_key(|places| std::cmp::Reverse(ns(places)));
     }
@@ -84,7 +84,7 @@ mod tests {
             |text_tokens| model.predict(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
         let costs = [cost(10), cost(500), cost(300), cost(20)];
         let mut ranks = vec![vec![vec![0], vec![1]], vec![vec![3, 9], vec![2]]];
-        alike_together(&mut ranks, &costs);
+        sort_by_cost(&mut ranks, &costs);
         assert_eq!(ranks, [[vec![1], vec![0]], [vec![2], vec![3, 9]]]);
     }
 }

@@ -3,9 +3,9 @@
 //! Settings of the search for a parallelism plan.
 
 use super::spelling::{Names, choices};
+use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
-use crate::loader::{BalancedLoaderBuilder, LoaderSettings};
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, ShardAccess};
 use crate::store::{ReadMode, ShardCache, Stores};
 use dflop_samples::media::augment::{Augment, ColorJitter};
@@ -312,10 +312,14 @@ impl AugmentSettings {
     /// Builds the augmentation; `None` if images are not changed.
     ///
     /// # Errors
-    /// [`Error::Config`] for a number out of range.
+    /// [`Error::Config`] for a number out of range, and for the ratio of a crop that there is not.
     pub fn augment(&self) -> Result<Option<Augment>> {
         if *self == Self::default() {
             return Ok(None);
+        }
+        let with_default_ratio = Self { crop_ratio: Self::default().crop_ratio, ..self.clone() };
+        if self.crop_scale.is_none() && *self != with_default_ratio {
+            return Err(Error::Config { setting: "crop_ratio", reason: "needs `crop_scale`".into() });
         }
         let mut builder = Augment::builder();
         if let Some([least, most]) = self.crop_scale {
@@ -456,6 +460,8 @@ mod tests {
         assert!(size.stores().unwrap_err().to_string().contains("`cache`"));
         let steps = ReadSettings { steps_ahead: Some(3), ..ReadSettings::default() };
         assert!(steps.check_without_steps().unwrap_err().to_string().contains("steps_ahead"));
+        let ratio = AugmentSettings { crop_ratio: [1.0, 2.0], ..AugmentSettings::default() };
+        assert!(ratio.augment().unwrap_err().to_string().contains("`crop_scale`"));
         assert!(AugmentSettings::default().augment().unwrap().is_none());
     }
 }

@@ -17,18 +17,18 @@
 //! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
 //! share an encoder wait less for each other.
 //!
-//! A method's idle time is divided by cause ([`StepWaits`]), on the same batches.
+//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches.
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 
 mod data_blind;
+mod idle_breakdown;
 pub(super) mod joint;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;
-mod waits;
 
-pub use waits::StepWaits;
+pub use idle_breakdown::IdleBreakdown;
 
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::report::PlanReport;
@@ -38,8 +38,8 @@ use super::score::step_timeline::StepTimeline;
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
 use super::workload::ItemSize;
 use dflop_balancer::{Error, Result, Strategy};
+use idle_breakdown::WaitTimes;
 use outcome::Outcome;
-use waits::WaitTimes;
 
 /// Planning and balancing method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub struct MethodScore {
     /// Share of the plan's GPU time without computation, in `0..=1`.
     pub idle_fraction: f64,
     /// Idle fraction by cause.
-    pub waits: StepWaits,
+    pub waits: IdleBreakdown,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
@@ -197,7 +197,10 @@ fn run_batch(
         Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
             let pipelines = data_blind::pipelines(space, candidate, batch);
             let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            return Ok((outcome, waits::for_pipelines(space, candidate, &pipelines, &outcome, timeline)));
+            return Ok((
+                outcome,
+                idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline),
+            ));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => outcome::best(space, candidate, batch, timeline)?,
@@ -207,5 +210,5 @@ fn run_batch(
         Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
     };
     let outcome = outcome::run(space, candidate, &assignment, timeline);
-    Ok((outcome, waits::for_job(space, candidate, &assignment, &outcome, timeline)))
+    Ok((outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline)))
 }

@@ -248,7 +248,8 @@ mod tests {
     fn exhaustive(space: &SearchSpace<'_>) -> Vec<Candidate> {
         let mut found = Found::new([f64::INFINITY; 2]);
         space.visit(|family| {
-            if family.placement == Placement::Colocated {
+            let is_even = is_even(space.llm_shape(family)) && space.encoder_shapes(family).all(is_even);
+            if family.placement == Placement::Colocated || !is_even {
                 return;
             }
             let samples = f64::from(space.workload.global_batch());

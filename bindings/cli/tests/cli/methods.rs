@@ -144,6 +144,28 @@ fn flags_of_a_dataset_are_refused_with_shapes() {
 }
 
 #[test]
+fn settings_of_plans_without_effect_are_refused() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shapes = shapes(directory.path());
+    for (settings, reason) in [
+        (&["space.uneven_layers=false"][..], "has no effect in the full space"),
+        (&["space.recompute=true"], "has no effect in the full space"),
+        (&["space.encoder_ahead=true"], "has no effect in the full space"),
+        (
+            &["space.kinds=basic", "plan.schedule=gpipe", "space.encoder_ahead=true"],
+            "has no effect with `plan.schedule=gpipe`",
+        ),
+        (&["cost.profile_check=false"], "`cost.profile_check` needs `--profile`"),
+    ] {
+        let mut args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
+        args.extend(settings.iter().flat_map(|pair| ["--set", *pair]));
+        let run = dflop(&args);
+        assert_eq!(run.status, Some(2), "{settings:?}: {}", run.stderr);
+        assert!(run.stderr.contains(reason), "{settings:?}: {}", run.stderr);
+    }
+}
+
+#[test]
 fn plans_are_made_for_schedules_with_one_backward_pass() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shapes = shapes(directory.path());

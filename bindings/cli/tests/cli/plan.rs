@@ -194,6 +194,12 @@ fn what_cannot_be_planned_says_why() {
             assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
         }
     };
+    let full = inputs.args(&["--set", "space.kinds=full", "--set", "space.recompute=true"]);
+    fails(&full, 2, &["`--set space.recompute=true` has no effect in the full space"]);
+    let sizes = ["--gpus", "8", "--global-batch-size", "64", "--set", "cost.profile_check=false"];
+    let unmeasured =
+        [&["plan", "--model", "llava-ov-qwen2.5-7b", "--shapes", &inputs.shapes], &sizes[..]].concat();
+    fails(&unmeasured, 2, &["`cost.profile_check` needs `--profile`"]);
     let small = inputs.args(&["--memory-gib", "2"]);
     fails(&small, 1, &["no plan fits", "GiB more memory per GPU", "is 4 of 8"]);
     fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);

@@ -1,7 +1,7 @@
 //! CLIP and SigLIP, with one square per image: as separate encoders, and as the towers of other families. As
 //! in LLaVA, CLIP's class token is dropped.
 
-use super::squares::{
+use super::fixed_resolution::{
     SquareInput, SquareTower, TowerSize, alone, bare_tower, product, square_tower, vision_fields,
 };
 use crate::error::Result;

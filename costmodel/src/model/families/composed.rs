@@ -2,10 +2,10 @@
 //! families, composed for this project.
 
 use super::clip_siglip::siglip_encoder;
+use super::fixed_resolution::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::language_models::{QWEN2_5_7B, TINY_LLM};
 use super::llava_onevision::siglip_so400m;
 use super::qwen2_audio::{whisper, whisper_large};
-use super::squares::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::{intern_vit, llava_onevision, qwen2_audio};
 use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, PartialModelSpec};

@@ -7,8 +7,8 @@
 
 use std::num::{NonZeroU16, NonZeroU32};
 
+use super::fixed_resolution::{FRAMES_MAX, bare_tower, dimensions, patch_inputs, product};
 use super::language_models::text_config;
-use super::squares::{FRAMES_MAX, bare_tower, dimensions, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, DESCRIBED, PartialModelSpec};
 use crate::model::{

@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use super::clip_siglip::{siglip_encoder, tower};
+use super::fixed_resolution::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side};
 use super::language_models;
-use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec, pan_and_scan};
 use crate::model::{

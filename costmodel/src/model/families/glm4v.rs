@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, language_model};
-use super::squares::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

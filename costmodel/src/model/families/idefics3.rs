@@ -1,8 +1,10 @@
 //! Idefics3 and `SmolVLM`: SigLIP on tiles, with the image's longer side scaled to a fixed length.
 
 use super::clip_siglip::siglip_encoder;
+use super::fixed_resolution::{
+    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, square_tower_with_defaults,
+};
 use super::language_models::{self, language_model};
-use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, square_tower_with_defaults};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};

@@ -4,11 +4,11 @@
 use std::num::NonZeroU32;
 
 use super::clip_siglip::{clip_encoder, tower_or};
-use super::llava_onevision::projector;
-use super::squares::{
+use super::fixed_resolution::{
     PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_class_token, check_processor_side,
     feature_layers,
 };
+use super::llava_onevision::projector;
 use super::{language_models, pixtral};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};

@@ -2,9 +2,9 @@
 //!
 //! Every video frame is a separate layer of patches.
 
+use super::fixed_resolution::{TowerSize, patch_inputs, product};
 use super::language_models;
 use super::qwen_vl::{Patches, qwen2_vl, require_width, vision};
-use super::squares::{TowerSize, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{FamilyId, ModelFamily};

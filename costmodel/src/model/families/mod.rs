@@ -7,6 +7,7 @@
 pub(crate) mod clip_siglip;
 mod composed;
 pub(crate) mod described;
+pub(crate) mod fixed_resolution;
 mod gemma3;
 mod glm4v;
 mod idefics3;
@@ -27,7 +28,6 @@ mod qwen3_omni;
 mod qwen3_vl;
 mod qwen_vl;
 mod registry;
-pub(crate) mod squares;
 
 pub use self::model_family::{ModelFamily, Preset};
 pub use self::qwen3_vl::deepstack_layers;

@@ -2,11 +2,11 @@
 
 use std::num::NonZeroU16;
 
-use super::language_models::{self, language_model};
-use super::llava_onevision::projector;
-use super::squares::{
+use super::fixed_resolution::{
     PATCH_INPUTS, TowerSize, bare_tower, dimensions, feature_layers, patch_inputs, product,
 };
+use super::language_models::{self, language_model};
+use super::llava_onevision::projector;
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

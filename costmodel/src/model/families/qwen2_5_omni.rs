@@ -3,10 +3,10 @@
 //! A whole checkpoint has the thinker under `thinker_config`. The talker and vocoder create speech from the
 //! thinker's output; they are not part of the model here.
 
+use super::fixed_resolution::{TowerSize, product};
 use super::language_models::{self, QWEN2_5_7B};
 use super::qwen_vl::{self, QWEN2_5_VL_VIT};
 use super::qwen2_audio::{self, whisper};
-use super::squares::{TowerSize, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{AudioSpec, EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};

@@ -1,7 +1,7 @@
 //! Qwen2-Audio, and the separate Whisper encoder, which gets Qwen2-Audio's projector and placeholders.
 
+use super::fixed_resolution::{TowerSize, bare_tower, product};
 use super::language_models::{self, QWEN_7B};
-use super::squares::{TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

@@ -3,9 +3,9 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, QWEN2_5_7B};
 use super::qwen_vl::{Patches, check_patches, pixel_range, require_width};
-use super::squares::{TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, QWEN2_5_3B, QWEN2_5_7B};
-use super::squares::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{

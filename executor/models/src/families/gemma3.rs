@@ -14,9 +14,9 @@ use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
 use super::family_blocks::FamilyBlocks;
+use super::fixed_resolution::square_tower;
 use super::language_models::FIELDS;
 use super::source::BlockSource;
-use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;
 use crate::layers::{NormKind, Rope};

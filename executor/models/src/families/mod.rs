@@ -6,6 +6,7 @@
 
 mod clip_siglip;
 mod family_blocks;
+mod fixed_resolution;
 mod gemma3;
 mod intern_vl;
 mod language_models;
@@ -19,7 +20,6 @@ mod qwen_vl;
 mod registry;
 mod routing;
 mod source;
-mod squares;
 mod text_models;
 
 use dflop_costmodel::config::ConfigFields;

@@ -18,7 +18,7 @@ use dflop_planner::{
 
 use crate::args::ReportArgs;
 use crate::args::model::{checked, model_spec};
-use crate::args::set::{SetArgs, accepted};
+use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
@@ -86,9 +86,13 @@ accepted!(PlanAccepted: "space", "plan.schedule", "cost.freeze", "cost.profile_c
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let settings = args.set.settings()?;
     let space = &settings.space;
+    if args.profile.is_none() && !settings.cost.profile_check {
+        return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
+    }
     let (profile, spec) = args.profile_and_spec(settings.cost.profile_check)?;
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
+    check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
@@ -171,6 +175,28 @@ pub(super) fn search_space(
         has_sharded_optimizer: space.zero1,
         schedule,
     }
+}
+
+/// Rejects settings of plan kinds that have no effect: encoders that run ahead with a schedule other than
+/// 1F1B, and kinds that the full space always has.
+///
+/// # Errors
+/// [`Failure::Misuse`] with the first such setting.
+pub(super) fn check_space<A: Accepted>(
+    set: &SetArgs<A>,
+    is_full: bool,
+    schedule: ScheduleKind,
+) -> Result<(), Failure> {
+    if schedule != ScheduleKind::OneForwardOneBackward {
+        let reason = format!("has no effect with `plan.schedule={schedule}`; leave it out");
+        set.refuse(&["space.encoder_ahead"], &reason)?;
+    }
+    if is_full {
+        let reason = "has no effect in the full space, which has all of these plans; leave it out, or give \
+                      `space.kinds=basic`";
+        set.refuse(&["space.uneven_layers", "space.recompute", "space.encoder_ahead"], reason)?;
+    }
+    Ok(())
 }
 
 fn parse_imbalance(space: &SpaceSettings) -> Result<ExpertImbalance, Failure> {

@@ -4,7 +4,7 @@
 
 use super::{COMPARED, SimulateArgs, SimulateReport};
 use crate::args::PREVIEWS;
-use crate::commands::plan::{DegreesJson, cluster, costs, encoder_split, search_space, shapes};
+use crate::commands::plan::{DegreesJson, check_space, cluster, costs, encoder_split, search_space, shapes};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::collect::PlannedSteps;
@@ -13,7 +13,7 @@ use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::DevicePreset;
 use dflop_loader::StepPlanner;
-use dflop_planner::{MethodComparison, MethodScore, PlanProblem, StepWaits, Workload, compare, plan};
+use dflop_planner::{IdleBreakdown, MethodComparison, MethodScore, PlanProblem, Workload, compare, plan};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ pub(super) struct MethodReport {
     /// Fraction of GPU time spent waiting.
     pub(super) bubble_fraction: f64,
     /// Fraction of GPU time by the cause of the wait.
-    pub(super) waits: StepWaits,
+    pub(super) waits: IdleBreakdown,
     /// Mean time per step in which GPUs wait for messages, gradient sums and weight gathers that no pass
     /// hides.
     pub(super) exposed_communication_seconds: f64,
@@ -117,6 +117,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
+    check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
@@ -195,7 +196,7 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
 }
 
 /// Names the largest waits with the fraction of GPU time.
-fn waits_text(waits: &StepWaits) -> String {
+fn waits_text(waits: &IdleBreakdown) -> String {
     let largest = waits.largest_first().into_iter().take(PRINTED_WAITS);
     let printed = largest.filter(|(_, fraction)| *fraction >= PRINTED_FRACTION_MIN);
     let parts: Vec<String> =

@@ -1,24 +1,24 @@
-//! Cuts the samples in a step into ranks and microbatches, by predicted cost.
+//! Partitions the samples in a step into ranks and microbatches, by predicted cost.
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance_lockstep, balance_pipeline};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
 use super::config::PlanConfig;
 use super::cost_function::{self, CostInput};
-use super::lockstep::{Synchronization, common_constants, one_after_the_other};
+use super::lockstep::{Synchronization, common_constants, serial_ns};
 use super::planner::StepPlanner;
-use super::step_plan::StepCut;
+use super::step_plan::StepPartition;
 use crate::error::{Result, error_reason};
 use crate::order::StepSample;
 
 impl StepPlanner {
-    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
-    /// a shorter makespan is no use if a microbatch does not fit into memory.
-    pub(super) fn cut(
+    /// Partitions within the caps. Where no token cap is set, microbatches stay near each other in tokens,
+    /// because a shorter makespan is no use if a microbatch does not fit into memory.
+    pub(super) fn partition(
         &self,
         instance: &Instance,
         costs: &[SampleCost],
-    ) -> Result<StepCut, dflop_balancer::Error> {
+    ) -> Result<StepPartition, dflop_balancer::Error> {
         let PlanConfig { strategy, caps, work, dp_size, .. } = &self.config;
         let solve = |caps: &Caps| {
             let mut budget = Budget::work(*work);
@@ -36,9 +36,9 @@ impl StepPlanner {
             // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
             // partition.
             Err(dflop_balancer::Error::CapUnmet { .. }) => {
-                Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
+                Ok(StepPartition { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
             }
-            cut => Ok(cut?.into()),
+            partition => Ok(partition?.into()),
         }
     }
 
@@ -70,7 +70,7 @@ impl StepPlanner {
     }
 
     /// Predicts sample costs; samples that the model rejects are free, and listed with the reason.
-    pub(super) fn annotate(
+    pub(super) fn predict_costs(
         &self,
         samples: &[StepSample],
         model: &CostModel,
@@ -80,18 +80,18 @@ impl StepPlanner {
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
             if counts_tokens {
-                return SampleCost { target_tokens: shape.target_tokens, ..self.free };
+                return SampleCost { target_tokens: shape.target_tokens, ..self.zero_cost };
             }
             model.predict(&shape).unwrap_or_else(|error| {
                 refused.push((place, error_reason(&error)));
-                self.free
+                self.zero_cost
             })
         };
         (samples.iter().enumerate().map(cost).collect(), refused)
     }
 
     /// Replaces the model's times by the results of the cost function, if there is one.
-    pub(super) fn ask_costs(
+    pub(super) fn apply_cost_function(
         &self,
         step: u64,
         samples: &[StepSample],
@@ -134,7 +134,7 @@ impl StepPlanner {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
             if self.config.synchronization.is_some() {
-                return vec![one_after_the_other(cost)];
+                return vec![serial_ns(cost)];
             }
             if let Some(layers) = &self.config.stage_layers {
                 return layers.stage_ns(cost).collect();

@@ -13,7 +13,7 @@ const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 const DOUBLINGS: u32 = 8;
 
 /// Describes the minimum memory over all plans, and changes that would make a plan fit.
-pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
+pub(super) fn suggestion(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let Some((mean_bytes, candidate)) = least_requirement(space) else {
         return no_plan(problem, space);
     };
