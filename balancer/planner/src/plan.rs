@@ -4,8 +4,8 @@ use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::report::{PlanReport, RunnerUp};
-use super::search;
-use super::search::Search;
+use super::search::{self, Search};
+use super::space::SearchSpace;
 use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
 
@@ -19,29 +19,85 @@ use dflop_balancer::{Error, Result};
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
 /// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
-    let mut best: Option<PlanReport> = None;
     let degrees = problem.llm.expert_parallel_degrees(problem.cluster.gpus);
-    for &degree in &degrees {
-        for options in problem.options.each_placement() {
-            let part = PlanProblem { options, ..problem.clone() };
-            match (part.with_expert_parallel(degree, plan_part)??, &mut best) {
-                (Some(found), Some(best)) => best.join(found),
-                (Some(found), None) => best = Some(found),
-                (None, _) => {}
-            }
+    let llms = degrees.iter().map(|&degree| problem.llm_at(degree)).collect::<Result<Vec<_>>>()?;
+    let problems: Vec<PlanProblem<'_>> = llms
+        .iter()
+        .map(|llm| PlanProblem { llm: llm.as_deref().unwrap_or(problem.llm), ..problem.clone() })
+        .collect();
+    let parts = problems.iter().flat_map(|problem| {
+        let options = problem.options.each_placement();
+        options.map(|options| PlanProblem { options, ..problem.clone() })
+    });
+    let parts = parts.map(Part::search).collect::<Result<Vec<Part<'_>>>>()?;
+    let promised_ns = parts.iter().filter_map(Part::promised_ns).fold(f64::INFINITY, f64::min);
+    let mut best: Option<PlanReport> = None;
+    for part in &parts {
+        if part.promised_ns().is_some_and(|ns| ns > WORTH_REFINING * promised_ns) {
+            continue;
+        }
+        match (part.report()?, &mut best) {
+            (Some(found), Some(best)) => best.join(found),
+            (Some(found), None) => best = Some(found),
+            (None, _) => {}
         }
     }
-    if let Some(best) = best {
-        return Ok(best);
-    }
-    // The first degree has the most plans, so its suggestion is the nearest.
-    let Some(&degree) = degrees.first() else {
-        let reason = "there is no degree to plan with".to_owned();
-        return Err(Error::Config { setting: "ep", reason });
+    let Some(mut best) = best else {
+        // The first degree has the most plans, so its suggestion is the nearest.
+        let Some(first) = problems.first() else {
+            let reason = "there is no degree to plan with".to_owned();
+            return Err(Error::Config { setting: "ep", reason });
+        };
+        return Err(Error::NothingFits { reason: suggestion(first, &first.space()?) });
     };
-    let reason =
-        problem.with_expert_parallel(degree, |problem| Ok(suggestion(problem, &problem.space()?)))??;
-    Err(Error::NothingFits { reason })
+    best.count(&parts);
+    Ok(best)
+}
+
+/// Factor to the shortest time that the searches found, up to which the plans of another placement or
+/// expert-parallel degree are balanced as in a run: that shortens steps by a few percent.
+const WORTH_REFINING: f64 = 1.25;
+
+/// Search of one placement at one expert-parallel degree.
+struct Part<'a> {
+    problem: PlanProblem<'a>,
+    space: SearchSpace<'a>,
+    search: Search,
+}
+
+impl<'a> Part<'a> {
+    fn search(problem: PlanProblem<'a>) -> Result<Self> {
+        let space = problem.space()?;
+        let search = Search::run(&space)?;
+        Ok(Self { problem, space, search })
+    }
+
+    /// Returns the shortest time that the search found, in nanoseconds.
+    fn promised_ns(&self) -> Option<f64> {
+        self.search.finals.first().map(|plan| plan.score.mean_ns())
+    }
+
+    /// Balances the most promising plans as in a run, and reports the fastest; `None` if no plan fits.
+    fn report(&self) -> Result<Option<PlanReport>> {
+        let Self { problem, space, search } = self;
+        let finals = refine(space, search)?;
+        let Some(best) = finals.first() else { return Ok(None) };
+        let mean_ns = best.score.mean_ns();
+        let slots = f64::from(best.candidate.family.llm_dp) * f64::from(best.candidate.microbatches);
+        let mean_tokens = problem.workload.batch_tokens / slots;
+        Ok(Some(PlanReport {
+            plan: ParallelismPlan::new(space, &best.candidate),
+            step_seconds: mean_ns / 1e9,
+            step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
+            lower_bound_seconds: mean_ns / 1e9,
+            plans_bounded: 0,
+            plans_simulated: 0,
+            is_exhaustive: true,
+            batches: best.score.makespans_ns.len(),
+            explanation: explain(space, &finals),
+            expert_loads: problem.llm.expert_loads(mean_tokens as u64),
+        }))
+    }
 }
 
 impl PlanReport {
@@ -66,32 +122,17 @@ impl PlanReport {
             let (plan, step_seconds) = (other.plan, other.step_seconds);
             self.explanation.runner_up = Some(RunnerUp { plan, step_seconds, reason });
         }
-        self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
-        self.plans_bounded += other.plans_bounded;
-        self.plans_simulated += other.plans_simulated;
-        self.is_exhaustive &= other.is_exhaustive;
     }
-}
 
-/// Finds the fastest plan with one placement and expert-parallel degree; `None` if no plan fits.
-fn plan_part(problem: &PlanProblem<'_>) -> Result<Option<PlanReport>> {
-    let space = problem.space()?;
-    let search = Search::run(&space)?;
-    let finals = refine(&space, &search)?;
-    let Some(best) = finals.first() else { return Ok(None) };
-    let mean_ns = best.score.mean_ns();
-    let slots = f64::from(best.candidate.family.llm_dp) * f64::from(best.candidate.microbatches);
-    let mean_tokens = problem.workload.batch_tokens / slots;
-    Ok(Some(PlanReport {
-        plan: ParallelismPlan::new(&space, &best.candidate),
-        step_seconds: mean_ns / 1e9,
-        step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
-        lower_bound_seconds: search::least_bound_ns(&space, mean_ns) / 1e9,
-        plans_bounded: search.bounded,
-        plans_simulated: search.simulated,
-        is_exhaustive: search.is_exhaustive,
-        batches: best.score.makespans_ns.len(),
-        explanation: explain(&space, &finals),
-        expert_loads: problem.llm.expert_loads(mean_tokens as u64),
-    }))
+    /// Sets the bound and the counts of the whole space.
+    fn count(&mut self, parts: &[Part<'_>]) {
+        let mut least_ns = self.step_seconds * 1e9;
+        for Part { space, search, .. } in parts {
+            least_ns = search::least_bound_ns(space, least_ns);
+            self.plans_bounded += search.bounded;
+            self.plans_simulated += search.simulated;
+            self.is_exhaustive &= search.is_exhaustive;
+        }
+        self.lower_bound_seconds = least_ns / 1e9;
+    }
 }

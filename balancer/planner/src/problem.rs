@@ -60,14 +60,23 @@ impl<'a> PlanProblem<'a> {
         degree: u32,
         call: impl FnOnce(&PlanProblem<'_>) -> T,
     ) -> Result<T> {
+        let llm = self.llm_at(degree)?;
+        let llm = llm.as_deref().unwrap_or(self.llm);
+        Ok(call(&PlanProblem { llm, encoders: self.encoders.clone(), ..*self }))
+    }
+
+    /// Returns the costs of the LLM at an expert-parallel degree; `None` if the problem has that degree.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the LLM does not support the degree.
+    pub(super) fn llm_at(&self, degree: u32) -> Result<Option<Box<dyn ModuleCosts>>> {
         if degree == self.llm.expert_parallel() {
-            return Ok(call(self));
+            return Ok(None);
         }
-        let llm = self.llm.at_expert_parallel(degree).ok_or_else(|| {
+        self.llm.at_expert_parallel(degree).map(Some).ok_or_else(|| {
             let reason = format!("expert parallelism of {degree} is not one of the language model's degrees");
             Error::Config { setting: "ep", reason }
-        })?;
-        Ok(call(&PlanProblem { llm: &*llm, encoders: self.encoders.clone(), ..*self }))
+        })
     }
 
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {

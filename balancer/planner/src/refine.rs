@@ -17,6 +17,8 @@ use dflop_balancer::{Error, Result};
 const FINALISTS: usize = 64;
 /// Factor to the best finalist's time up to which better balancing may change the order.
 const NEAR: f64 = 1.1;
+/// The same for plans of other methods if most plans do not fit into memory.
+const NEAR_IF_TIGHT: f64 = 1.3;
 /// Number of trial batches on which a plan has to keep up with the best plan to be scored on all batches.
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
@@ -52,29 +54,26 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     others.extend(uniform::promising(space));
     others.extend(joint::promising(space));
     others.extend(joint::by_hand(space));
-    for candidate in others {
-        if space.contains(&candidate) && !seeds.contains(&candidate) {
+    let others = others.into_iter().filter(|candidate| space.contains(candidate));
+    // If few plans fit, the search knows least about those of other methods, and greedy balancing as well.
+    let near = if search.is_tight { NEAR_IF_TIGHT } else { NEAR };
+    for candidate in promising(space, others, (best_ns, near), trial, &mut timeline) {
+        if !seeds.contains(&candidate) {
             seeds.push(candidate);
         }
     }
-    let mut trials = Vec::with_capacity(seeds.len());
+    let mut trials = Trials { space, batches: trial, timeline, done: Vec::with_capacity(seeds.len()) };
     for candidate in seeds {
-        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+        trials.add(candidate)?;
     }
-    let fits = |score: &Score| score.requirement().most() <= space.budget_bytes;
-    let sort = |trials: &mut Vec<(Score, Candidate)>| {
-        trials.retain(|(score, _)| fits(score));
-        trials.sort_by(|(one, _), (other, _)| one.mean_ns().total_cmp(&other.mean_ns()));
-    };
-    sort(&mut trials);
-    let mut more = ahead(space, &trials);
+    let mut more = ahead(space, &trials.sorted());
     if search.is_tight {
-        more.extend(other_counts(space, &trials));
+        more.extend(other_counts(space, &trials.sorted()));
     }
     for candidate in more {
-        trials.push((refined(space, &candidate, 0..trial, &mut timeline)?, candidate));
+        trials.add(candidate)?;
     }
-    sort(&mut trials);
+    let (trials, mut timeline) = (trials.sorted(), trials.timeline);
     let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
         let is_other =
@@ -86,6 +85,60 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
     );
     Ok(scored)
+}
+
+/// Lists plans of other methods that may be near the best, by greedy balancing on the first batches, shortest
+/// first.
+fn promising(
+    space: &SearchSpace<'_>,
+    candidates: impl Iterator<Item = Candidate>,
+    (best_ns, near): (f64, f64),
+    batches: usize,
+    timeline: &mut StepTimeline,
+) -> Vec<Candidate> {
+    let mut found: Vec<(f64, Candidate)> = Vec::new();
+    for candidate in candidates {
+        let score = score::score(space, &candidate, 0..batches, timeline);
+        found.extend(score.map(|score| (score.mean_ns(), candidate)));
+    }
+    found.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    let least_ns = found.first().map_or(f64::INFINITY, |(ns, _)| *ns);
+    let least_ns = if best_ns > 0.0 { least_ns.min(best_ns) } else { least_ns };
+    found.into_iter().take_while(|(ns, _)| *ns <= near * least_ns).map(|(_, candidate)| candidate).collect()
+}
+
+/// Plans balanced as in a run on the first batches.
+struct Trials<'a> {
+    space: &'a SearchSpace<'a>,
+    /// Number of batches.
+    batches: usize,
+    timeline: StepTimeline,
+    done: Vec<(Score, Candidate)>,
+}
+
+impl Trials<'_> {
+    /// Scores a plan; only on the first batch if that is far slower than another plan.
+    fn add(&mut self, candidate: Candidate) -> Result<()> {
+        let mut score = refined(self.space, &candidate, 0..1, &mut self.timeline)?;
+        let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
+        let is_behind = |(other, _): &(Score, Candidate)| fits(other) && score.is_far_behind(other);
+        if !self.done.iter().any(is_behind) {
+            score.append(refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?);
+        }
+        self.done.push((score, candidate));
+        Ok(())
+    }
+
+    /// Lists the plans that fit, by time; those scored on the first batch alone come last.
+    fn sorted(&self) -> Vec<(Score, Candidate)> {
+        let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
+        let mut plans: Vec<_> = self.done.iter().filter(|(score, _)| fits(score)).cloned().collect();
+        let is_partial = |score: &Score| score.makespans_ns.len() < self.batches;
+        plans.sort_by(|(one, _), (other, _)| {
+            is_partial(one).cmp(&is_partial(other)).then(one.mean_ns().total_cmp(&other.mean_ns()))
+        });
+        plans
+    }
 }
 
 /// Scores the best of these plans on all batches, shortest on the first batches first. Equally fast plans
