@@ -102,10 +102,9 @@ fn a_wait_for_the_event_of_another_device_is_an_error() {
 fn a_wait_for_dropped_work_reports_the_error_that_dropped_it() {
     let device = device(Order::ComputeFirst);
     let (x, mut y) = (device.upload(&[1.0]).unwrap(), device.zeros_as(Dtype::F64, 1).unwrap());
-    let failing = |_: &Cpu, [_]: [&Tensor<Cpu>; 1], []: [&mut Tensor<Cpu>; 0]| {
-        Err(Error::InvalidSetting { setting: "x", reason: "of no use".into() })
-    };
-    device.enqueue([&x], [], failing).unwrap();
+    let failing =
+        |_: &Cpu, _: &Tensor<Cpu>| Err(Error::InvalidSetting { setting: "x", reason: "of no use".into() });
+    enqueue(&device, (), &x, failing).unwrap();
     let event = device.mark(Lane::Compute).unwrap();
     let first = device.read(&y).unwrap_err().to_string();
     assert!(first.contains("lane Compute") && first.contains("of no use"), "{first}");
