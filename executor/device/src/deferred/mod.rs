@@ -23,7 +23,7 @@ use queue::{HostWork, Place, Queue, Slot, Work};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::ops::argument::{self, Places, Queues};
+use crate::ops::argument::{Call, Places, Queues};
 use crate::ops::elementwise::{CopyRange, Elementwise};
 use crate::ops::operation::enqueue;
 use crate::runtime::{HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
@@ -199,7 +199,7 @@ impl<D: Device> Queues for Deferred<D> {
         Place::of(tensor)
     }
 
-    fn enqueue(&self, Places { reads, writes }: Places<Self>, run: argument::Work<D>) {
+    fn push(&self, Places { reads, writes }: Places<Self>, run: Call<D>) {
         self.queue.push(Lane::Compute, Work::Compute { reads, writes, run });
     }
 

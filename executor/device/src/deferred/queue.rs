@@ -5,7 +5,7 @@
 use super::{Deferred, contents};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::argument;
+use crate::ops::argument::Call;
 use crate::runtime::{HostTask, Lane, Tensor};
 use dflop_comm::Buffer;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_micros(50);
 /// Lane work.
 pub(super) enum Work<D: Device> {
     /// An operation.
-    Compute { reads: Vec<Place<D>>, writes: Vec<Place<D>>, run: argument::Work<D> },
+    Compute { reads: Vec<Place<D>>, writes: Vec<Place<D>>, run: Call<D> },
     /// A point in the lane.
     Mark(DeferredEvent<D>),
     /// Waits for a point in another lane.
@@ -540,7 +540,7 @@ mod tests {
         queue.mark(Lane::Compute);
         let failing = |reason: &str| {
             let reason = reason.to_owned();
-            let run: argument::Work<Cpu> =
+            let run: Call<Cpu> =
                 Box::new(move |_, _, _| Err(Error::InvalidSetting { setting: "test", reason }));
             Work::Compute { reads: Vec::new(), writes: Vec::new(), run }
         };

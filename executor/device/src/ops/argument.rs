@@ -1,11 +1,11 @@
 //! Arguments of queued operations.
 //!
-//! A device that queues work ([`Queues`]) cannot keep the references that an operation receives. It keeps the
-//! tensor ranges and the values ([`Argument::keep`]), and calls the inner device later with the tensors of
-//! that device ([`Argument::open`], [`Argument::lend`]). [`super::operation`] calls these for every operation.
+//! A device that queues work ([`Queues`]) cannot keep the references that an operation receives. It keeps
+//! tensor ranges and values ([`Argument::keep`]), and later calls the inner device with inner device tensors
+//! ([`Argument::open`], [`Argument::lend`]).
 //!
-//! An argument is a [`Value`], a tensor, or an option, tuple, array or slice of these. An operation with an
-//! argument of a different type implements [`Argument`] for it, in the file of the operation.
+//! An argument is a [`Value`], a tensor, or an option, tuple, array or slice with such elements. A different
+//! argument type implements [`Argument`] in the file of the operation.
 
 use std::ops::Range;
 
@@ -21,15 +21,15 @@ pub(crate) trait Queues: Runtime {
 
     /// Returns the tensor range.
     fn place(tensor: &Tensor<Self>) -> Self::Place;
-    /// Queues work in the compute lane.
-    fn enqueue(&self, places: Places<Self>, work: Work<Self::Inner>);
+    /// Queues a call in the compute lane.
+    fn push(&self, places: Places<Self>, call: Call<Self::Inner>);
     /// Copies an inner device tensor over a second tensor with the same type and length.
     fn overwrite(inner: &Self::Inner, from: &Tensor<Self::Inner>, to: &mut Tensor<Self::Inner>)
     -> Result<()>;
 }
 
-/// Queued work: receives the inner device and the tensors that are read and written, in place order.
-pub(crate) type Work<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
+/// Queued work: receives the inner device, and the read and written tensors in place order.
+pub(crate) type Call<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
 
 /// Tensor ranges that queued work reads and writes.
 pub(crate) struct Places<Q: Queues> {
@@ -86,7 +86,7 @@ impl<'a, D: Runtime> Operands<'a, D> {
 pub(crate) trait Argument<Q: Queues> {
     /// Everything apart from the tensors.
     type Kept: Send + 'static;
-    /// Argument on the inner device, or the owner of the memory that the argument refers to.
+    /// Argument on the inner device, or host memory that the argument refers to.
     type Opened<'a>;
     /// Argument on the inner device.
     type Inner<'a>;

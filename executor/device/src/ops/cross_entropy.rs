@@ -16,8 +16,8 @@ use std::ops::Range;
 operation! {
     /// Logit cross entropy.
     pub trait CrossEntropy: Runtime {
-        /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and adds the
-        /// unscaled sum to a scalar.
+        /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and adds
+        /// the unscaled sum to a scalar.
         ///
         /// - `targets`: target word for every row, a range in an index tensor
         /// - `loss`: one `f64`

@@ -66,8 +66,8 @@ operation! {
             x: &mut Tensor<Self>,
             inverse: &mut Tensor<Self>,
         ) -> Result<()>;
-        /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the weight
-        /// gradient if requested.
+        /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the
+        /// weight gradient if requested.
         fn head_norm_backward(
             &self,
             heads: HeadColumns,

@@ -1,8 +1,8 @@
 //! Declaration of operations: a trait that devices implement, and the queued form of every method.
 //!
-//! [`operation!`] accepts a trait whose methods have the form `fn name(&self, argument: Type, …) -> Result<()>`
-//! with types that implement [`Argument`]. A method that returns new tensors names the memory that the caller
-//! of a queuing device receives: `-> Result<Tensor<Self>> in self.alloc(len)`. Methods with a body follow in
+//! [`operation!`] accepts a trait with methods `fn name(&self, argument: Type, …) -> Result<()>`, whose
+//! argument types implement [`Argument`]. A method that returns new tensors names the memory that a queuing
+//! device returns: `-> Result<Tensor<Self>> in self.alloc(len)`. Methods with a body follow in
 //! `provided { … }`.
 
 use super::argument::{Argument, Operands, Places, Queues};
@@ -60,13 +60,14 @@ pub(crate) fn enqueue<Q: Queues, A: Argument<Q>, R: Returned<Q>>(
     let mut places = Places::new();
     let kept = arguments.keep(&mut places);
     result.keep(&mut places);
-    let work = move |inner: &Q::Inner, reads: &[&Tensor<Q::Inner>], writes: &mut [&mut Tensor<Q::Inner>]| {
-        let mut operands = Operands::new(inner, reads, writes);
-        let mut opened = A::open(kept, &mut operands)?;
-        let computed = call(inner, A::lend(&mut opened))?;
-        R::fill(computed, &mut operands)
-    };
-    device.enqueue(places, Box::new(work));
+    let queued =
+        move |inner: &Q::Inner, reads: &[&Tensor<Q::Inner>], writes: &mut [&mut Tensor<Q::Inner>]| {
+            let mut operands = Operands::new(inner, reads, writes);
+            let mut opened = A::open(kept, &mut operands)?;
+            let computed = call(inner, A::lend(&mut opened))?;
+            R::fill(computed, &mut operands)
+        };
+    device.push(places, Box::new(queued));
     Ok(result)
 }
 

@@ -35,8 +35,8 @@ values!(VocabularyPart);
 operation! {
     /// Logit cross entropy with the vocabulary sharded over ranks.
     pub trait VocabParallelCrossEntropy: Runtime {
-        /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for every
-        /// row.
+        /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for
+        /// every row.
         ///
         /// - `targets`: target word for every row in the complete vocabulary, a range in an index tensor
         /// - `part`: words on this rank
@@ -48,8 +48,8 @@ operation! {
             part: &VocabularyPart,
             parts: &mut Tensor<Self>,
         ) -> Result<()>;
-        /// Turns these exponentials into the gradient of `scale` times the loss sum, and adds the unscaled sum to
-        /// a scalar.
+        /// Turns these exponentials into the gradient of `scale` times the loss sum, and adds the unscaled
+        /// sum to a scalar.
         ///
         /// - `parts`: partial softmaxes from all ranks
         fn join_softmax(
