@@ -113,7 +113,7 @@ impl<D: Device> Runtime for Deferred<D> {
 
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
         let tensor = self.alloc_as(Dtype::U32, values.len())?;
-        enqueue(self, tensor, values, |inner, values| inner.upload_indices(values))
+        enqueue(self, tensor, values, D::upload_indices)
     }
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {

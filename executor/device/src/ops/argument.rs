@@ -116,9 +116,9 @@ macro_rules! values {
                 self
             }
 
-            fn open<'a>(
+            fn open(
                 kept: Self,
-                _: &mut $crate::ops::argument::Operands<'a, Q::Inner>,
+                _: &mut $crate::ops::argument::Operands<'_, Q::Inner>,
             ) -> $crate::error::Result<Self> {
                 Ok(kept)
             }
@@ -142,7 +142,7 @@ impl<Q: Queues, T: Value> Argument<Q> for &T {
         self.clone()
     }
 
-    fn open<'a>(kept: T, _: &mut Operands<'a, Q::Inner>) -> Result<T> {
+    fn open(kept: T, _: &mut Operands<'_, Q::Inner>) -> Result<T> {
         Ok(kept)
     }
 
@@ -160,7 +160,7 @@ impl<Q: Queues, T: Value> Argument<Q> for &[T] {
         self.to_vec()
     }
 
-    fn open<'a>(kept: Vec<T>, _: &mut Operands<'a, Q::Inner>) -> Result<Vec<T>> {
+    fn open(kept: Vec<T>, _: &mut Operands<'_, Q::Inner>) -> Result<Vec<T>> {
         Ok(kept)
     }
 
@@ -212,8 +212,11 @@ impl<Q: Queues, T: Value> Argument<Q> for &[(&Tensor<Q>, T)] {
     type Inner<'a> = &'a [(&'a Tensor<Q::Inner>, T)];
 
     fn keep(self, places: &mut Places<Q>) -> Vec<T> {
-        self.iter().for_each(|(tensor, _)| places.read(tensor));
-        self.iter().map(|(_, value)| value.clone()).collect()
+        let keep = |(tensor, value): &(&Tensor<Q>, T)| {
+            places.read(tensor);
+            value.clone()
+        };
+        self.iter().map(keep).collect()
     }
 
     fn open<'a>(kept: Vec<T>, operands: &mut Operands<'a, Q::Inner>) -> Result<Self::Opened<'a>> {

@@ -8,7 +8,7 @@
 //! within a chunk run in a fixed order, and chunks are added in order. Results are bit-equal for any number
 //! of threads. Slices with mismatched lengths are caller bugs and panic.
 //!
-//! **A new operation** is a file with a trait in [`operation!`](operation), the functions, the trait on
+//! **A new operation** is a file with a trait in `operation!`, the functions, the trait on
 //! [`Cpu`](crate::Cpu) and `tests::cases`, and a line in `each_operation`, which adds it to
 //! [`Device`](crate::Device), the prelude and the comparison of devices.
 

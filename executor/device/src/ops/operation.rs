@@ -51,6 +51,7 @@ macro_rules! operation {
 pub(crate) use operation;
 
 /// Queues a call on the inner device, and returns the memory for the result.
+#[expect(clippy::unnecessary_wraps, reason = "operations end with this call")]
 pub(crate) fn enqueue<Q: Queues, A: Argument<Q>, R: Returned<Q>>(
     device: &Q,
     result: R,
