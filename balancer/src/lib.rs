@@ -50,7 +50,7 @@ pub use partition::{
 };
 pub use pipeline::{
     PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
-    assign_ranks, balance_pipeline, peak_order, search_pipeline,
+    assign_ranks, balance_lockstep, balance_pipeline, lockstep_ns, peak_order, search_pipeline,
 };
 pub use simulate::{
     Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,

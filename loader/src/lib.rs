@@ -49,12 +49,12 @@
 
 mod dataset;
 pub mod decode;
+mod deliver;
 pub mod error;
 mod fetch;
 pub mod files;
 pub mod flow;
 pub mod index;
-mod loader;
 pub mod model;
 mod order;
 mod permutation;
@@ -69,13 +69,13 @@ pub use dflop_processors as processors;
 pub use dflop_samples::{inputs, media, sample};
 
 pub use dataset::{Dataset, SPLITS_FILE, Splits, cost_table};
+pub use deliver::{
+    BalancedLoader, BalancedLoaderBuilder, BatchStream, EventStream, HELD_BYTES_MAX, Loader, LoaderBuilder,
+    LoaderSettings, LogStalls, Microbatch, RestoredInput, Stall, StallListener, Step, StepEvent, StepStream,
+    StreamState,
+};
 pub use error::{Error, Result};
 pub use fetch::{DpShare, SampleReader, Share, read_samples};
-pub use loader::{
-    BalancedLoader, BalancedLoaderBuilder, BatchStream, HELD_BYTES_MAX, Loader, LoaderBuilder,
-    LoaderSettings, LogStalls, Microbatch, PartStream, RestoredInput, Stall, StallListener, Step, StepPart,
-    StepStream, StreamState,
-};
 pub use order::{
     EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
     StepSample, Steps, Stop, Tail,

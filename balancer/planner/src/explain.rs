@@ -20,8 +20,9 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     // The sampled batches, and the longest sample overall, which may not be in them.
     let Candidate { family, microbatches } = best.candidate;
     let need = best.score.requirement().max(memory::requirement(space, &family, microbatches, microbatches));
-    let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
-    let runner_up = next.or(finals.get(1)).map(|next| RunnerUp {
+    let next =
+        finals.iter().find(|plan| space.has_other_degrees(&plan.candidate.family, &best.candidate.family));
+    let runner_up = next.map(|next| RunnerUp {
         plan: ParallelismPlan::new(space, &next.candidate),
         // On the batches scored for both plans, scaled to all batches.
         step_seconds: best.score.mean_ns() / 1e9 * slowdown(best, next),

@@ -10,7 +10,7 @@
 //! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same
 //!   way, [`compare`] compares with other planning and balancing methods
 //! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
-//!   `search` (branch and bound, then successive halving), `explain` and `remedy` (reasons)
+//!   `search` (branch and bound, then successive halving), `explain` and `suggestion` (reasons)
 //!
 //! # Source
 //! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by
@@ -25,15 +25,15 @@ mod explain;
 mod plan;
 mod problem;
 mod refine;
-mod remedy;
 mod report;
 mod score;
 mod search;
 mod space;
+mod suggestion;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
-pub use compare::{Method, MethodComparison, MethodScore, StepWaits, compare};
+pub use compare::{IdleBreakdown, Method, MethodComparison, MethodScore, compare};
 pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,

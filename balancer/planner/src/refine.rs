@@ -35,8 +35,8 @@ const AHEAD: [u16; 4] = [1, 2, 4, 8];
 const AHEAD_PLANS: usize = 6;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
-/// plans that are as fast on the first batches, then the best plan from a different family; all but the best
-/// may be scored only on the first batches.
+/// plans that are as fast on the first batches, then the best plan with other degrees; all but
+/// the best may be scored only on the first batches.
 ///
 /// # Errors
 /// [`dflop_balancer::Error`] if times overflow.
@@ -47,12 +47,11 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
+    // No method of the comparison may have a better plan.
     let mut others = paper::plans(space);
-    if search.is_tight {
-        // If few plans fit, the search knows least about these.
-        others.extend(uniform::promising(space));
-        others.extend(joint::promising(space));
-    }
+    others.extend(uniform::promising(space));
+    others.extend(joint::promising(space));
+    others.extend(joint::by_hand(space));
     for candidate in others {
         if space.contains(&candidate) && !seeds.contains(&candidate) {
             seeds.push(candidate);
@@ -78,7 +77,8 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     sort(&mut trials);
     let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
-        let is_other = |plan: &&(Score, Candidate)| plan.1.family != best.candidate.family;
+        let is_other =
+            |plan: &&(Score, Candidate)| space.has_other_degrees(&plan.1.family, &best.candidate.family);
         trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
     });
     // Its score on the first batches is enough to explain why it is slower.

@@ -53,7 +53,7 @@ pub struct ModuleBytes {
     pub headroom_bytes: i64,
 }
 
-/// Best plan with different degrees.
+/// Best plan that differs in placement or degrees.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunnerUp {
     /// Runner-up plan.
@@ -73,6 +73,6 @@ pub struct Explanation {
     pub encoder_memory: Vec<ModuleBytes>,
     /// Memory on the LLM's fullest GPU.
     pub llm_memory: ModuleBytes,
-    /// Next plan, if a plan with different degrees was scored.
+    /// Next plan, if one with another placement or other degrees was scored.
     pub runner_up: Option<RunnerUp>,
 }

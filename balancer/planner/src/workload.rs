@@ -148,14 +148,14 @@ impl ItemSize {
     /// Returns the size for a sample without media.
     #[must_use]
     pub const fn from_text(tokens: u32) -> Self {
-        Self { media: [MediaUnits { units: 0, pairs: 0 }; ENCODERS_MAX], tokens }
+        Self { media: [MediaUnits::from_tiles(0, 0); ENCODERS_MAX], tokens }
     }
 
     /// Returns a sample size for a model with a single encoder and fixed-size tiles or windows.
     #[must_use]
     pub const fn from_tiles(tiles: u32, tokens: u32) -> Self {
         let mut size = Self::from_text(tokens);
-        size.media[0].units = tiles;
+        size.media[0] = MediaUnits::from_tiles(tiles, if tiles > 0 { 1 } else { 0 });
         size
     }
 
@@ -227,7 +227,7 @@ mod tests {
         let error = Workload::draw(&[ItemSize::from_tiles(1, 3), size], 4, 5, 0).unwrap_err();
         assert_eq!(error.to_string(), "invalid `shapes`: sample 1 has no tokens");
         assert!(Workload::draw(&[ItemSize::from_tiles(1, 3)], 0, 5, 0).is_err());
-        let size = |pairs| ItemSize::from_media(&[MediaUnits { units: 8, pairs }], 3).unwrap();
+        let size = |pairs| ItemSize::from_media(&[MediaUnits { units: 8, pairs, media: 1 }], 3).unwrap();
         let native = |pairs| Workload::draw(&[size(pairs)], 1, 1, 0);
         assert!(native(64).is_ok_and(|workload| workload.is_native()));
         let error = native(65).unwrap_err().to_string();

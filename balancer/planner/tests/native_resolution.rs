@@ -44,7 +44,7 @@ fn spec(name: &str) -> ModelSpec {
 
 /// Builds a sample with media in a single encoder.
 fn patches(units: u32, pairs: u64, tokens: u32) -> ItemSize {
-    ItemSize::from_media(&[MediaUnits { units, pairs }], tokens).unwrap()
+    ItemSize::from_media(&[MediaUnits { units, pairs, media: 1 }], tokens).unwrap()
 }
 
 fn costs(spec: &ModelSpec) -> PlannedModel {

@@ -18,7 +18,7 @@ const START_PASSES: u64 = 1 << 13;
 /// Elementary search steps per bound step.
 const BOUND_SHARE: u64 = 16;
 /// Share of a search for relieving a start that exceeds memory.
-const RELIEF_SHARE: u64 = 8;
+const REPAIR_SHARE: u64 = 8;
 /// Maximum number of elementary steps, per item, in a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
@@ -202,7 +202,7 @@ fn relax(
     let before = state.value();
     let present = state.replace(slots);
     if state.memory_excess() > 0 {
-        search::relieve(state, budget.steps_left() / RELIEF_SHARE, budget);
+        search::repair_memory(state, budget.steps_left() / REPAIR_SHARE, budget);
         // A search ends better from here than from the first start, whose makespan may be shorter.
         if state.memory_excess() == 0 {
             return;

@@ -13,6 +13,7 @@
 mod balance;
 mod bound;
 mod config;
+mod lockstep;
 mod memory_start;
 mod order;
 mod pass_graph;
@@ -22,4 +23,5 @@ mod timeline;
 
 pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
 pub use config::{PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit};
+pub use lockstep::{balance_lockstep, lockstep_ns};
 pub use order::{assign_ranks, peak_order};

@@ -200,8 +200,8 @@ pub(crate) fn train_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transp
                 contexts.insert((role.module, own), Arc::new(context));
             }
         }
-        let unread = pipeline.start(&RankStep { plan, contexts })?;
-        losses.push(optimizer.update_step(&unread, pipeline.stages_mut())?.0.loss);
+        let pending = pipeline.start(&RankStep { plan, contexts })?;
+        losses.push(optimizer.update_step(&pending, pipeline.stages_mut())?.0.loss);
     }
     // ranks end together, because communicators need all ranks to end
     host.barrier(StepContext::step(STEPS, "end"))?;

@@ -260,7 +260,7 @@ pub(crate) fn describe<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let (dict, shape) = (PyDict::new(py), sample.shape);
     dict.set_item("key", sample.key)?;
-    dict.set_item("data_set", sample.dataset)?;
+    dict.set_item("dataset", sample.dataset)?;
     dict.set_item("sample", sample.sample)?;
     describe_shape(&dict, shape)?;
     dict.set_item("tokens", sample.predicted.tokens)?;

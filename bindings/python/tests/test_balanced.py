@@ -258,7 +258,7 @@ class Costs(WithExample):
         step = next(iter(loader))
         keys = {
             "audio",
-            "data_set",
+            "dataset",
             "images",
             "key",
             "sample",
@@ -276,7 +276,7 @@ class Costs(WithExample):
 
     def test_a_cost_function_that_fails_ends_the_run_with_its_error(self) -> None:
         for answer, reason in [
-            (lambda samples: [[0.1, 0.1]], "answered for 1"),
+            (lambda samples: [[0.1, 0.1]], "returned 1 costs for 4 samples"),
             (lambda samples: [[0.1]] * len(samples), "of 1 modules"),
             (lambda samples: [[float("nan"), 0.1]] * len(samples), "NaN|nan"),
             (lambda samples: 1 / 0, "division by zero"),

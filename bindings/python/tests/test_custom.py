@@ -355,7 +355,7 @@ class Filters(Own):
     def test_filters_that_fail_are_errors(self) -> None:
         for function, reason in [
             (lambda samples: [False] * len(samples), "keeps none of 96"),
-            (lambda samples: [True], "given 96 samples and answered for 1"),
+            (lambda samples: [True], "it returned 1 values for 96 samples"),
             (lambda samples: 1 / 0, "division by zero"),
         ]:
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):

@@ -74,7 +74,7 @@ class Damaged(InFolder):
         self.assertTrue(any("pixel_values" not in mb for step in never for mb in step.microbatches))
         always = self.loader(processor=dflop.Processor(blank_media="always"), steps=1)
         self.assertTrue(all("pixel_values" in mb for step in always for mb in step.microbatches))
-        with self.assertRaisesRegex(dflop.ConfigError, "`no`, expected one of `auto`, `always`, `never`"):
+        with self.assertRaisesRegex(dflop.ConfigError, "expected auto, always or never, found `no`"):
             self.loader(processor=dflop.Processor(blank_media="no"))
 
     def test_short_steps_and_dropped_samples_leave_valid_microbatches(self) -> None:

@@ -2,6 +2,7 @@
 
 use super::spec::{AudioSpec, ModelSpec, VisionSpec};
 use crate::error::Result;
+use crate::module::Module;
 use crate::shape::SampleShape;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, VisionRule};
@@ -14,6 +15,8 @@ pub struct MediaUnits {
     /// Query-key pairs in native-size media in a mean encoder layer: each medium attends within itself, so
     /// there are at most `units²`. 0 for fixed-size units, whose attention is part of the time per unit.
     pub pairs: u64,
+    /// Number of media, into which ranks can divide the units.
+    pub media: u32,
 }
 
 /// Units in a sample for the encoders and the LLM, saturating.
@@ -26,15 +29,24 @@ pub struct SampleUnits {
 }
 
 impl MediaUnits {
+    /// Returns the units of media with fixed-size tiles or windows.
+    #[must_use]
+    pub const fn from_tiles(tiles: u32, media: u32) -> Self {
+        Self { units: tiles, pairs: 0, media }
+    }
+
     /// Returns the units in a sample's images and videos for a model that processes them in native
-    /// resolution.
+    /// resolution. The number of media is that of equal media with the same squares.
     ///
     /// - `squares`: sum of squared patch counts over the sample's media
     /// - `window_squares`: sum of squared patch counts over attention windows; `None` counts all windows as
     ///   full, which is slightly too much, as windows at the edges are smaller
     #[must_use]
     pub fn from_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
-        let units = Self { units: patches, pairs: 0 };
+        // As many media of one size have these squares.
+        let media =
+            u64::from(patches).pow(2).checked_div(squares).unwrap_or(0).max(u64::from(patches.min(1)));
+        let units = Self { units: patches, pairs: 0, media: saturate(media) };
         let Some(VisionSpec { encoder, rule, .. }) = spec.vision.filter(|vision| vision.rule.is_native())
         else {
             return units;
@@ -53,7 +65,7 @@ impl MediaUnits {
     /// Counts all attention windows as full, which is slightly too much, as a clip's last window is shorter.
     #[must_use]
     pub fn from_audio_tokens(spec: &ModelSpec, tokens: u32) -> Self {
-        let units = Self { units: tokens, pairs: 0 };
+        let units = Self { units: tokens, pairs: 0, media: tokens.min(1) };
         let Some(AudioSpec { rule: AudioRule::Chunks(rule), .. }) = &spec.audio else { return units };
         Self { pairs: rule.window_tokens().min(u64::from(tokens)) * u64::from(tokens), ..units }
     }
@@ -71,7 +83,11 @@ impl SampleUnits {
             let is_native = spec.is_native(module);
             let own = if is_native { work.encoder_tokens } else { work.items };
             let pairs = if is_native { encoder.mean_layer_pairs(&work) } else { 0 };
-            units.encoders.push(MediaUnits { units: saturate(own), pairs });
+            let media = match module {
+                Module::Audio => shape.audio.len(),
+                _ => shape.images.len() + shape.videos.len(),
+            };
+            units.encoders.push(MediaUnits { units: saturate(own), pairs, media: saturate(media as u64) });
             units.tokens = units.tokens.saturating_add(saturate(work.tokens));
         }
         Ok(units)
@@ -103,14 +119,14 @@ mod tests {
         let pairs: u64 = patches.iter().map(|patches| patches * patches).sum();
         let spec = ModelSpec::preset("qwen2-vl-7b").unwrap();
         let units = SampleUnits::new(&spec, &shape()).unwrap();
-        let encoders = vec![MediaUnits { units: 8348, pairs }];
+        let encoders = vec![MediaUnits { units: 8348, pairs, media: 3 }];
         assert_eq!(units, SampleUnits { encoders, tokens: 100 + 8348 / 4 + 3 * 2 });
         // 28 of 32 layers attend within 8 x 8 patch windows; the windows at the edge are smaller.
         let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
         let windows = 92_560 + 65_536 + 2 * 2880 * 64;
         let units = SampleUnits::new(&spec, &shape()).unwrap();
         let pairs = (4 * pairs + 28 * windows + 16) / 32;
-        assert_eq!(units.encoders, [MediaUnits { units: 8348, pairs }]);
+        assert_eq!(units.encoders, [MediaUnits { units: 8348, pairs, media: 3 }]);
     }
 
     #[test]
@@ -118,7 +134,7 @@ mod tests {
         let spec = ModelSpec::preset("internvl3-8b").unwrap();
         let image = SampleShape { videos: Vec::new(), ..shape() };
         let units = SampleUnits::new(&spec, &image).unwrap();
-        let MediaUnits { units: tiles, pairs } = units.encoders[0];
+        let MediaUnits { units: tiles, pairs, .. } = units.encoders[0];
         assert!(tiles > 2 && units.tokens >= 100 + tiles * 256, "{units:?}");
         assert_eq!(pairs, 0);
         let thin = SampleShape { images: vec![ImageSize { width: 0, height: 9 }], ..shape() };
@@ -135,9 +151,15 @@ mod tests {
         let audio = vec![AudioLength { frames: 80_000, sample_rate_hz: 16_000 }];
         let heard = SampleShape { audio, ..SampleShape::default() };
         let units = SampleUnits::new(&spec, &heard).unwrap();
-        assert_eq!(units.encoders, [MediaUnits::default(), MediaUnits { units: 250, pairs: 22_500 }]);
+        assert_eq!(
+            units.encoders,
+            [MediaUnits::default(), MediaUnits { units: 250, pairs: 22_500, media: 1 }]
+        );
         assert_eq!(units.tokens, 125 + 2);
-        assert_eq!(MediaUnits::from_audio_tokens(&spec, 250), MediaUnits { units: 250, pairs: 25_000 });
+        assert_eq!(
+            MediaUnits::from_audio_tokens(&spec, 250),
+            MediaUnits { units: 250, pairs: 25_000, media: 1 }
+        );
     }
 
     #[test]

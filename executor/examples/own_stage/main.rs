@@ -109,8 +109,8 @@ fn train(comm: threads::ThreadComm, job: &Arc<Job>) -> Result<Trained> {
     let mut optimizer = JobOptimizer::new(settings, pipeline.comm(), stages)?;
     let mut losses = Vec::new();
     for step in 0..STEPS {
-        let unread = pipeline.start(&rank_step(job, &device, step)?)?;
-        losses.push(optimizer.update_step(&unread, pipeline.stages_mut())?.0.loss);
+        let pending = pipeline.start(&rank_step(job, &device, step)?)?;
+        losses.push(optimizer.update_step(&pending, pipeline.stages_mut())?.0.loss);
     }
     let mut checked = Vec::new();
     for (owner, tensor, element) in CHECKED {

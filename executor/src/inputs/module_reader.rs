@@ -156,7 +156,7 @@ impl ModuleReader {
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {
-        all.extend(microbatch.places.into_iter().zip(microbatch.prepared));
+        all.extend(microbatch.plan_indices.into_iter().zip(microbatch.prepared));
     }
     all
 }
@@ -180,7 +180,7 @@ impl ReplicaShare {
 }
 
 impl Share for ReplicaShare {
-    fn places(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
+    fn plan_indices(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
         let dealt = StepMedia::new(&self.job, &self.planner, plan);
         dealt
             .encoded_by(&self.job, self.module, self.replica)

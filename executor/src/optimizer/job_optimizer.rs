@@ -14,9 +14,9 @@ use dflop_models::weights::ParameterSpec;
 
 use super::adamw::{AdamWOptimizer, AdamWSettings, LearningRate};
 use super::bucket_state::{Ownership, Precision};
-use super::step_figures::{Counting, StepFigures};
+use super::step_metrics::{Counting, StepMetrics};
 use crate::error::{Error, Result};
-use crate::pipeline::{DeviceTimes, StepOutcome, UnreadStep};
+use crate::pipeline::{DeviceTimes, PendingStep, StepOutcome};
 
 /// Settings for the job optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,7 +104,7 @@ pub(crate) struct StartedUpdate<D: Device> {
 
 /// Returns the outcome for a step whose update is complete.
 fn outcome<D: Device>(
-    step: &UnreadStep<D>,
+    step: &PendingStep<D>,
     losses: &[f64],
     report: UpdateReport,
 ) -> Result<(StepOutcome, UpdateReport)> {
@@ -187,7 +187,7 @@ impl<D: Device> JobOptimizer<D> {
     /// case no rank has updated anything either.
     pub fn update_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
-        step: &UnreadStep<D>,
+        step: &PendingStep<D>,
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<(StepOutcome, UpdateReport)> {
         let mut stages: Vec<&mut S> = stages.into_iter().collect();
@@ -203,7 +203,7 @@ impl<D: Device> JobOptimizer<D> {
     /// [`Error::Comm`], [`Error::Device`].
     pub(crate) fn start_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
-        step: &UnreadStep<D>,
+        step: &PendingStep<D>,
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<StartedUpdate<D>> {
         self.start(Some(step), &mut stages.into_iter().collect::<Vec<_>>())
@@ -216,7 +216,7 @@ impl<D: Device> JobOptimizer<D> {
     pub(crate) fn finish_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         started: StartedUpdate<D>,
-        step: &UnreadStep<D>,
+        step: &PendingStep<D>,
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<(StepOutcome, UpdateReport, DeviceTimes)> {
         let stages: Vec<&mut S> = stages.into_iter().collect();
@@ -229,7 +229,7 @@ impl<D: Device> JobOptimizer<D> {
 
     fn start<S: Stage<D> + ?Sized>(
         &mut self,
-        unread: Option<&UnreadStep<D>>,
+        pending: Option<&PendingStep<D>>,
         stages: &mut [&mut S],
     ) -> Result<StartedUpdate<D>> {
         let Some(device) = stages.first().map(|stage| stage.device().clone()) else {
@@ -246,7 +246,8 @@ impl<D: Device> JobOptimizer<D> {
         // After the fold: the norm must include both uses of a shared parameter.
         let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
         let counting = Counting { ownership, comm: &**tensors, replicas };
-        let StepFigures { values, losses } = StepFigures::exchange(&device, stages, &counting, step, unread)?;
+        let StepMetrics { values, losses } =
+            StepMetrics::exchange(&device, stages, &counting, step, pending)?;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;
         device.clip_factor(&values, squares, self.settings.gradient_norm_max, &mut clip)?;
@@ -268,7 +269,7 @@ impl<D: Device> JobOptimizer<D> {
     fn finish<S: Stage<D> + ?Sized>(
         &mut self,
         started: StartedUpdate<D>,
-        unread: Option<&UnreadStep<D>>,
+        pending: Option<&PendingStep<D>>,
         stages: &[&mut S],
     ) -> Result<(Vec<f64>, UpdateReport)> {
         let StartedUpdate { figures, losses, learning_rate, .. } = started;
@@ -287,8 +288,8 @@ impl<D: Device> JobOptimizer<D> {
             self.skipped_in_a_row += 1;
             return Ok((losses.to_vec(), report));
         }
-        if let Some(unread) = unread.filter(|_| losses.iter().any(|loss| !loss.is_finite())) {
-            unread.outcome(losses)?;
+        if let Some(pending) = pending.filter(|_| losses.iter().any(|loss| !loss.is_finite())) {
+            pending.outcome(losses)?;
         }
         if let Some(index) = squares.iter().position(|square| !square.is_finite()) {
             return Err(self.not_finite(stages, index, squares[index]));

@@ -11,7 +11,7 @@
 mod adamw;
 mod bucket_state;
 mod job_optimizer;
-mod step_figures;
+mod step_metrics;
 
 pub use adamw::{AdamWOptimizer, AdamWSettings, Decay, DecayedParameters, LearningRate};
 pub use bucket_state::{Ownership, Precision};

@@ -101,7 +101,7 @@ use transfer_buffers::StepView;
 pub use dflop_planner::Placement;
 pub use job::{Job, JobStage, ModuleParallelism};
 pub(crate) use pipeline_rank::DeviceTimes;
-pub use pipeline_rank::{PipelineRank, StepOutcome, UnreadStep};
+pub use pipeline_rank::{PendingStep, PipelineRank, StepOutcome};
 pub use rank_step::{RankContexts, RankStep};
 pub use simulation::PassTimes;
 pub(crate) use simulation::simulate;

@@ -150,13 +150,13 @@ impl<D: Device> PipelineRank<D> {
     ///
     /// # Errors
     /// Same as [`step`](Self::step), except for losses, which are not known yet.
-    pub fn start(&mut self, step: &RankStep<D>) -> Result<UnreadStep<D>> {
+    pub fn start(&mut self, step: &RankStep<D>) -> Result<PendingStep<D>> {
         let mut at = StepContext::step(step.plan.step(), "start the step");
         let done = self.run(step, &mut at);
         done.map_err(|error| end(self.comm(), at, error))
     }
 
-    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<UnreadStep<D>> {
+    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<PendingStep<D>> {
         let plan = &rank_step.plan;
         if self.is_plan_checked {
             self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
@@ -197,7 +197,7 @@ impl<D: Device> PipelineRank<D> {
         let span = [begin, self.device.mark(Lane::Compute)?];
         // The last stage computes the losses.
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
-        Ok(UnreadStep {
+        Ok(PendingStep {
             device: self.device.clone(),
             comm: Arc::clone(&self.comm),
             stage,
@@ -351,7 +351,7 @@ fn checked_roles<D: Device>(
 }
 
 /// Step whose losses are on the device.
-pub struct UnreadStep<D: Device> {
+pub struct PendingStep<D: Device> {
     pub(super) device: D,
     pub(super) comm: Arc<dyn DeviceComm<D>>,
     /// Name of the last stage on this rank, for errors.
@@ -391,7 +391,7 @@ impl DeviceTimes {
     }
 }
 
-impl<D: Device> UnreadStep<D> {
+impl<D: Device> PendingStep<D> {
     /// Returns the number of microbatches in the step, each of which has a loss.
     #[must_use]
     pub const fn microbatches(&self) -> usize {

@@ -26,7 +26,7 @@ use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProg
 use crate::error::{Error, Result};
 use crate::inputs::{Ending, InputReader, InputsAhead, PredictedTimes, StepInputs, Taken};
 use crate::optimizer::{JobOptimizer, UpdateReport};
-use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, UnreadStep, simulate};
+use crate::pipeline::{Job, PassTimes, PendingStep, PipelineRank, StepOutcome, simulate};
 
 /// Rank options in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
@@ -88,7 +88,7 @@ pub struct TrainingRank<D: Device> {
 /// Step whose passes are queued.
 struct StartedStep<D: Device> {
     step: StepInputs<D>,
-    unread: UnreadStep<D>,
+    pending: PendingStep<D>,
     /// Time when the step inputs were requested.
     asked: Instant,
 }
@@ -183,9 +183,9 @@ impl<D: Device> TrainingRank<D> {
         let begin = Instant::now();
         self.host.add(HostPart::Report, self.read, begin);
         let Some(started) = self.take_started()? else { return Ok(None) };
-        let StartedStep { step, unread, asked } = started;
-        let queued = Queued { asked, passes: unread.queued(), update: Instant::now() };
-        let update = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
+        let StartedStep { step, pending, asked } = started;
+        let queued = Queued { asked, passes: pending.queued(), update: Instant::now() };
+        let update = self.optimizer.start_step(&pending, self.pipeline.stages_mut())?;
         // While the device computes.
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let rounds = step.predicted.rounds();
@@ -194,7 +194,7 @@ impl<D: Device> TrainingRank<D> {
         self.start_ahead()?;
         let waiting = Instant::now();
         let (outcome, update, device) =
-            self.optimizer.finish_step(update, &unread, self.pipeline.stages_mut())?;
+            self.optimizer.finish_step(update, &pending, self.pipeline.stages_mut())?;
         self.read = Instant::now();
         self.host.add(HostPart::Result, waiting, self.read);
         let parts = StepTimes::new(&self.host, queued, device);
@@ -238,11 +238,11 @@ impl<D: Device> TrainingRank<D> {
         self.host.add(HostPart::Data, asked, has_samples);
         self.host.add(HostPart::Input, has_samples, ready.max(has_samples));
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
-        let unread = self.pipeline.start(&step.rank_step)?;
-        self.host.add(HostPart::Plan, ready, unread.queued().max(ready));
+        let pending = self.pipeline.start(&step.rank_step)?;
+        self.host.add(HostPart::Plan, ready, pending.queued().max(ready));
         // stages have what they need
         step.rank_step.contexts.clear();
-        Ok(StartedStep { step, unread, asked })
+        Ok(StartedStep { step, pending, asked })
     }
 
     /// Queues the next step's passes, if there is a next step, after the current update: the device has work
@@ -492,7 +492,7 @@ impl<D: Device> TrainingRank<D> {
     pub fn end_inputs(&mut self) {
         if let Some(ahead) = self.ahead.take() {
             // communicators end once nothing is under way
-            ahead.unread.wait();
+            ahead.pending.wait();
         }
         self.inputs.end();
     }

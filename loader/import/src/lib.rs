@@ -37,7 +37,7 @@ pub use self::packer::SourcePart;
 pub use self::parts::{PackedPart, finish_parts, list_parts, pack_part};
 pub use self::row::ColumnMap;
 pub use self::rows::{Row, pack_batches, pack_rows};
-pub use record::{Packed, SkippedSource, Taken};
+pub use record::{ImportReport, Packed, SkippedSource};
 
 #[cfg(test)]
 mod tests;

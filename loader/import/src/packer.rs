@@ -4,7 +4,7 @@
 
 use super::medium::{outside, read_medium, resolve_medium};
 use super::options::{LabelSource, PackOptions};
-use super::record::{Record, SHOWN_MAX, SkippedSource, Taken};
+use super::record::{ImportReport, Record, SHOWN_MAX, SkippedSource};
 use super::row::{Cell, ColumnMap, Columns, Content, RowRules, holds_embedded, row_id, row_sample};
 use bytes::Bytes;
 use dflop_loader::error::{Error, OutputError, Result, excerpt};
@@ -79,7 +79,7 @@ pub(super) struct Packer<'a> {
     skipped: Vec<SkippedSource>,
     entries: u64,
     map: &'a ColumnMap,
-    taken: Taken,
+    taken: ImportReport,
     progress: &'a Arc<dyn Progress>,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Packer<'a> {
             skipped: Vec::new(),
             entries: 0,
             map: &options.map,
-            taken: Taken::default(),
+            taken: ImportReport::default(),
             progress: &options.progress,
         }
     }
@@ -332,7 +332,7 @@ impl<'a> Packer<'a> {
     }
 
     /// Completes the shards; returns the written shards, the skipped sources, and the packing summary.
-    pub(super) fn finish(self) -> Result<(WrittenShards, Vec<SkippedSource>, Taken)> {
+    pub(super) fn finish(self) -> Result<(WrittenShards, Vec<SkippedSource>, ImportReport)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
         Ok((written, self.skipped, self.taken))
     }

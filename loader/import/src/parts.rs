@@ -18,7 +18,7 @@ use super::directory::hash_names;
 use super::options::{PackOptions, SourceFormat};
 use super::pack::{check_apart, no_samples, write_classes};
 use super::packer::{Packer, SourcePart};
-use super::record::{Packed, SkippedSource, Taken};
+use super::record::{ImportReport, Packed, SkippedSource};
 use super::source::Source;
 use dflop_loader::error::{Error, OutputError, Result};
 use dflop_loader::index::{Index, IndexOptions};
@@ -40,7 +40,7 @@ pub struct PackedPart {
     /// Files and entries that were not packed, in source order.
     pub skipped: Vec<SkippedSource>,
     /// Fields, columns and classes that were packed.
-    pub taken: Taken,
+    pub taken: ImportReport,
     /// Index rows for the shards, unless disabled: a part as in [`Index::build_part`].
     pub index_part: Option<Vec<u8>>,
     /// Digest of the listing that contains the part.
@@ -149,12 +149,12 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
         return Err(Error::Output(OutputError::ShardExists { path: other.url.to_string() }));
     }
     if shards.is_empty() {
-        let reason = "no part has a sample".to_owned();
+        let reason = "no samples in any part".to_owned();
         return Err(Error::Output(OutputError::Pack { path: out.display().to_string(), reason }));
     }
     let paths = shards.iter().map(shard_path).collect();
     let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
-    let mut taken = Taken::default();
+    let mut taken = ImportReport::default();
     for part in &mut parts {
         taken.add(std::mem::take(&mut part.taken));
     }

@@ -162,7 +162,7 @@ pub struct Packed {
     /// Files and entries that were not packed, in source order.
     pub skipped: Vec<SkippedSource>,
     /// Fields, columns and classes that were packed.
-    pub taken: Taken,
+    pub taken: ImportReport,
 }
 
 /// File, directory or source entry that was not packed.
@@ -177,7 +177,7 @@ pub struct SkippedSource {
 
 /// Packing summary.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct ImportReport {
     /// Number of fields by extension; `0.jpg` and `1.jpg` count as `jpg`.
     pub fields: BTreeMap<String, u64>,
     /// Fields that each table column is in: `jpg`, `json`, `key`.
@@ -186,7 +186,7 @@ pub struct Taken {
     pub classes: Vec<String>,
 }
 
-impl Taken {
+impl ImportReport {
     pub(super) fn count_field(&mut self, extension: &str) {
         let name = unnumbered(extension);
         match self.fields.get_mut(name) {

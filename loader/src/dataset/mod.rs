@@ -87,8 +87,7 @@ impl Dataset {
             let numbers: Vec<u64> = (place..end).map(|place| self.sample_number(place)).collect();
             let answer = keep(&numbers)?;
             if answer.len() != numbers.len() {
-                let reason =
-                    format!("it was given {} samples and answered for {}", numbers.len(), answer.len());
+                let reason = format!("it returned {} values for {} samples", answer.len(), numbers.len());
                 return Err(invalid(reason));
             }
             kept.extend(

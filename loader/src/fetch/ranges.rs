@@ -370,11 +370,11 @@ pub(crate) struct PlannedRead {
 }
 
 impl ReadPlan {
-    /// Plans the reads for the samples at `places` in the plan.
+    /// Plans the reads for the samples at `plan_indices` in the plan.
     pub(super) fn new(
         planner: &StepPlanner,
         plan: &StepPlan,
-        places: &[u32],
+        plan_indices: &[u32],
         fields: &FieldSelection,
         demand: &dyn Demand,
     ) -> Self {
@@ -382,8 +382,8 @@ impl ReadPlan {
         let is_remote = |index: &Index, shard: usize| index.shards()[shard].remote().is_some();
         let (mut refused, mut resident_bytes) = (Vec::new(), 0u64);
         let mut remote = vec![Vec::new(); datasets.len()];
-        let mut samples = Vec::with_capacity(places.len());
-        for &place in places {
+        let mut samples = Vec::with_capacity(plan_indices.len());
+        for &place in plan_indices {
             let drawn = plan.samples[place as usize];
             let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
             let url = &index.shards()[row.shard].url;

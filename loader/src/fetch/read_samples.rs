@@ -165,15 +165,15 @@ impl StepReader {
     /// Returns the step samples to read, by microbatch, as plan positions.
     ///
     /// # Errors
-    /// See [`Share::places`].
-    pub(crate) fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
-        self.settings.share.places(plan)
+    /// See [`Share::plan_indices`].
+    pub(crate) fn plan_indices(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
+        self.settings.share.plan_indices(plan)
     }
 
     /// Plans the reads for the samples in a microbatch.
-    pub(crate) fn plan(&self, plan: &StepPlan, places: &[u32]) -> ReadPlan {
+    pub(crate) fn plan(&self, plan: &StepPlan, plan_indices: &[u32]) -> ReadPlan {
         let StepReaderSettings { planner, fields, demand, .. } = &self.settings;
-        ReadPlan::new(planner, plan, places, fields, &**demand)
+        ReadPlan::new(planner, plan, plan_indices, fields, &**demand)
     }
 
     /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
@@ -230,7 +230,7 @@ pub trait Share: Debug + Send + Sync {
     ///
     /// # Errors
     /// If the plan cannot be shared like this; ends the stream.
-    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>>;
+    fn plan_indices(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>>;
 }
 
 /// Microbatches assigned to a DP rank by the plan.
@@ -241,7 +241,7 @@ pub struct DpShare(
 );
 
 impl Share for DpShare {
-    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
+    fn plan_indices(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>> {
         Ok(plan.ranks[self.0].clone())
     }
 }

@@ -3,7 +3,7 @@
 //! Both loaders count items, bytes, errors, queue depths, busy and waiting time per [`LoaderStage`] in
 //! relaxed atomics; nothing is locked, and no sample costs more than two clock readings. A reader of
 //! [`MetricsSnapshot`] sees counters from slightly different moments, which add up once the stream has ended.
-//! [`crate::loader`] uses the same counters to find a stuck stage.
+//! [`crate::deliver`] uses the same counters to find a stuck stage.
 
 use serde::{Deserialize, Serialize};
 use std::pin::pin;

@@ -2,7 +2,7 @@
 //!
 //! Samples enter as they are read; the sample that leaves is drawn from (seed, epoch, draw number) by integer
 //! arithmetic, so equal input yields equal output anywhere. The buffer drains at the end of every epoch:
-//! epochs do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the buffer
+//! epochs do not mix, and each is a permutation of the samples read in it. [`crate::deliver`] owns the buffer
 //! and writes the contents into the loader state.
 
 use std::fmt;

@@ -7,6 +7,7 @@ use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, Simulation, Strategy};
 use dflop_costmodel::percentile;
 
+use super::lockstep::times_ns;
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 use crate::error::{Error, PlanError, Result};
@@ -67,6 +68,14 @@ fn summarize(
     let mut launch_limited = 0.0;
     for step in steps {
         let plan = planner.plan(step)?;
+        launch_limited += plan.launch_limited_share();
+        if planner.is_lockstep() {
+            let times = times_ns(&plan);
+            busy_ns += times.iter().flatten().flatten().copied().map(u128::from).sum::<u128>();
+            available_ns += times.len() as u128 * u128::from(plan.makespan_ns);
+            step_seconds.push(plan.makespan_ns as f64 / 1e9);
+            continue;
+        }
         let simulations = simulate_plan(&planner, &plan, schedule)?;
         let makespan_ns = simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0);
         for simulation in simulations {
@@ -74,7 +83,6 @@ fn summarize(
             available_ns += simulation.busy_ns.len() as u128 * u128::from(makespan_ns);
         }
         step_seconds.push(makespan_ns as f64 / 1e9);
-        launch_limited += plan.launch_limited_share();
     }
     let bubble_fraction = if available_ns == 0 { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 };
     launch_limited /= step_seconds.len().max(1) as f64;

@@ -36,7 +36,7 @@ pub(super) struct PlanConfig {
     /// Fixed length of microbatches or rows.
     pub(super) pad_to: Option<PadTo>,
     /// Encoders that run in every microbatch.
-    pub(super) towers: Vec<Module>,
+    pub(super) required_encoders: Vec<Module>,
     /// Work units that the search for one step may spend.
     pub(super) work: u64,
 }
@@ -69,7 +69,7 @@ pub struct PadTo {
 impl PadTo {
     /// Returns the maximum tokens of the samples of a packed microbatch, or of a row.
     #[must_use]
-    pub fn room(self) -> u64 {
+    pub fn capacity_tokens(self) -> u64 {
         self.tokens.saturating_sub(if self.layout.is_packed() { self.blank_tokens } else { 0 })
     }
 

@@ -68,7 +68,7 @@ pub trait CostFunction: Debug + Send + Sync {
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum CostFault {
     /// The number of rows is wrong, so rows cannot be matched with samples.
-    #[error("it was given {expected} samples and answered for {given}")]
+    #[error("returned {given} costs for {expected} samples")]
     Rows { expected: usize, given: usize },
     /// A row has a time too many or too few.
     #[error("its times of sample `{key}` are of {given} modules, not of {expected}")]

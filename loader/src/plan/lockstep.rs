@@ -3,6 +3,7 @@
 //! DDP and FSDP run a model like this. A microbatch time is the sum over the modules, and a rank time the sum
 //! over the microbatches; the step time depends on when ranks wait for each other.
 
+use dflop_balancer::lockstep_ns;
 use dflop_costmodel::{MicrobatchConstants, SampleCost};
 
 use super::step_plan::StepPlan;
@@ -14,9 +15,9 @@ pub enum Synchronization {
     /// the time of the slowest rank.
     #[default]
     PerStep,
-    /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step time is the sum, over
-    /// microbatches, of the slowest rank's time. All microbatches are therefore balanced to the same length,
-    /// and simultaneous microbatches even more so.
+    /// In every layer, to gather parameters, as FSDP and `ZeRO-3` do: no rank enters the LLM before all have
+    /// left the encoder, so a microbatch takes the slowest rank's time in the encoder and the slowest rank's
+    /// time in the LLM, and the step is the sum over microbatches. Modules are therefore balanced apart.
     PerMicrobatch,
 }
 
@@ -32,40 +33,40 @@ pub(super) fn common_constants(
 }
 
 /// Returns the sample time summed over all modules, in nanoseconds; saturates.
-pub(super) fn one_after_the_other(cost: &SampleCost) -> u64 {
+pub(super) fn serial_ns(cost: &SampleCost) -> u64 {
     cost.module_ns.as_slice().iter().copied().fold(0, u64::saturating_add)
 }
 
 /// Orders the microbatches of every rank, longest first, so that microbatches with similar lengths run at the
 /// same time.
-pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
+pub(super) fn sort_by_cost(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
     for microbatches in ranks {
         let ns = |places: &Vec<u32>| -> u64 {
             // Items after the samples are padding, which all microbatches have.
             let samples = places.iter().filter_map(|&place| costs.get(place as usize));
-            samples.map(one_after_the_other).fold(0, u64::saturating_add)
+            samples.map(serial_ns).fold(0, u64::saturating_add)
         };
         microbatches.sort_by_key(|places| std::cmp::Reverse(ns(places)));
     }
 }
 
+/// Returns the times of a plan in nanoseconds, by rank, microbatch and module.
+pub(super) fn times_ns(plan: &StepPlan) -> Vec<Vec<Vec<u64>>> {
+    let rank = |(rank, microbatches): (usize, &Vec<Vec<u32>>)| {
+        (0..microbatches.len()).map(|slot| plan.microbatch_ns(rank, slot)).collect()
+    };
+    plan.ranks.iter().enumerate().map(rank).collect()
+}
+
 /// Returns the step time in nanoseconds.
 pub(super) fn step_ns(plan: &StepPlan, synchronization: Synchronization) -> u64 {
-    let slots = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
-    let times = plan.ranks.iter().enumerate().map(|(rank, microbatches)| {
-        let slots = (0..microbatches.len()).map(|slot| plan.microbatch_ns(rank, slot));
-        slots.map(|modules| modules.into_iter().fold(0, u64::saturating_add)).collect::<Vec<u64>>()
-    });
-    let times: Vec<Vec<u64>> = times.collect();
-    let sum = |times: &mut dyn Iterator<Item = u64>| times.fold(0, u64::saturating_add);
+    let times = times_ns(plan);
     match synchronization {
         Synchronization::PerStep => {
-            times.iter().map(|rank| sum(&mut rank.iter().copied())).max().unwrap_or(0)
+            let rank = |rank: &Vec<Vec<u64>>| rank.iter().flatten().copied().fold(0, u64::saturating_add);
+            times.iter().map(rank).max().unwrap_or(0)
         }
-        Synchronization::PerMicrobatch => {
-            let slowest = |slot: usize| times.iter().filter_map(|rank| rank.get(slot)).max();
-            sum(&mut (0..slots).filter_map(slowest).copied())
-        }
+        Synchronization::PerMicrobatch => lockstep_ns(&times),
     }
 }
 
@@ -83,7 +84,7 @@ mod tests {
             |text_tokens| model.predict(&SampleShape { text_tokens, ..SampleShape::default() }).unwrap();
         let costs = [cost(10), cost(500), cost(300), cost(20)];
         let mut ranks = vec![vec![vec![0], vec![1]], vec![vec![3, 9], vec![2]]];
-        alike_together(&mut ranks, &costs);
+        sort_by_cost(&mut ranks, &costs);
         assert_eq!(ranks, [[vec![1], vec![0]], [vec![2], vec![3, 9]]]);
     }
 }

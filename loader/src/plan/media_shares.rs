@@ -123,7 +123,7 @@ pub enum BlankMedia {
 
 impl BlankMedia {
     /// Returns the model encoders that run in every microbatch.
-    pub(super) fn towers(
+    pub(super) fn required_encoders(
         self,
         encoders: &[(Module, u64)],
         dp_size: usize,

@@ -37,7 +37,7 @@ impl Padding<'_> {
     }
 
     /// Returns the LLM time of a microbatch in addition to the costs of its samples.
-    pub(super) fn besides_ns(&self, samples: usize, tokens: u64) -> u64 {
+    pub(super) fn overhead_ns(&self, samples: usize, tokens: u64) -> u64 {
         if self.to.layout.is_packed() || samples == 0 {
             return self.ns(self.to.padding_tokens(samples, tokens));
         }
@@ -49,7 +49,7 @@ impl Padding<'_> {
         let of_microbatch = |places: &Vec<u32>| {
             let is_row = |place: &&u32| !plan.is_refused(**place);
             let tokens = places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum();
-            self.besides_ns(places.iter().filter(is_row).count(), tokens)
+            self.overhead_ns(places.iter().filter(is_row).count(), tokens)
         };
         plan.ranks.iter().map(|rank| rank.iter().map(of_microbatch).collect()).collect()
     }

@@ -10,9 +10,9 @@ use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape
 
 use super::config::{COUNT_MAX, PlanConfig, SampleSource};
 use super::cost_function::CostFunction;
-use super::lockstep::{Synchronization, alike_together, step_ns};
+use super::lockstep::{Synchronization, sort_by_cost, step_ns};
 use super::padding::Padding;
-use super::step_plan::{StepCut, StepPlan, digest};
+use super::step_plan::{StepPartition, StepPlan, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, error_reason};
 use crate::index::{Index, SampleRow};
@@ -25,7 +25,7 @@ pub struct StepPlanner {
     pub(super) steps: Steps,
     pub(super) model: Arc<CostModel>,
     pub(super) config: PlanConfig,
-    pub(super) free: SampleCost,
+    pub(super) zero_cost: SampleCost,
     pub(super) cost_function: Option<Arc<dyn CostFunction>>,
     /// Corrections learned so far, shared by all clones.
     pub(super) corrections: Arc<Mutex<Corrections>>,
@@ -119,8 +119,8 @@ impl StepPlanner {
 
     /// Returns the encoders that run in every microbatch, on a blank medium where it has none.
     #[must_use]
-    pub fn towers(&self) -> &[Module] {
-        &self.config.towers
+    pub fn required_encoders(&self) -> &[Module] {
+        &self.config.required_encoders
     }
 
     /// Returns the hard microbatch limits.
@@ -139,40 +139,45 @@ impl StepPlanner {
         check_at_most("step", step, COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
         let model = self.model_at(step);
-        let (mut costs, refused) = self.annotate(&samples, &model);
-        self.ask_costs(step, &samples, &refused, &mut costs)?;
+        let (mut costs, refused) = self.predict_costs(&samples, &model);
+        self.apply_cost_function(step, &samples, &refused, &mut costs)?;
         let constants = if self.cost_function.is_some() {
             ModelConstants::default()
         } else {
             model.microbatch_constants()
         };
         let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
-        let StepCut { assignment: mut cut, is_near_mean_cap_dropped } = if let Some(padding) = padding {
+        let StepPartition { mut assignment, is_near_mean_cap_dropped } = if let Some(padding) = padding {
             padding.pad_rows(&mut costs, &refused);
-            self.cut_padded(step, padding, &samples, &costs)?
+            self.partition_padded(step, padding, &samples, &costs)?
         } else {
-            let instance = self.instance(&samples, &costs, &constants);
-            let cut = instance.and_then(|instance| self.cut(&instance, &costs));
-            cut.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
+            let instance = if self.balances_modules_apart() {
+                self.module_instance(&samples, &costs, &constants)
+            } else {
+                self.instance(&samples, &costs, &constants)
+            };
+            let partition = instance.and_then(|instance| self.partition(&instance, &costs));
+            partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
         let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
-            && !self.config.strategy.is_blind();
+            && !self.config.strategy.is_blind()
+            && !self.balances_modules_apart();
         if is_sorted {
-            alike_together(&mut cut.ranks, &costs);
+            sort_by_cost(&mut assignment.ranks, &costs);
         }
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
         let mut plan = StepPlan {
             step,
-            digest: digest(step, &cut.ranks, &samples),
+            digest: digest(step, &assignment.ranks, &samples),
             samples,
             costs,
             constants,
             refused,
-            ranks: cut.ranks,
+            ranks: assignment.ranks,
             padding_ns: Vec::new(),
             is_near_mean_cap_dropped,
-            makespan_ns: cut.makespan_ns,
-            bound: cut.bound,
+            makespan_ns: assignment.makespan_ns,
+            bound: assignment.bound,
             target_tokens,
         };
         plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.microbatch_times(&plan));

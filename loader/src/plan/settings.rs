@@ -26,7 +26,7 @@ impl StepPlanner {
             schedule,
             caps,
             pad_to,
-            towers,
+            required_encoders,
             work,
         } = &self.config;
         let datasets: Vec<String> = datasets.iter().map(described).collect();
@@ -50,7 +50,7 @@ impl StepPlanner {
             ("schedule", schedule),
             ("caps", caps),
             ("pad_to", pad_to),
-            ("towers", towers),
+            ("required_encoders", required_encoders),
             ("work", work),
             ("cost_function", &self.cost_function.is_some()),
         ];

@@ -9,13 +9,13 @@ use crate::order::StepSample;
 /// Fraction of step time from which launches limit the step.
 const LAUNCH_SHARE_NOTICED: f64 = 0.5;
 
-/// A step cut into ranks and microbatches.
-pub(super) struct StepCut {
+/// A step partitioned into ranks and microbatches.
+pub(super) struct StepPartition {
     pub(super) assignment: PipelineAssignment,
     pub(super) is_near_mean_cap_dropped: bool,
 }
 
-impl From<PipelineAssignment> for StepCut {
+impl From<PipelineAssignment> for StepPartition {
     fn from(assignment: PipelineAssignment) -> Self {
         Self { assignment, is_near_mean_cap_dropped: false }
     }

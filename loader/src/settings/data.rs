@@ -3,9 +3,9 @@
 //! Settings of the search for a parallelism plan.
 
 use super::spelling::{Names, choices};
+use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
-use crate::loader::{BalancedLoaderBuilder, LoaderSettings};
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, ShardAccess};
 use crate::store::{ReadMode, ShardCache, Stores};
 use dflop_samples::media::augment::{Augment, ColorJitter};
@@ -312,10 +312,14 @@ impl AugmentSettings {
     /// Builds the augmentation; `None` if images are not changed.
     ///
     /// # Errors
-    /// [`Error::Config`] for a number out of range.
+    /// [`Error::Config`] for a number out of range, and for the ratio of a crop that there is not.
     pub fn augment(&self) -> Result<Option<Augment>> {
         if *self == Self::default() {
             return Ok(None);
+        }
+        let with_default_ratio = Self { crop_ratio: Self::default().crop_ratio, ..self.clone() };
+        if self.crop_scale.is_none() && *self != with_default_ratio {
+            return Err(Error::Config { setting: "crop_ratio", reason: "needs `crop_scale`".into() });
         }
         let mut builder = Augment::builder();
         if let Some([least, most]) = self.crop_scale {
@@ -345,7 +349,7 @@ pub struct SpaceSettings {
     pub kinds: Option<SpaceKinds>,
     /// Encoder placement: `disaggregated`, on separate GPUs; `colocated`, on the GPUs of the LLM, before and
     /// after it; `joint`, in the stages of the LLM, so that every rank holds layers from both; or `any`,
-    /// whichever is fastest.
+    /// the fastest of these.
     pub placement: SpacePlacement,
     /// Allows fewer layers in the stage with the LM head.
     pub uneven_layers: bool,
@@ -358,10 +362,10 @@ pub struct SpaceSettings {
     /// Splits norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
     /// memory stays as it is.
     pub sequence_parallel: bool,
-    /// Unit in which encoder ranks share the media in concurrent microbatches, `tile` or `sample`; a
-    /// colocated encoder processes the media of the whole batch at once. Default: `tile`, or `sample` for
-    /// images in native resolution.
-    pub encoder_share: Option<EncoderShare>,
+    /// Unit in which ranks share media, for plans and baselines alike: `medium`, as the executor does, single
+    /// media within a tensor-parallel group with joint placement, and whole samples between encoder ranks;
+    /// `sample`; or `tile`, for trainers that divide the tiles of an image.
+    pub encoder_share: EncoderShare,
     /// Expert parallelism degree: the number of LLM DP ranks that divide the experts. The executor does not
     /// run degrees above 1 yet. Default: the fastest.
     pub expert_parallel: Option<u32>,
@@ -379,9 +383,9 @@ impl Default for SpaceSettings {
             uneven_layers: false,
             encoder_ahead: false,
             recompute: false,
-            zero1: false,
+            zero1: true,
             sequence_parallel: false,
-            encoder_share: None,
+            encoder_share: EncoderShare::default(),
             expert_parallel: None,
             expert_imbalance: "uniform".to_owned(),
             memory_margin: 1.1,
@@ -401,20 +405,21 @@ choices! {
 choices! {
     /// Encoder placements to search: separate GPUs, the GPUs of the LLM, its stages.
     SpacePlacement for [bool; 3] {
-        #[default]
         Disaggregated, "disaggregated" => [true, false, false];
         Colocated, "colocated" => [false, true, false];
         Joint, "joint" => [false, false, true];
+        #[default]
         Any, "any" => [true; 3];
     }
 }
 
 choices! {
-    /// Names of the units in which encoder ranks share media: whether it is a whole sample.
-    EncoderShare for bool {
+    /// Names of the units in which ranks share media: whether it is smaller than a sample.
+    EncoderShare for &'static str {
         #[default]
-        Tile, "tile" => false;
-        Sample, "sample" => true;
+        Medium, "medium" => "medium";
+        Sample, "sample" => "sample";
+        Tile, "tile" => "tile";
     }
 }
 
@@ -455,6 +460,8 @@ mod tests {
         assert!(size.stores().unwrap_err().to_string().contains("`cache`"));
         let steps = ReadSettings { steps_ahead: Some(3), ..ReadSettings::default() };
         assert!(steps.check_without_steps().unwrap_err().to_string().contains("steps_ahead"));
+        let ratio = AugmentSettings { crop_ratio: [1.0, 2.0], ..AugmentSettings::default() };
+        assert!(ratio.augment().unwrap_err().to_string().contains("`crop_scale`"));
         assert!(AugmentSettings::default().augment().unwrap().is_none());
     }
 }

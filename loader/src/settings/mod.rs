@@ -231,7 +231,10 @@ mod tests {
         assert!(refused("order").contains("GROUP.KEY=VALUE"));
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
-        assert!(refused("order.tail=keep").contains("`carry`"));
+        let tail = "invalid `tail`: expected carry, drop or short, found `keep`";
+        assert_eq!(refused("order.tail=keep"), tail);
+        assert!(refused("space.kinds=most").contains("expected basic or full, found `most`"));
+        assert!(refused("order.tail=3").contains("invalid type: integer `3`"));
         assert!(refused("plan.tokens_max=many").contains("invalid type: string"));
         assert!(refused("augment.color_jitter=1,2,3").contains("invalid length 3"));
         assert!(refused("order.shuffle=blocks:0:1").contains("shuffle"));

@@ -12,11 +12,19 @@ macro_rules! choices {
         $($(#[$choice_about:meta])* $choice:ident, $text:literal => $value:expr;)+
     }) => {
         $(#[$about])*
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[expect(missing_docs, reason = "the setting describes its choices")]
         pub enum $name {
             $($(#[$choice_about])* #[serde(rename = $text)] $choice,)+
+        }
+
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(
+                deserializer: D,
+            ) -> std::result::Result<Self, D::Error> {
+                $crate::settings::spelling::choice(deserializer, &[$(($text, Self::$choice)),+])
+            }
         }
 
         impl From<$name> for $target {
@@ -30,6 +38,23 @@ macro_rules! choices {
 }
 
 pub(super) use choices;
+
+/// Reads the name of a choice.
+pub(super) fn choice<'de, D: Deserializer<'de>, T: Copy>(
+    deserializer: D,
+    choices: &[(&str, T)],
+) -> Result<T, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let chosen = choices.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice);
+    chosen.ok_or_else(|| {
+        let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
+        let known = match known.split_last() {
+            Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+            _ => known.concat(),
+        };
+        D::Error::custom(format!("expected {known}, found `{name}`"))
+    })
+}
 
 /// Reads and writes a value by its text form, for `#[serde(with)]`.
 pub(super) mod text {

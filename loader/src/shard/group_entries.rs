@@ -43,7 +43,7 @@ pub fn is_metadata(path: &str) -> bool {
 }
 
 /// Sample, or the reason why the entries do not form a sample.
-pub type Grouped = Result<RawSample, DuplicateField>;
+pub type SampleGroup = Result<RawSample, DuplicateField>;
 
 /// Two entries in a sample with the same extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +72,7 @@ impl Grouper {
     }
 
     /// Adds the next entry; returns the completed sample, if any.
-    pub fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<Grouped> {
+    pub fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<SampleGroup> {
         if is_metadata(&entry.name) {
             return None;
         }
@@ -97,7 +97,7 @@ impl Grouper {
     }
 
     /// Ends the shard; returns the last sample, if any.
-    pub fn finish(&mut self) -> Option<Grouped> {
+    pub fn finish(&mut self) -> Option<SampleGroup> {
         let sample = self.current.take()?;
         Some(self.duplicate.take().map_or(Ok(sample), Err))
     }

@@ -30,7 +30,7 @@ pub(crate) use compression::decompress;
 pub use compression::{Compression, sniff_compression};
 pub use dflop_samples::{RawField, RawSample, SampleId};
 pub use field_selection::FieldSelection;
-pub use group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_metadata, split_key};
+pub use group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, is_metadata, split_key};
 pub(crate) use list::{PARTIAL, display_shards};
 pub use list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use order::{

@@ -12,7 +12,7 @@ use dflop_samples::RawSample;
 use tokio::io::AsyncRead;
 
 use super::field_selection::FieldSelection;
-use super::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, split_key};
+use super::group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, split_key};
 use super::tar::entries::{Archive, RangedEntries, Wanted};
 use super::tar::stream::{StreamEntries, StreamFault};
 use super::tar::{Entry, SliceEntries};
@@ -113,7 +113,7 @@ impl Assembler {
         last.into_iter().chain([ShardItem::Skipped(skipped)]).collect()
     }
 
-    fn item(&self, grouped: Grouped) -> ShardItem {
+    fn item(&self, grouped: SampleGroup) -> ShardItem {
         match grouped {
             Ok(mut sample) => {
                 // All fields are grouped before the selection, so that a repeated field is found even if it

@@ -12,7 +12,7 @@ use dflop_loader::processors::{Buckets, Preparer, Tokenizer};
 use dflop_loader::sample::{BatchLayout, PaddingSide};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{
-    BalancedLoader, BlankMedia, Error, Microbatch, Result, Step, StepPart, StepPlanner, StepPlannerBuilder,
+    BalancedLoader, BlankMedia, Error, Microbatch, Result, Step, StepEvent, StepPlanner, StepPlannerBuilder,
 };
 use dflop_tests::media::{png, wav};
 use dflop_tests::run;
@@ -169,7 +169,11 @@ fn a_fixed_length_leaves_room_for_blank_media() {
         assert_eq!(microbatch.tokens + microbatch.padding_tokens, 64);
     }
     let alone = data.planner(BlankMedia::Auto, layout).pad_to_tokens(64, layout);
-    assert_eq!(alone.build().unwrap().pad_to().unwrap().room(), 64 - 6, "four tokens between two markers");
+    assert_eq!(
+        alone.build().unwrap().pad_to().unwrap().capacity_tokens(),
+        64 - 6,
+        "four tokens between two markers"
+    );
     let short = data.planner(BlankMedia::Auto, layout).pad_to_tokens(18, layout).build().unwrap();
     let Err(Error::Plan(PlanError::StepTooLong { tokens_needed, .. })) = short.plan(0) else {
         panic!("too short")
@@ -181,18 +185,18 @@ fn a_fixed_length_leaves_room_for_blank_media() {
 #[test]
 fn blank_media_are_for_data_with_media_on_several_ranks() {
     let data = Data::new("qwen2.5-vl-7b");
-    let towers = |policy, ranks| {
-        data.planner(policy, BatchLayout::Packed).dp_size(ranks).build().unwrap().towers().to_vec()
+    let required_encoders = |policy, ranks| {
+        data.planner(policy, BatchLayout::Packed).dp_size(ranks).build().unwrap().required_encoders().to_vec()
     };
-    assert_eq!(towers(BlankMedia::Auto, 2), [Module::Vision]);
-    assert_eq!(towers(BlankMedia::Auto, 1), []);
-    assert_eq!(towers(BlankMedia::Always, 1), [Module::Vision]);
-    assert_eq!(towers(BlankMedia::Never, 2), []);
+    assert_eq!(required_encoders(BlankMedia::Auto, 2), [Module::Vision]);
+    assert_eq!(required_encoders(BlankMedia::Auto, 1), []);
+    assert_eq!(required_encoders(BlankMedia::Always, 1), [Module::Vision]);
+    assert_eq!(required_encoders(BlankMedia::Never, 2), []);
     // These data have clips and no image.
     let heard = Data::new("qwen2-audio-7b");
     let heard = Data { model: data.model.clone(), ..heard };
     let planner = heard.planner(BlankMedia::Auto, BatchLayout::Packed).build().unwrap();
-    assert_eq!(planner.towers(), []);
+    assert_eq!(planner.required_encoders(), []);
 }
 
 #[test]
@@ -201,19 +205,22 @@ fn microbatches_come_one_by_one_and_a_step_that_fails_is_not_counted() {
     let planner = data.planner(BlankMedia::Auto, layout).build().unwrap();
     let whole: Vec<Step> = run(data.loader(&planner, 1, layout).stream().try_collect()).unwrap();
     let loader = data.loader(&planner, 1, layout);
-    let parts: Vec<StepPart> = run(loader.parts().try_collect()).unwrap();
+    let events: Vec<StepEvent> = run(loader.events().try_collect()).unwrap();
     assert_eq!(loader.state().unwrap().step, 1);
-    let [StepPart::Start { plan, microbatches }, rest @ ..] = &parts[..] else { panic!("a start") };
+    let [StepEvent::Start { plan, microbatches }, rest @ ..] = &events[..] else { panic!("a start") };
     assert_eq!((plan.digest, *microbatches), (whole[0].plan.digest, rest.len()));
-    for (part, expected) in rest.iter().zip(&whole[0].microbatches) {
-        let StepPart::Microbatch(microbatch) = part else { panic!("a microbatch") };
-        assert_eq!((&microbatch.places, &microbatch.inputs), (&expected.places, &expected.inputs));
+    for (event, expected) in rest.iter().zip(&whole[0].microbatches) {
+        let StepEvent::Microbatch(microbatch) = event else { panic!("a microbatch") };
+        assert_eq!(
+            (&microbatch.plan_indices, &microbatch.inputs),
+            (&expected.plan_indices, &expected.inputs)
+        );
     }
 
     let strict = BalancedLoader::builder(planner, 1).steps(1).error_budget(ErrorBudget::new(0.0).unwrap());
     let strict = strict.preparer(Arc::new(data.preparer(layout))).build().unwrap();
-    let items: Vec<Result<StepPart>> = run(strict.parts().collect());
-    assert!(matches!(items.first(), Some(Ok(StepPart::Start { .. }))));
+    let items: Vec<Result<StepEvent>> = run(strict.events().collect());
+    assert!(matches!(items.first(), Some(Ok(StepEvent::Start { .. }))));
     assert!(matches!(items.last(), Some(Err(Error::ErrorBudget(BudgetError::Share { .. })))));
     assert_eq!(strict.state().unwrap().step, 0, "the step is to be done again");
 }

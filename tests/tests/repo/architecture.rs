@@ -208,7 +208,6 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/cudnn/library.rs",
         "executor/cuda/src/device/runtime.rs",
         "executor/cuda/src/driver/context.rs",
-        "executor/cuda/src/driver/event.rs",
         "executor/cuda/src/driver/function.rs",
         "executor/cuda/src/driver/memory_pool.rs",
         "executor/cuda/src/driver/mod.rs",

@@ -63,7 +63,7 @@ const TESTS: [&str; 8] = [
 const OPENERS: [(&str, &str); 18] = [
     ("loader/samples/src/file.rs", "the place where all others are opened"),
     ("executor/models/src/parameters/weights/checkpoint.rs", "the same for weights"),
-    ("loader/src/store/lock.rs", "/proc"),
+    ("loader/src/store/local.rs", "/proc"),
     ("loader/src/files/mod.rs", "a directory, to sync it"),
     ("loader/src/store/cache/directory.rs", "files of the cache, whose directory is of this user"),
     ("loader/src/write/destination.rs", "a directory, to sync it"),

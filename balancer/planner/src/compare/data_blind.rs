@@ -5,7 +5,7 @@ use crate::score::batch_balance::batch_rng;
 use crate::score::encoder_shares::MediaLoad;
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::StepTimeline;
-use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
+use crate::space::{Candidate, Family, SearchSpace};
 use crate::workload::ItemSize;
 use dflop_costmodel::MediaUnits;
 
@@ -14,7 +14,7 @@ pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[I
     let batch = &in_random_order(batch);
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
-    let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
+    let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, space.encoder_split);
     // Media may stay in their LLM rank; a colocated encoder divides all media in the batch, tile by tile.
     for (encoder, part) in candidate.family.encoders.iter().enumerate() {
         if candidate.family.is_shared(encoder) {
@@ -44,7 +44,7 @@ pub(super) fn pipelines(
     let alone = alone(candidate);
     let of_rank = |rank: usize| {
         let own: Vec<ItemSize> = batch.iter().skip(rank).step_by(ranks).copied().collect();
-        SlotAssignment::new(space, &alone, &own, |item| (item % slots) as u32, EncoderSplit::Tile)
+        SlotAssignment::new(space, &alone, &own, |item| (item % slots) as u32, space.encoder_split)
     };
     (0..ranks).map(of_rank).collect()
 }
@@ -72,7 +72,7 @@ pub(super) fn run_pipelines(
 /// Returns the time to sum gradients over the DP ranks after the last pass and to gather weights before the
 /// first pass.
 fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
-    let empty = SlotAssignment::new(space, candidate, &[], |_| 0, EncoderSplit::Tile);
+    let empty = SlotAssignment::new(space, candidate, &[], |_| 0, space.encoder_split);
     let times = empty.times(space, candidate);
     let gather_ns = times.gather_ns.iter().copied().chain(std::iter::repeat(0));
     times.reduce_ns.iter().zip(gather_ns).map(|(reduce, gather)| reduce + gather).max().unwrap_or(0)
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn encoder_ranks_take_samples_in_turn() {
-        let media = [9, 0, 1, 3, 2, 8].map(|units| MediaUnits { units, pairs: 0 });
+        let media = [9, 0, 1, 3, 2, 8].map(|units| MediaUnits::from_tiles(units, 1));
         // One rank, two slots: tiles 9, 1, 2 and 0, 3, 8.
         let tiles = |of_slot: &Vec<MediaLoad>| of_slot.iter().map(|share| share.tiles).collect::<Vec<u64>>();
         let shares = |ranks| shares_in_turn(&media, 1, 2, ranks).iter().map(tiles).collect::<Vec<_>>();

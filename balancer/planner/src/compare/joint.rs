@@ -40,7 +40,7 @@ pub(crate) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
 /// # Source
 /// Megatron-LM's guide: tensor parallelism within a node first, then pipeline parallelism, as little as
 /// memory allows for both.
-pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
+pub(crate) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
     let plain = |candidate: &Candidate| {
         let joint = &space.joint[candidate.family.llm];

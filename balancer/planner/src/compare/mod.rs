@@ -4,30 +4,31 @@
 //!
 //! | method | plan | batches |
 //! | --- | --- | --- |
+//! | by hand, joint | the least TP, then the fewest stages that fit, encoder first; a sample a microbatch | dealt round robin |
+//! | LPT, sorted | ours | longest processing time first, on each sample's slower module; sorted by size |
 //! | data-blind, joint | every rank the whole model: the best TP, stages and microbatches | dealt round robin |
 //! | data-blind, uniform | the best with one TP and one DP degree for both modules | dealt round robin |
-//! | by hand | the least TP, then the fewest stages that fit, encoder first; a sample a microbatch | dealt round robin |
 //! | data-blind | ours | dealt round robin |
-//! | LPT | ours | longest processing time first, on each sample's slower module |
-//! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
+//! | LPT | ours | LPT, in an arbitrary order |
+//! | paper | Algorithm 1 of the paper, on even layers, the better of two numbers of microbatches | min-max of module sums |
 //! | ours | ours | the makespan itself |
 //!
 //! LPT and the paper's method create microbatches without an order: they run in an arbitrary order and, as
 //! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
 //! share an encoder wait less for each other.
 //!
-//! A method's idle time is divided by cause ([`StepWaits`]), on the same batches.
+//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches.
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 
 mod data_blind;
+mod idle_breakdown;
 pub(super) mod joint;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;
-mod waits;
 
-pub use waits::StepWaits;
+pub use idle_breakdown::IdleBreakdown;
 
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::report::PlanReport;
@@ -37,8 +38,8 @@ use super::score::step_timeline::StepTimeline;
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
 use super::workload::ItemSize;
 use dflop_balancer::{Error, Result, Strategy};
+use idle_breakdown::WaitTimes;
 use outcome::Outcome;
-use waits::WaitTimes;
 
 /// Planning and balancing method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,14 +67,14 @@ pub enum Method {
 }
 
 impl Method {
-    /// All methods, ours last.
+    /// All methods: first those to beat, ours last.
     pub const ALL: [Self; 9] = [
-        Self::DataBlindUniform,
-        Self::DataBlindJoint,
         Self::ByHand,
+        Self::LptSorted,
+        Self::DataBlindJoint,
+        Self::DataBlindUniform,
         Self::DataBlind,
         Self::Lpt,
-        Self::LptSorted,
         Self::Paper,
         Self::PaperSorted,
         Self::Ours,
@@ -85,7 +86,7 @@ impl Method {
         match self {
             Self::DataBlindUniform => "data-blind, uniform",
             Self::DataBlindJoint => "data-blind, joint",
-            Self::ByHand => "by hand",
+            Self::ByHand => "by hand, joint",
             Self::DataBlind => "data-blind",
             Self::Lpt => "lpt",
             Self::LptSorted => "lpt, sorted",
@@ -110,7 +111,7 @@ pub struct MethodScore {
     /// Share of the plan's GPU time without computation, in `0..=1`.
     pub idle_fraction: f64,
     /// Idle fraction by cause.
-    pub waits: StepWaits,
+    pub waits: IdleBreakdown,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
@@ -196,7 +197,10 @@ fn run_batch(
         Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
             let pipelines = data_blind::pipelines(space, candidate, batch);
             let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            return Ok((outcome, waits::for_pipelines(space, candidate, &pipelines, &outcome, timeline)));
+            return Ok((
+                outcome,
+                idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline),
+            ));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => outcome::best(space, candidate, batch, timeline)?,
@@ -206,5 +210,5 @@ fn run_batch(
         Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
     };
     let outcome = outcome::run(space, candidate, &assignment, timeline);
-    Ok((outcome, waits::for_job(space, candidate, &assignment, &outcome, timeline)))
+    Ok((outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline)))
 }

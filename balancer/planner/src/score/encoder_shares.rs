@@ -1,8 +1,8 @@
 //! Estimates the time that a sample adds to a stage, and divides media between encoder ranks.
 //!
 //! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
-//! the encoder is colocated. Tiles are divided evenly, or whole samples are assigned by LPT.
-//! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
+//! the encoder is colocated. Tiles are divided evenly; media and whole samples are assigned by LPT, those in
+//! native resolution by layer time.
 
 use crate::cluster::Placement;
 use crate::costs::TimeTable;
@@ -36,8 +36,10 @@ pub(super) struct MediaPools<'a> {
     cells_per_pool: usize,
     sharers: u32,
     pools: Vec<MediaLoad>,
-    /// Media of every sample by pool; empty if tiles are divided.
-    samples: Vec<Vec<MediaLoad>>,
+    /// Media that stay on one rank, by pool; empty if tiles are divided.
+    whole: Vec<Vec<MediaLoad>>,
+    /// Whether a sample's media may have different ranks.
+    is_by_medium: bool,
     /// Tile time in a layer, for comparing samples.
     tile_ns: f64,
 }
@@ -82,14 +84,17 @@ impl<'a> MediaPools<'a> {
         let count = groups / cells_per_pool;
         let is_native = space.workload.media(encoder).is_native();
         // Over a whole batch, samples with tiles are about as even as tiles.
-        let is_even = split == EncoderSplit::Tile || (family.placement == Placement::Colocated && !is_native);
+        let is_even = sharers == 1
+            || split == EncoderSplit::Tile
+            || (family.placement == Placement::Colocated && !is_native);
         Self {
             encoder,
             times,
             cells_per_pool,
             sharers,
             pools: vec![MediaLoad::default(); count],
-            samples: vec![Vec::new(); if is_even { 0 } else { count }],
+            whole: vec![Vec::new(); if is_even { 0 } else { count }],
+            is_by_medium: split == EncoderSplit::Medium && family.placement == Placement::Joint,
             tile_ns: if is_native { UnitTimes::new(space, candidate).media[encoder].unit_ns } else { 1.0 },
         }
     }
@@ -98,15 +103,19 @@ impl<'a> MediaPools<'a> {
     pub(super) fn add(&mut self, cell: usize, item: &ItemSize) {
         let (pool, media) = (cell / self.cells_per_pool, item.media(self.encoder));
         self.pools[pool].add(media);
-        if let Some(samples) = self.samples.get_mut(pool) {
-            samples.push(MediaLoad { tiles: u64::from(media.units), pairs: media.pairs });
-        }
+        let Some(whole) = self.whole.get_mut(pool).filter(|_| media.units > 0) else { return };
+        let parts = if self.is_by_medium { media.media.clamp(1, media.units) } else { 1 };
+        // Media of one sample are taken to be alike.
+        let (tiles, pairs) = (media.units / parts, media.pairs / u64::from(parts));
+        let rest = media.units % parts;
+        let load = |part: u32| MediaLoad { tiles: u64::from(tiles) + u64::from(part < rest), pairs };
+        whole.extend((0..parts).map(load));
     }
 
     /// Returns the largest shares of the ranks.
     pub(super) fn largest(self) -> LargestShares {
         let mut largest = LargestShares::default();
-        if self.samples.is_empty() {
+        if self.whole.is_empty() {
             for MediaLoad { tiles, pairs } in self.pools {
                 let tiles = tiles.div_ceil(u64::from(self.sharers));
                 let attention_ns = pairs as f64 / f64::from(self.sharers) * self.times.pair_ns;
@@ -118,23 +127,19 @@ impl<'a> MediaPools<'a> {
         let weight = |media: &MediaLoad| {
             (media.tiles as f64 * self.tile_ns + media.pairs as f64 * self.times.pair_ns) as u64
         };
-        for samples in self.samples {
-            largest.push(&lpt_shares(samples, self.sharers as usize, weight), self.times);
+        for whole in self.whole {
+            largest.push(&lpt_shares(whole, self.sharers as usize, weight), self.times);
         }
         largest
     }
 }
 
-/// Assigns whole samples to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer samples.
-fn lpt_shares(
-    mut samples: Vec<MediaLoad>,
-    ranks: usize,
-    weight: impl Fn(&MediaLoad) -> u64,
-) -> Vec<MediaLoad> {
-    samples.sort_unstable_by_key(|media| Reverse((weight(media), *media)));
+/// Assigns media to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer media.
+fn lpt_shares(mut whole: Vec<MediaLoad>, ranks: usize, weight: impl Fn(&MediaLoad) -> u64) -> Vec<MediaLoad> {
+    whole.sort_unstable_by_key(|media| Reverse((weight(media), *media)));
     let idle = Reverse((0, MediaLoad::default()));
-    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = vec![idle; ranks.min(samples.len())].into();
-    for media in &samples {
+    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = vec![idle; ranks.min(whole.len())].into();
+    for media in &whole {
         if let Some(mut least) = heap.peek_mut() {
             let (load, share) = &mut least.0;
             *load += weight(media);

@@ -178,7 +178,7 @@ impl<'a> SearchSpace<'a> {
             expert_parallel: llm.expert_parallel(),
             budget_bytes: cluster.memory_bytes as f64,
             options,
-            encoder_split: EncoderSplit::Tile,
+            encoder_split: EncoderSplit::default(),
             slack: 1.0,
             workload,
         }
@@ -255,6 +255,19 @@ impl<'a> SearchSpace<'a> {
     /// Returns the maximum number of microbatches per LLM rank.
     pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
         self.workload.global_batch() / family.llm_dp
+    }
+
+    /// Whether two families differ in placement or in the degrees of a module, not only in layers,
+    /// recomputation or rounds ahead.
+    pub(super) fn has_other_degrees(&self, one: &Family, other: &Family) -> bool {
+        let shape = |shape: &StageShape| (shape.tp, shape.pp);
+        let encoders = |family: &Family| {
+            let parts = self.encoder_shapes(family).zip(family.encoders.iter());
+            parts.map(|(of, part)| (shape(of), part.dp)).collect::<Vec<_>>()
+        };
+        (one.placement, one.llm_dp) != (other.placement, other.llm_dp)
+            || shape(self.llm_shape(one)) != shape(self.llm_shape(other))
+            || encoders(one) != encoders(other)
     }
 
     /// Returns the number of GPUs that a family uses.
@@ -346,6 +359,23 @@ impl Default for SearchSpaceOptions {
 }
 
 impl SearchSpaceOptions {
+    /// Splits the options by placement.
+    pub(super) fn each_placement(self) -> impl Iterator<Item = Self> {
+        let only = |is_disaggregated, is_colocated, is_joint| Self {
+            is_disaggregated,
+            is_colocated,
+            is_joint,
+            ..self
+        };
+        [
+            self.is_disaggregated.then(|| only(true, false, false)),
+            self.is_colocated.then(|| only(false, true, false)),
+            self.is_joint.then(|| only(false, false, true)),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
     /// Lists whether the layers of a module may be recomputed.
     const fn recomputations(&self) -> &'static [bool] {
         if self.has_recomputation { &[false, true] } else { &[false] }
@@ -374,11 +404,14 @@ impl fmt::Display for SearchSpaceOptions {
     }
 }
 
-/// How encoder ranks split the media in a slot.
+/// How ranks split the media in a slot. The same rule is used for every plan and every baseline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EncoderSplit {
-    /// Tile by tile, across samples.
+    /// As the executor does: medium by medium between the ranks of a tensor-parallel group with joint
+    /// placement, whole samples between encoder ranks.
     #[default]
+    Medium,
+    /// Tile by tile, across samples.
     Tile,
     /// Whole samples, by LPT.
     Sample,
@@ -389,6 +422,7 @@ impl EncoderSplit {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Medium => "medium",
             Self::Tile => "tile",
             Self::Sample => "sample",
         }

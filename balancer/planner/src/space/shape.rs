@@ -97,7 +97,7 @@ impl TpTimes {
         let mut times = Self::new(costs, tp, (0, media.batch_units_max), 1.0);
         if media.is_native() {
             let attention_ns = |item: &ItemSize| {
-                let MediaUnits { units, pairs } = item.media(encoder);
+                let MediaUnits { units, pairs, .. } = item.media(encoder);
                 costs.media_attention_ns(tp, u64::from(units), pairs)
             };
             let all_ns: f64 = workload.batches().iter().flatten().map(attention_ns).sum();

@@ -80,12 +80,12 @@ fn methods_are_compared_on_the_same_batches() {
     assert_eq!(compared, compare(&problem, &found).unwrap());
     let names: Vec<&str> = compared.methods.iter().map(|score| score.method.name()).collect();
     let all = [
-        "data-blind, uniform",
+        "by hand, joint",
+        "lpt, sorted",
         "data-blind, joint",
-        "by hand",
+        "data-blind, uniform",
         "data-blind",
         "lpt",
-        "lpt, sorted",
         "paper",
         "paper, sorted",
         "dflop",

@@ -17,7 +17,7 @@ fn audio() -> ClosedForm {
 fn heard_and_seen() -> Vec<ItemSize> {
     let with_audio = |(at, size): (usize, ItemSize)| {
         let windows = if at % 3 == 0 { 1 + at as u32 % 5 } else { 0 };
-        let audio = MediaUnits { units: windows, pairs: 0 };
+        let audio = MediaUnits::from_tiles(windows, 1);
         ItemSize::from_media(&[size.media(0), audio], size.tokens + 50 * windows).unwrap()
     };
     sizes().into_iter().enumerate().map(with_audio).collect()

@@ -15,9 +15,9 @@
 //! annealing is the number of leading zero bits, interpolated linearly between powers of two.
 //!
 //! Memory limits come first: no change may raise the bytes above them, and a change that lowers these bytes
-//! is accepted at any makespan ([`stage_memory`], [`relief`]).
+//! is accepted at any makespan ([`stage_memory`], [`memory_repair`]).
 
-mod relief;
+mod memory_repair;
 mod schedule_state;
 mod shared_modules;
 mod stage_memory;
@@ -70,7 +70,7 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     if !state.has_limits() {
         return run_cycles(state, moves, goal_ns, &mut rng, budget);
     }
-    relief::relieve(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
+    memory_repair::repair(state, first_cycle(state, budget) / 8 * 7, &mut rng, budget);
     let restarts_steps = first_cycle(state, budget) / RESTARTS_SHARE;
     let steps = budget.steps_left() - restarts_steps;
     budget.within(steps, |budget| run_cycles(state, moves, goal_ns, &mut rng, budget));
@@ -92,9 +92,9 @@ fn restart(
         return;
     }
     let before = state.value();
-    let slots = relief::perturb(state, moves, rng, budget);
+    let slots = memory_repair::perturb(state, moves, rng, budget);
     let best = state.restart(slots, budget);
-    relief::relieve(state, budget.steps_left() / 2, rng, budget);
+    memory_repair::repair(state, budget.steps_left() / 2, rng, budget);
     anneal(state, moves, goal_ns, budget.steps_left(), rng, budget);
     if state.value() > before {
         state.restart(best, budget);
@@ -120,9 +120,9 @@ fn run_cycles(
 }
 
 /// Lowers the bytes above the memory limits, within some of the remaining elementary steps.
-pub(crate) fn relieve(state: &mut ScheduleState<'_>, steps: u64, budget: &mut Budget) {
+pub(crate) fn repair_memory(state: &mut ScheduleState<'_>, steps: u64, budget: &mut Budget) {
     let steps = steps.min(first_cycle(state, budget));
-    relief::relieve(state, steps, &mut SplitMix64::new(state.problem().seed), budget);
+    memory_repair::repair(state, steps, &mut SplitMix64::new(state.problem().seed), budget);
 }
 
 /// Returns the elementary steps in the first cycle: all remaining steps, or a few per item if these are
@@ -172,7 +172,7 @@ fn start_threshold(state: &ScheduleState<'_>, goal_ns: u64) -> u64 {
 /// Draws a change in two different slots; `None` if a slot would be empty.
 fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Option<Change> {
     if let Some(window) = state.fullest_window() {
-        return relief::draw(state, &window, rng);
+        return memory_repair::draw(state, &window, rng);
     }
     let (ranks, microbatches) = (state.ranks(), state.microbatches());
     // The bits of one number: at the slowest rank 1 in 2, inside one rank 3 in 8, whole slots 1 in 4.
@@ -324,7 +324,7 @@ struct Trial {
     before: Vec<(usize, usize, u64)>,
     touched: Vec<Touched>,
     /// Whether memory is exceeded less than before.
-    is_relief: bool,
+    is_repair: bool,
 }
 
 /// Timeline touched by a change, from the first to the last changed microbatch.

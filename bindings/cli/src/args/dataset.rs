@@ -39,6 +39,10 @@ pub(crate) struct SplitArgs {
 }
 
 impl SplitArgs {
+    pub(crate) const fn is_given(&self) -> bool {
+        self.split.is_some()
+    }
+
     /// Opens the index of some shards, builds it if it is missing, and selects the split.
     pub(crate) fn open<S: AsRef<str>>(
         &self,

@@ -36,6 +36,7 @@ impl MixtureArgs {
             [] => Ok(self.split.open(&self.shards, place, token_counts)?.into()),
             // A single value without a weight is the name of a mixture file.
             [file] if weighted(file).is_none() => {
+                self.check_settings(settings)?;
                 let access = settings.store.access(&stores).allow_pipe(false).keep_variables(true);
                 read_mixture(Path::new(file), &access, &index_options_for(settings, token_counts)?)
             }
@@ -43,6 +44,22 @@ impl MixtureArgs {
                 let (weight, dataset) = weighted(entry).ok_or_else(|| misuse(entry))?;
                 Ok(mixture.dataset(self.split.open(&[dataset], place, token_counts.clone())?, weight))
             }),
+        }
+    }
+
+    /// Rejects arguments that a mixture file has for each dataset.
+    fn check_settings(&self, settings: &Settings) -> Result<(), Failure> {
+        let arguments = [
+            ("--split", self.split.is_given()),
+            ("index.directory", settings.index.directory.is_some()),
+            ("index.splits", settings.index.splits.is_some()),
+        ];
+        match arguments.into_iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let reason = "has no effect with a mixture file, which has it for each dataset; leave it out";
+                Err(Failure::Misuse(format!("`{name}` {reason}")))
+            }
         }
     }
 }

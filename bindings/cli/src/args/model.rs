@@ -115,6 +115,9 @@ impl MeasuredProfileArgs {
     /// Reads and checks a model's profile; `None` without a profile.
     pub(crate) fn read(&self, spec: &ModelSpec, settings: &Settings) -> Result<Option<Profile>, Failure> {
         let is_checked = settings.cost.profile_check;
+        if self.path().is_none() && !is_checked {
+            return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
+        }
         self.path().map(|path| checked(model_profile(path, spec)?, path, is_checked)).transpose()
     }
 }

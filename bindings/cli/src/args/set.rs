@@ -127,7 +127,9 @@ mod tests {
         assert!(arguments.set.refuse(&["plan.stages", "store"], "is refused").is_ok());
         let other = parsed(&["plan.stages=1"]).unwrap_err();
         assert!(other.contains("no effect") && other.contains("`order`, `plan.schedule`"), "{other}");
-        assert!(parsed(&["order.tail=keep"]).unwrap_err().contains("`carry`"));
+        assert!(
+            parsed(&["order.tail=keep"]).unwrap_err().contains("expected carry, drop or short, found `keep`")
+        );
     }
 
     #[test]

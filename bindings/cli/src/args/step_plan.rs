@@ -2,10 +2,11 @@
 
 use super::mixture::MixtureArgs;
 use super::model::{ModelArgs, TokenizerArgs};
+use super::set::{Accepted, SetArgs};
 use crate::failure::Failure;
 use clap::Args;
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::settings::{Settings, SynchronizationName};
+use dflop_loader::settings::{Settings, SynchronizationName, TailName};
 use dflop_loader::store::file;
 use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder};
 use std::path::{Path, PathBuf};
@@ -82,6 +83,42 @@ impl CapArgs {
 /// Parses a strategy by name or alias.
 pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
     Strategy::from_str(name).map_err(|error| error.to_string())
+}
+
+/// Whether a strategy spends work units; other strategies have a single answer.
+pub(crate) fn is_search(strategy: Strategy) -> bool {
+    [Strategy::SEARCH, Strategy::EXACT].contains(&strategy)
+}
+
+/// Rejects settings for planned steps that have no effect beside other settings.
+///
+/// # Errors
+/// [`Failure::Misuse`] with the first such setting.
+pub(crate) fn check_plan_settings<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
+    let strategy = settings.plan.strategy;
+    if !is_search(strategy) {
+        let reason = format!("has no effect with `plan.strategy={strategy}`; leave it out");
+        set.refuse(&["plan.search_effort"], &reason)?;
+    }
+    if settings.plan.stages.is_some() {
+        set.refuse(&["plan.synchronize"], "has no effect with `plan.stages`; leave it out")?;
+    }
+    if settings.order.tail != TailName::Carry {
+        let reason = "has no effect without `order.tail=carry`; leave it out";
+        set.refuse(&["order.repeat_samples"], reason)?;
+    }
+    Ok(())
+}
+
+/// Rejects the layout of microbatches without tensors, unless they have a fixed length.
+///
+/// # Errors
+/// [`Failure::Misuse`] with the setting.
+pub(crate) fn check_layout<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
+    if settings.processor.pad_to_tokens.is_some() {
+        return Ok(());
+    }
+    set.refuse(&["processor.layout"], "has no effect without `processor.pad_to_tokens`; leave it out")
 }
 
 impl StepPlanArgs {

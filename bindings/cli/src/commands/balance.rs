@@ -11,7 +11,7 @@ use dflop_balancer::{
 };
 use serde::Serialize;
 
-use crate::args::step_plan::{CapArgs, parse_strategy};
+use crate::args::step_plan::{CapArgs, is_search, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::store::file;
@@ -92,6 +92,16 @@ pub(crate) fn run(args: &BalanceArgs, out: &mut Output) -> Result<(), Failure> {
     if args.objective == Objective::Partition && has_pipeline {
         let message = "`--dp`, `--stages` and `--encoder-dp` need `--objective pipeline`";
         return Err(Failure::Misuse(message.into()));
+    }
+    if !is_search(args.strategy) {
+        let limits = [
+            ("--search-effort", args.search_effort.is_some()),
+            ("--deadline-ms", args.deadline_ms.is_some()),
+        ];
+        if let Some((flag, _)) = limits.into_iter().find(|(_, is_given)| *is_given) {
+            let message = format!("`{flag}` has no effect with `--strategy {}`; leave it out", args.strategy);
+            return Err(Failure::Misuse(message));
+        }
     }
     let in_file = |error| Failure::from(error).in_file(&args.instance);
     let instance = Instance::from_json(&read_text(&args.instance)?).map_err(in_file)?;

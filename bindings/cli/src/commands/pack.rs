@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use dflop_import::{
-    ColumnMap, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, Taken, pack_all,
+    ColumnMap, ImportReport, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, pack_all,
 };
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
@@ -81,7 +81,7 @@ struct PackReport {
     bytes: u64,
     index: Option<String>,
     #[serde(flatten)]
-    taken: Taken,
+    taken: ImportReport,
     skipped: Vec<SkippedSource>,
 }
 

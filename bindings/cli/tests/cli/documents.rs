@@ -170,7 +170,7 @@ fn the_document_of_the_models_is_current() {
 }
 
 /// All command names, as the program lists them.
-fn commands() -> Vec<String> {
+pub(crate) fn commands() -> Vec<String> {
     let help = dflop(&["-h"]).stdout;
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let names = list.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());

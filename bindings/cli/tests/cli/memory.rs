@@ -99,7 +99,7 @@ fn arguments_that_do_not_fit_the_model_are_misuse() {
         (&["--set", "cost.freeze=audio"], "has no audio encoder to freeze"),
         (&["--set", "cost.freeze=vision,projector,llm"], "nothing is trained"),
         (&["--set", "cost.freeze=head"], "unknown part `head`, known are vision, audio, projector, llm"),
-        (&["--set", "cost.recompute=all"], "one of `none`, `scores`, `layers`"),
+        (&["--set", "cost.recompute=all"], "expected none, scores or layers, found `all`"),
         (&["--memory-gib", "nan"], "`--memory-gib`"),
     ] {
         let run = dflop(&[&MODEL[..], more].concat());

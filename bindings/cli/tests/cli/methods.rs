@@ -39,12 +39,12 @@ fn methods_are_compared_from_data_blind_to_ours() {
     let methods = report["strategies"].as_array().expect("strategies");
     let names: Vec<&str> = methods.iter().map(|method| method["name"].as_str().expect("a name")).collect();
     let all = [
-        "data-blind, uniform",
+        "by hand, joint",
+        "lpt, sorted",
         "data-blind, joint",
-        "by hand",
+        "data-blind, uniform",
         "data-blind",
         "lpt",
-        "lpt, sorted",
         "paper",
         "paper, sorted",
         "dflop",
@@ -68,7 +68,7 @@ fn methods_are_compared_from_data_blind_to_ours() {
         let idle = method["bubble_fraction"].as_f64().expect("a fraction");
         assert!((waits.iter().sum::<f64>() - idle).abs() < 1e-9, "{method}");
     }
-    assert_eq!(methods[3]["plan"], ours["plan"], "ours, without its balancing");
+    assert_eq!(methods[4]["plan"], ours["plan"], "ours, without its balancing");
     let table = dflop(&args);
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     assert!(table.stdout.contains("lower bound"), "{}", table.stdout);
@@ -140,6 +140,28 @@ fn flags_of_a_dataset_are_refused_with_shapes() {
             "{flag:?}: {}",
             run.stderr
         );
+    }
+}
+
+#[test]
+fn settings_of_plans_without_effect_are_refused() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shapes = shapes(directory.path());
+    for (settings, reason) in [
+        (&["space.uneven_layers=false"][..], "has no effect in the full space"),
+        (&["space.recompute=true"], "has no effect in the full space"),
+        (&["space.encoder_ahead=true"], "has no effect in the full space"),
+        (
+            &["space.kinds=basic", "plan.schedule=gpipe", "space.encoder_ahead=true"],
+            "has no effect with `plan.schedule=gpipe`",
+        ),
+        (&["cost.profile_check=false"], "`cost.profile_check` needs `--profile`"),
+    ] {
+        let mut args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
+        args.extend(settings.iter().flat_map(|pair| ["--set", *pair]));
+        let run = dflop(&args);
+        assert_eq!(run.status, Some(2), "{settings:?}: {}", run.stderr);
+        assert!(run.stderr.contains(reason), "{settings:?}: {}", run.stderr);
     }
 }
 

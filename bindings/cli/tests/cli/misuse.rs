@@ -4,6 +4,7 @@ use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::tar::TarBytes;
 
 use crate::command::{dflop, refuse, text};
+use crate::documents::commands;
 
 const READERS: [&[&str]; 5] = [
     &["index"],
@@ -15,10 +16,10 @@ const READERS: [&[&str]; 5] = [
 
 #[test]
 fn every_command_explains_itself() {
-    for command in
-        ["demo", "pack", "index", "list", "stream", "order", "stats", "balance", "simulate", "accuracy"]
-    {
-        let run = dflop(&[command, "--help"]);
+    let commands = commands();
+    assert!(commands.len() > 15, "the commands were found");
+    for command in commands {
+        let run = dflop(&[&command, "--help"]);
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{command}");
         assert!(run.stdout.contains("Usage: dflop"), "{command}");
     }
@@ -35,6 +36,7 @@ fn changes_of_images_that_make_no_sense_are_misuse() {
     stream(&["--decode", "raw", "--set", "augment.flip=0.5"], "augment");
     stream(&["--set", "read.scaled_decode=true"], "scaled_decode");
     stream(&["--set", "read.fields=jpg,"], "fields");
+    stream(&["--set", "augment.crop_ratio=1,2"], "crop_scale");
     if !cfg!(feature = "turbojpeg") {
         stream(&["--decode", "rgb224", "--set", "read.scaled_decode=true"], "turbojpeg");
     }
@@ -148,6 +150,39 @@ fn impossible_plans_are_misuse() {
 }
 
 #[test]
+fn settings_without_effect_beside_others_are_refused() {
+    let data = TempDataset::new(1, 8, Compression::Plain);
+    let pattern = data.pattern();
+    let refused = |command: &[&str], settings: &[&str], reason: &str| {
+        let mut args = [command, &[pattern.as_str()]].concat();
+        args.extend(settings.iter().flat_map(|pair| ["--set", *pair]));
+        refuse(&args, 2, &format!("`--set {}` has no effect {reason}", settings[settings.len() - 1]));
+    };
+    let size = ["--global-batch-size", "4", "--dp-size", "2"];
+    for command in ["order", "simulate"] {
+        let command = [&[command], &size[..]].concat();
+        refused(&command, &["processor.layout=padded"], "without `processor.pad_to_tokens`");
+        refused(&command, &["plan.stages=1,1,1", "plan.synchronize=microbatch"], "with `plan.stages`");
+        refused(&command, &["order.tail=short", "order.repeat_samples=true"], "without `order.tail=carry`");
+    }
+    let order = [&["order"], &size[..]].concat();
+    refused(&order, &["plan.strategy=lpt", "plan.search_effort=5"], "with `plan.strategy=lpt`");
+    let quality = [&["order", "--shuffle-quality"], &size[..]].concat();
+    for setting in ["plan.search_effort=5", "cost.recompute=layers", "processor.pad_to_tokens=64"] {
+        refused(&quality, &[setting], "with `--shuffle-quality`");
+    }
+    let batches = [&["batches", "--tokenizer", "nowhere"], &size[..]].concat();
+    refused(&batches, &["plan.strategy=kk", "plan.search_effort=5"], "with `plan.strategy=kk`");
+    refused(&batches, &["processor.long_sample=drop"], "without `processor.sample_tokens_max`");
+    for setting in ["processor.dtype=uint8", "processor.media_buckets=64"] {
+        let settings = ["processor.skip_media_tensors=true", setting];
+        refused(&batches, &settings, "with `processor.skip_media_tensors`");
+    }
+    refused(&["stream", "--decode", "raw"], &["read.strict=true"], "with `--decode raw`");
+    refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
+}
+
+#[test]
 fn cap_below_one_sample_fails_with_the_sample_that_exceeds_it() {
     let data = TempDataset::new(1, 8, Compression::Plain);
     let order = ["order", &data.pattern(), "--global-batch-size", "4", "--dp-size", "2"];
@@ -200,6 +235,14 @@ fn caps_that_cannot_be_kept_name_the_file_and_the_item() {
     std::fs::write(&path, r#"{"n":2,"m":2,"c":1,"d":[[1],[2]],"tok":[5,9]}"#)
         .expect("the directory can be written");
     refuse(&[&balance[..], &["--tokens-max", "8"]].concat(), 1, "x.json`: item 1 alone has 9 tokens");
+}
+
+#[test]
+fn a_limit_of_work_without_a_search_is_refused() {
+    for flag in ["--search-effort", "--deadline-ms"] {
+        let balance = ["balance", "--instance", "nowhere.json", "--strategy", "lpt", flag, "5"];
+        refuse(&balance, 2, &format!("`{flag}` has no effect with `--strategy lpt`"));
+    }
 }
 
 #[test]

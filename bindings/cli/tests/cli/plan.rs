@@ -60,7 +60,8 @@ fn gpus(plan: &Value, module: &str) -> u64 {
 #[test]
 fn the_fields_of_a_plan_are_there_and_agree() {
     let inputs = inputs();
-    let plan = object(&inputs.args(&["--memory-gib", "80", "--json"]));
+    let separate = ["--memory-gib", "80", "--set", "space.placement=disaggregated", "--json"];
+    let plan = object(&inputs.args(&separate));
     assert!(gpus(&plan, "encoder") + gpus(&plan, "llm") <= 16);
     assert_eq!(whole(&plan, "/gpus_used"), gpus(&plan, "encoder") + gpus(&plan, "llm"));
     assert!(whole(&plan, "/microbatches") * whole(&plan, "/llm/dp") <= 64);
@@ -69,7 +70,7 @@ fn the_fields_of_a_plan_are_there_and_agree() {
     assert!(number(&plan, "/search_seconds") >= 0.0);
     assert!(number(&plan, "/plans_bounded") > number(&plan, "/plans_simulated"));
     assert_eq!(plan["placement"], "disaggregated");
-    assert_eq!(plan["encoder_share"], "tile");
+    assert_eq!(plan["encoder_share"], "medium");
     assert_eq!(plan["model"], "llavaov-siglip-400m-qwen2.5-7b");
     for (module, layers) in [("encoder", 27), ("llm", 28)] {
         let stages = plan["layers"][module].as_array().unwrap();
@@ -82,9 +83,29 @@ fn the_fields_of_a_plan_are_there_and_agree() {
     let next = &plan["runner_up"];
     assert!(number(next, "/step_seconds") >= number(&plan, "/step_seconds"));
     assert!(next["reason"].as_str().unwrap().contains("slower"));
-    let mut again = object(&inputs.args(&["--memory-gib", "80", "--json"]));
+    let mut again = object(&inputs.args(&separate));
     again["search_seconds"] = plan["search_seconds"].clone();
     assert_eq!(plan, again, "the same every time");
+}
+
+/// Without flags every placement is searched, each as if it were alone.
+#[test]
+fn the_default_plan_is_the_best_of_all_placements() {
+    let inputs = inputs();
+    let best = object(&inputs.args(&["--json"]));
+    let of = |placement: &'static str| {
+        let setting = format!("space.placement={placement}");
+        object(&inputs.args(&["--set", &setting, "--json"]))
+    };
+    let alone = ["disaggregated", "colocated", "joint"].map(of);
+    let seconds = |plan: &Value| number(plan, "/step_seconds");
+    let least = alone.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    assert!((seconds(&best) - least).abs() < 1e-12, "{} {least}", seconds(&best));
+    // The runner-up is at most as slow as the second best of the placements.
+    let own = best["placement"].as_str().expect("a name");
+    let others = alone.iter().filter(|plan| plan["placement"] != own);
+    let second = others.map(seconds).fold(f64::INFINITY, f64::min);
+    assert!(number(&best, "/runner_up/step_seconds") <= second + 1e-12, "{best}");
 }
 
 #[test]
@@ -114,7 +135,8 @@ fn flags_switch_freedoms_on() {
     assert_eq!(by_sample["encoder_share"], "sample");
     assert_eq!(
         any["searched"],
-        "1F1B, even or uneven layers, encoder on separate GPUs or on the GPUs of the LLM or in the LLM's stages"
+        "1F1B, even or uneven layers, encoder on separate GPUs or on the GPUs of the LLM or in the LLM's stages, \
+         sharded optimizer state"
     );
     let joint =
         object(&inputs.args(&["--set", "space.placement=joint", "--set", "space.zero1=true", "--json"]));
@@ -126,7 +148,7 @@ fn flags_switch_freedoms_on() {
     assert!(full["searched"].as_str().expect("a text").contains("with or without running ahead"));
     let table = dflop(&inputs.args(&[]));
     assert_eq!(table.status, Some(0), "{}", table.stderr);
-    let searched = "s, of the plans searched: 1F1B, even layers, encoder on separate GPUs\n";
+    let searched = "s, of the plans searched: 1F1B, even layers, encoder on separate GPUs or on the GPUs";
     assert!(table.stdout.contains(searched), "{}", table.stdout);
     for part in ["headroom", "bottleneck: ", "runner-up: ", "plans bounded"] {
         assert!(table.stdout.contains(part), "{}", table.stdout);
@@ -172,8 +194,12 @@ fn what_cannot_be_planned_says_why() {
             assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
         }
     };
-    let shared = inputs.args(&["--set", "space.placement=colocated", "--set", "space.encoder_share=tile"]);
-    fails(&shared, 2, &["`space.encoder_share` has no effect"]);
+    let full = inputs.args(&["--set", "space.kinds=full", "--set", "space.recompute=true"]);
+    fails(&full, 2, &["`--set space.recompute=true` has no effect in the full space"]);
+    let sizes = ["--gpus", "8", "--global-batch-size", "64", "--set", "cost.profile_check=false"];
+    let unmeasured =
+        [&["plan", "--model", "llava-ov-qwen2.5-7b", "--shapes", &inputs.shapes], &sizes[..]].concat();
+    fails(&unmeasured, 2, &["`cost.profile_check` needs `--profile`"]);
     let small = inputs.args(&["--memory-gib", "2"]);
     fails(&small, 1, &["no plan fits", "GiB more memory per GPU", "is 4 of 8"]);
     fails(&inputs.args(&["--memory-gib", "0"]), 2, &["memory-gib"]);

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use dflop_costmodel::{ModelSpec, SampleShape};
+use dflop_costmodel::{ModelSpec, Module, SampleShape};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::png;
 use dflop_tests::tar::TarBytes;
@@ -28,9 +28,9 @@ fn table(data: &TempDataset, model: &str) -> String {
     for (module, ..) in &encoders {
         let prefix = prefix(*module);
         let columns = if spec.is_native(*module) {
-            format!(",{prefix}patches,{prefix}patch_squares,{prefix}window_squares")
+            format!(",{prefix}patches,{prefix}patch_squares,{prefix}window_squares,{prefix}media")
         } else {
-            format!(",{prefix}tiles")
+            format!(",{prefix}tiles,{prefix}media")
         };
         table.push_str(&columns);
     }
@@ -42,10 +42,14 @@ fn table(data: &TempDataset, model: &str) -> String {
             let work = rule.work(&shape).expect("the model takes it");
             tokens += work.tokens;
             let (patches, squares, windows) = (work.encoder_tokens, work.attention_pairs, work.window_pairs);
+            let media = match module {
+                Module::Audio => shape.audio.len(),
+                _ => shape.images.len() + shape.videos.len(),
+            };
             if spec.is_native(*module) {
-                write!(cells, ",{patches},{squares},{windows}").expect("a string");
+                write!(cells, ",{patches},{squares},{windows},{media}").expect("a string");
             } else {
-                write!(cells, ",{}", work.items).expect("a string");
+                write!(cells, ",{},{media}", work.items).expect("a string");
             }
         }
         write!(table, "\n{tokens}{cells}").expect("a string");
@@ -67,8 +71,7 @@ fn a_dataset_is_planned_as_the_table_of_its_shapes() {
         let shapes = write(directory.path(), "shapes.csv", table(&data, model));
         let of_dataset = plan(model, &[&data.pattern()]);
         assert_eq!(of_dataset, plan(model, &["--shapes", text(&shapes)]), "{model}");
-        let share = if model.starts_with("qwen") { "sample" } else { "tile" };
-        assert_eq!(of_dataset["encoder_share"], share, "{model}");
+        assert_eq!(of_dataset["encoder_share"], "medium", "{model}");
         let samples = &of_dataset["samples"];
         assert_eq!((&samples["samples"], &samples["refused"]), (&40.into(), &0.into()), "{model}");
     }

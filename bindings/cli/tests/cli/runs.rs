@@ -91,6 +91,12 @@ fn a_mixture_file_says_what_flags_do_and_more() {
     refuse(&["--mix", "shards"], 1, "shards");
     refuse(&["--mix", "a=b", "--mix", "c=d"], 2, "WEIGHT=DATASET");
     refuse(&["--mix", text(&file), data[1].pattern().as_str()], 2, "cannot be used with");
+    let of_each =
+        [["--split", "train"], ["--set", "index.directory=indexes"], ["--set", "index.splits=splits.json"]];
+    for argument in of_each {
+        let args = [&["--mix", text(&file)], &argument[..]].concat();
+        refuse(&args, 2, "has no effect with a mixture file");
+    }
 }
 
 #[test]
@@ -137,7 +143,8 @@ fn shuffle_quality_tells_shuffles_apart() {
     let data = TempDataset::new(5, 20, Compression::Plain);
     let pattern = data.pattern();
     let quality = |shuffle: &[&str]| {
-        let report = object(&[&["order", &pattern, "--shuffle-quality"], shuffle, &SIZE].concat());
+        let size = ["--global-batch-size", "6", "--dp-size", "2", "--json"];
+        let report = object(&[&["order", &pattern, "--shuffle-quality"], shuffle, &size].concat());
         report["data_sets"][0].clone()
     };
     let number = |quality: &Value, name: &str| quality[name].as_f64().expect("a number");

@@ -9,6 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::command::{Run, command, text};
+use crate::documents::commands;
 use crate::view::View;
 
 const SECRET: &str = "CANARY";
@@ -247,11 +248,7 @@ fn on_threads<T: Send>(jobs: Vec<T>, run: impl Fn(T) + Sync) {
 
 #[test]
 fn every_command_is_looked_at() {
-    let help = command(&["help"]).output().expect("the command starts");
-    let help = String::from_utf8(help.stdout).expect("text");
-    let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let listed = listed.take_while(|line| !line.is_empty()).filter_map(|line| line.split_whitespace().next());
-    for name in listed.filter(|name| *name != "help") {
+    for name in commands() {
         assert!(COMMANDS.iter().any(|args| args[0] == name), "`{name}` is not in the table");
     }
 }

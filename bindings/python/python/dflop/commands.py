@@ -39,7 +39,7 @@ def plan_parallelism(
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
             FLOP rate.
         flags: any other flag of ``dflop plan``, with underscores, and groups of settings, such as
-            ``space={"placement": "any", "uneven_layers": True}``.
+            ``space={"placement": "any", "zero1": True}``.
 
     Returns:
         ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``,

@@ -47,7 +47,7 @@ class Plan(_Settings):
         tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
         bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
-            samples of a global batch, a list of dictionaries (``key``, ``data_set``, ``sample``,
+            samples of a global batch, a list of dictionaries (``key``, ``dataset``, ``sample``,
             ``text_tokens``, ``target_tokens``, ``images``, ``audio``, ``videos``, ``tokens``, ``seconds``),
             and returns a list with the seconds of each module, as a dictionary or in the order of
             ``BalancedLoader.modules``. It must be pure and the same on all ranks.

@@ -39,9 +39,9 @@ struct PartOfShare {
 }
 
 impl Share for PartOfShare {
-    fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>, dflop_loader::Error> {
-        let places = plan.ranks[self.dp_rank].get(self.microbatches.clone());
-        Ok(places.map(<[_]>::to_vec).unwrap_or_default())
+    fn plan_indices(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>, dflop_loader::Error> {
+        let plan_indices = plan.ranks[self.dp_rank].get(self.microbatches.clone());
+        Ok(plan_indices.map(<[_]>::to_vec).unwrap_or_default())
     }
 }
 

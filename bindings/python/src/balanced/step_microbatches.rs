@@ -231,7 +231,7 @@ impl MicrobatchIterator {
         let Iteration { config, running, .. } = &*self.iteration;
         let running = config.read_step(running, self.plan.step, numbers)?;
         let ended = |_| Error::StageEnded { stage: "read" };
-        let mut live = Live::new(running.loader.get().map_err(ended)?.parts());
+        let mut live = Live::new(running.loader.get().map_err(ended)?.events());
         live.next_step().await?;
         Ok(Again { live, _running: running })
     }
@@ -282,7 +282,7 @@ pub(super) fn microbatch<'py>(
     made.setattr("loss_scale_sum", of.loss_scale_sum)?;
     let names: Vec<Arc<str>> = planner.datasets().iter().map(Dataset::name).collect();
     let dataset = |&place: &u32| &*names[plan.samples[place as usize].dataset];
-    made.setattr("sources", of.places.iter().map(dataset).collect::<Vec<_>>())?;
+    made.setattr("sources", of.plan_indices.iter().map(dataset).collect::<Vec<_>>())?;
     let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
     made.setattr("sample_keys", keys)?;
     made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dflop_loader::{Error, Microbatch, PartStream, StepPart, StepPlan};
+use dflop_loader::{Error, EventStream, Microbatch, StepEvent, StepPlan};
 use futures::StreamExt;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -28,7 +28,7 @@ pub(super) struct Iteration {
 
 /// A step stream, and the position in the stream.
 pub(super) struct Live {
-    parts: PartStream,
+    events: EventStream,
     /// Number of the last started step.
     pub(super) step: Option<u64>,
     /// Number of delivered microbatches in that step.
@@ -36,14 +36,14 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(parts: PartStream) -> Self {
-        Self { parts, step: None, delivered: 0 }
+    pub(super) fn new(events: EventStream) -> Self {
+        Self { events, step: None, delivered: 0 }
     }
 
     /// Starts the next step; undelivered microbatches from the last step are skipped.
     pub(super) async fn next_step(&mut self) -> Result<Option<(Arc<StepPlan>, usize)>, Error> {
-        while let Some(part) = self.parts.next().await.transpose()? {
-            if let StepPart::Start { plan, microbatches } = part {
+        while let Some(event) = self.events.next().await.transpose()? {
+            if let StepEvent::Start { plan, microbatches } = event {
                 (self.step, self.delivered) = (Some(plan.step), 0);
                 return Ok(Some((plan, microbatches)));
             }
@@ -54,8 +54,8 @@ impl Live {
 
     /// Returns the next microbatch in the last started step.
     pub(super) async fn next_microbatch(&mut self) -> Result<Microbatch, Error> {
-        let part = self.parts.next().await.transpose()?;
-        let Some(StepPart::Microbatch(microbatch)) = part else {
+        let event = self.events.next().await.transpose()?;
+        let Some(StepEvent::Microbatch(microbatch)) = event else {
             return Err(Error::StageEnded { stage: "collate" });
         };
         self.delivered += 1;
@@ -65,8 +65,8 @@ impl Live {
 
 impl Iteration {
     fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>) -> PyResult<Self> {
-        let parts = running.loader.get()?.parts();
-        let live = Threaded::new(Mutex::new(Live::new(parts)));
+        let events = running.loader.get()?.events();
+        let live = Threaded::new(Mutex::new(Live::new(events)));
         Ok(Self { config, running, live, is_warned: AtomicBool::new(false) })
     }
 

@@ -1,16 +1,19 @@
 //! CLIP and SigLIP, with one square per image: as separate encoders, and as the towers of other families. As
 //! in LLaVA, CLIP's class token is dropped.
 
-use super::squares::{
+use super::fixed_resolution::{
     SquareInput, SquareTower, TowerSize, alone, bare_tower, product, square_tower, vision_fields,
 };
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderDetails, EncoderSpec, FamilyId, Mlp, ModelFamily};
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Clip, &Siglip];
+
 /// CLIP.
 #[derive(Debug)]
-pub(super) struct Clip;
+struct Clip;
 
 impl ModelFamily for Clip {
     fn id(&self) -> FamilyId {
@@ -52,7 +55,7 @@ pub(crate) const fn clip_encoder(size: TowerSize, square: SquareInput) -> Encode
 
 /// SigLIP.
 #[derive(Debug)]
-pub(super) struct Siglip;
+struct Siglip;
 
 impl ModelFamily for Siglip {
     fn id(&self) -> FamilyId {

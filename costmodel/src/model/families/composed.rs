@@ -2,10 +2,10 @@
 //! families, composed for this project.
 
 use super::clip_siglip::siglip_encoder;
+use super::fixed_resolution::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::language_models::{QWEN2_5_7B, TINY_LLM};
 use super::llava_onevision::siglip_so400m;
 use super::qwen2_audio::{whisper, whisper_large};
-use super::squares::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::{intern_vit, llava_onevision, qwen2_audio};
 use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, PartialModelSpec};
@@ -14,9 +14,12 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Composed];
+
 /// Models whose encoders belong to several families; no checkpoint has this family.
 #[derive(Debug)]
-pub(super) struct Composed;
+struct Composed;
 
 impl ModelFamily for Composed {
     fn id(&self) -> FamilyId {

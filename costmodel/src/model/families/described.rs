@@ -7,8 +7,8 @@
 
 use std::num::{NonZeroU16, NonZeroU32};
 
+use super::fixed_resolution::{FRAMES_MAX, bare_tower, dimensions, patch_inputs, product};
 use super::language_models::text_config;
-use super::squares::{FRAMES_MAX, bare_tower, dimensions, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, DESCRIBED, PartialModelSpec};
 use crate::model::{
@@ -36,9 +36,12 @@ const ENCODER: [&str; 9] = [
     "projector_size",
 ];
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Described];
+
 /// Models described by the user.
 #[derive(Debug)]
-pub(super) struct Described;
+struct Described;
 
 impl ModelFamily for Described {
     fn id(&self) -> FamilyId {

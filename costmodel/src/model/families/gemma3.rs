@@ -9,8 +9,8 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use super::clip_siglip::{siglip_encoder, tower};
+use super::fixed_resolution::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side};
 use super::language_models;
-use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec, pan_and_scan};
 use crate::model::{
@@ -28,9 +28,12 @@ const IMAGE_TOKENS: u32 = 256;
 /// Distance between layers with full attention.
 const PERIOD: u32 = 6;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Gemma3];
+
 /// Gemma 3.
 #[derive(Debug)]
-pub(super) struct Gemma3;
+struct Gemma3;
 
 impl ModelFamily for Gemma3 {
     fn id(&self) -> FamilyId {

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, language_model};
-use super::squares::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -13,13 +13,16 @@ use crate::model::{
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Glm4v::DENSE, &Glm4v::EXPERTS];
+
 /// GLM-4.1V, or GLM-4.5V with experts, under this name.
 #[derive(Debug)]
-pub(super) struct Glm4v([&'static str; 1], &'static [Preset]);
+struct Glm4v([&'static str; 1], &'static [Preset]);
 
 impl Glm4v {
-    pub(super) const DENSE: Self = Self(["glm4v"], &[GLM_4_1V]);
-    pub(super) const EXPERTS: Self = Self(["glm4v_moe"], &[GLM_4_5V]);
+    const DENSE: Self = Self(["glm4v"], &[GLM_4_1V]);
+    const EXPERTS: Self = Self(["glm4v_moe"], &[GLM_4_5V]);
 }
 
 impl ModelFamily for Glm4v {

@@ -1,21 +1,26 @@
 //! Idefics3 and `SmolVLM`: SigLIP on tiles, with the image's longer side scaled to a fixed length.
 
 use super::clip_siglip::siglip_encoder;
+use super::fixed_resolution::{
+    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, square_tower_with_defaults,
+};
 use super::language_models::{self, language_model};
-use super::squares::{PATCH_INPUTS, SquareInput, SquareTower, TowerSize, square_tower_with_defaults};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::scaled_tiles::ScaledTiles;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Idefics3::IDEFICS3, &Idefics3::SMOLVLM];
+
 /// Idefics3, or `SmolVLM` and `SmolVLM2`, under this name.
 #[derive(Debug)]
-pub(super) struct Idefics3([&'static str; 1], &'static [Preset]);
+struct Idefics3([&'static str; 1], &'static [Preset]);
 
 impl Idefics3 {
-    pub(super) const IDEFICS3: Self = Self(["idefics3"], &[IDEFICS3_8B]);
-    pub(super) const SMOLVLM: Self = Self(["smolvlm"], &[SMOLVLM2]);
+    const IDEFICS3: Self = Self(["idefics3"], &[IDEFICS3_8B]);
+    const SMOLVLM: Self = Self(["smolvlm"], &[SMOLVLM2]);
 }
 
 impl ModelFamily for Idefics3 {

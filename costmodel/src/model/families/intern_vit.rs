@@ -1,6 +1,8 @@
 //! Towers and projectors of InternVL, and their join with a language model, for both forms of its files.
 
-use super::squares::{FRAMES_MAX, SquareInput, SquareTower, TowerSize, bare_tower, layers_until, product};
+use super::fixed_resolution::{
+    FRAMES_MAX, SquareInput, SquareTower, TowerSize, bare_tower, layers_until, product,
+};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderDetails, EncoderSpec, FamilyId, LlmSpec, Mlp, Projector, VisionSpec};

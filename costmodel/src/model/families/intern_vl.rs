@@ -1,13 +1,13 @@
 //! InternVL: `InternViT` on tiles in the grid with the nearest aspect ratio, in the transformers form;
 //! [`super::intern_vl_chat`] reads the original repositories' form.
 
+use super::fixed_resolution::{
+    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side, dimensions, square,
+};
 use super::intern_vit::{FAMILY, InternVitOptions, Tiling, compose, encoder, is_rms_norm, projector};
 use super::intern_vl_chat;
 use super::language_models::{
     self, QWEN2_5_7B, QWEN2_5_72B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B,
-};
-use super::squares::{
-    PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_processor_side, dimensions, square,
 };
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -15,9 +15,12 @@ use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projecto
 use crate::tokens::VisionRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&InternVl];
+
 /// InternVL.
 #[derive(Debug)]
-pub(super) struct InternVl;
+struct InternVl;
 
 impl ModelFamily for InternVl {
     fn id(&self) -> FamilyId {

@@ -1,8 +1,8 @@
 //! Reads InternVL 2, 2.5 and 3 in the original repositories' form, `model_type` `internvl_chat`.
 
+use super::fixed_resolution::{SquareTower, dimensions, square};
 use super::intern_vit::{InternVitOptions, Tiling, compose, encoder, is_rms_norm};
 use super::language_models;
-use super::squares::{SquareTower, dimensions, square};
 
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};

@@ -1,8 +1,8 @@
 //! Llama 4: a CLIP-like encoder on tiles, in the grid that changes an image least.
 
 use super::clip_siglip::clip_encoder;
+use super::fixed_resolution::{SquareTower, check_processor_side, square_tower_with_defaults};
 use super::language_models::language_model;
-use super::squares::{SquareTower, check_processor_side, square_tower_with_defaults};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, ModelFamily, Projector, VisionSpec};
@@ -11,9 +11,12 @@ use crate::tokens::fitted_tiles::FittedTiles;
 
 const FAMILY: FamilyId = FamilyId::new("llama4");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Llama4];
+
 /// Llama 4.
 #[derive(Debug)]
-pub(super) struct Llama4;
+struct Llama4;
 
 impl ModelFamily for Llama4 {
     fn id(&self) -> FamilyId {

@@ -4,11 +4,11 @@
 use std::num::NonZeroU32;
 
 use super::clip_siglip::{clip_encoder, tower_or};
-use super::llava_onevision::projector;
-use super::squares::{
+use super::fixed_resolution::{
     PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_class_token, check_processor_side,
     feature_layers,
 };
+use super::llava_onevision::projector;
 use super::{language_models, pixtral};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -18,9 +18,12 @@ use crate::tokens::fixed_tile::FixedTile;
 
 const FAMILY: FamilyId = FamilyId::new("llava");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Llava];
+
 /// LLaVA 1.5.
 #[derive(Debug)]
-pub(super) struct Llava;
+struct Llava;
 
 impl ModelFamily for Llava {
     fn id(&self) -> FamilyId {

@@ -1,8 +1,8 @@
 //! LLaVA-NeXT (LLaVA 1.6): CLIP or SigLIP on tiles, in one of a few listed grids.
 
+use super::fixed_resolution::check_processor_side;
 use super::language_models;
 use super::llava::{VICUNA_7B, VICUNA_13B, check_patch, clip_336, square_encoder};
-use super::squares::check_processor_side;
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};
@@ -11,9 +11,12 @@ use crate::tokens::listed_grids::{GridList, ListedGrids};
 
 const FAMILY: FamilyId = FamilyId::new("llava_next");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaNext];
+
 /// LLaVA-NeXT.
 #[derive(Debug)]
-pub(super) struct LlavaNext;
+struct LlavaNext;
 
 impl ModelFamily for LlavaNext {
     fn id(&self) -> FamilyId {

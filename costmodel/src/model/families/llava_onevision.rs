@@ -1,11 +1,11 @@
 //! LLaVA-OneVision: SigLIP or CLIP on tiles, in the grid that wastes least.
 
 use super::clip_siglip::{siglip_encoder, tower};
-use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
-use super::squares::{
+use super::fixed_resolution::{
     FRAMES_MAX, PATCH_INPUTS, SquareInput, SquareTower, TowerSize, check_class_token, check_processor_side,
     feature_layers, product,
 };
+use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};
@@ -14,9 +14,12 @@ use crate::tokens::any_res::{AnyRes, VideoNewline};
 
 pub(crate) const FAMILY: FamilyId = FamilyId::new("llava_onevision");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaOneVision];
+
 /// LLaVA-OneVision.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision;
+struct LlavaOneVision;
 
 impl ModelFamily for LlavaOneVision {
     fn id(&self) -> FamilyId {

@@ -2,18 +2,21 @@
 //!
 //! Every video frame is a separate layer of patches.
 
+use super::fixed_resolution::{TowerSize, patch_inputs, product};
 use super::language_models;
 use super::qwen_vl::{Patches, qwen2_vl, require_width, vision};
-use super::squares::{TowerSize, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, PartialModelSpec};
 use crate::model::{FamilyId, ModelFamily};
 
 const FAMILY: FamilyId = FamilyId::new("llava_onevision_1_5");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&LlavaOneVision15];
+
 /// LLaVA-OneVision-1.5.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision15;
+struct LlavaOneVision15;
 
 impl ModelFamily for LlavaOneVision15 {
     fn id(&self) -> FamilyId {

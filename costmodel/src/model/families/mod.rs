@@ -7,6 +7,7 @@
 pub(crate) mod clip_siglip;
 mod composed;
 pub(crate) mod described;
+pub(crate) mod fixed_resolution;
 mod gemma3;
 mod glm4v;
 mod idefics3;
@@ -27,36 +28,29 @@ mod qwen3_omni;
 mod qwen3_vl;
 mod qwen_vl;
 mod registry;
-pub(crate) mod squares;
 
 pub use self::model_family::{ModelFamily, Preset};
 pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::ModelFamilies;
 
-/// Built-in families except language models without encoders, in preset order.
-static BUILT_IN: [&dyn ModelFamily; 24] = [
-    &llava_onevision::LlavaOneVision,
-    &intern_vl::InternVl,
-    &qwen_vl::Qwen2Vl,
-    &qwen_vl::Qwen25Vl,
-    &qwen3_vl::Qwen3Vl,
-    &qwen3_vl::Qwen3VlMoe,
-    &qwen2_audio::Qwen2Audio,
-    &llava::Llava,
-    &llava_next::LlavaNext,
-    &pixtral::Pixtral,
-    &pixtral::Mistral3,
-    &idefics3::Idefics3::IDEFICS3,
-    &idefics3::Idefics3::SMOLVLM,
-    &glm4v::Glm4v::DENSE,
-    &glm4v::Glm4v::EXPERTS,
-    &llama4::Llama4,
-    &llava_onevision_1_5::LlavaOneVision15,
-    &qwen2_5_omni::Qwen25Omni,
-    &qwen3_omni::Qwen3Omni,
-    &gemma3::Gemma3,
-    &composed::Composed,
-    &clip_siglip::Clip,
-    &clip_siglip::Siglip,
-    &described::Described,
+/// Built-in families by file, in preset order; language models without encoders are in [`language_models`].
+static BUILT_IN: &[&[&dyn ModelFamily]] = &[
+    llava_onevision::FAMILIES,
+    intern_vl::FAMILIES,
+    qwen_vl::FAMILIES,
+    qwen3_vl::FAMILIES,
+    qwen2_audio::FAMILIES,
+    llava::FAMILIES,
+    llava_next::FAMILIES,
+    pixtral::FAMILIES,
+    idefics3::FAMILIES,
+    glm4v::FAMILIES,
+    llama4::FAMILIES,
+    llava_onevision_1_5::FAMILIES,
+    qwen2_5_omni::FAMILIES,
+    qwen3_omni::FAMILIES,
+    gemma3::FAMILIES,
+    composed::FAMILIES,
+    clip_siglip::FAMILIES,
+    described::FAMILIES,
 ];

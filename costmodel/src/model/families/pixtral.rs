@@ -2,11 +2,11 @@
 
 use std::num::NonZeroU16;
 
-use super::language_models::{self, language_model};
-use super::llava_onevision::projector;
-use super::squares::{
+use super::fixed_resolution::{
     PATCH_INPUTS, TowerSize, bare_tower, dimensions, feature_layers, patch_inputs, product,
 };
+use super::language_models::{self, language_model};
+use super::llava_onevision::projector;
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -18,9 +18,12 @@ use crate::tokens::longest_edge::LongestEdge;
 const PIXTRAL: FamilyId = FamilyId::new("pixtral");
 const MISTRAL3: FamilyId = FamilyId::new("mistral3");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Pixtral, &Mistral3];
+
 /// Pixtral 12B, whose checkpoints [`super::llava`] passes on.
 #[derive(Debug)]
-pub(super) struct Pixtral;
+struct Pixtral;
 
 impl ModelFamily for Pixtral {
     fn id(&self) -> FamilyId {
@@ -42,7 +45,7 @@ impl ModelFamily for Pixtral {
 
 /// Mistral Small 3.1 and 3.2, Ministral 3.
 #[derive(Debug)]
-pub(super) struct Mistral3;
+struct Mistral3;
 
 impl ModelFamily for Mistral3 {
     fn id(&self) -> FamilyId {

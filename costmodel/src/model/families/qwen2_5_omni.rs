@@ -3,10 +3,10 @@
 //! A whole checkpoint has the thinker under `thinker_config`. The talker and vocoder create speech from the
 //! thinker's output; they are not part of the model here.
 
+use super::fixed_resolution::{TowerSize, product};
 use super::language_models::{self, QWEN2_5_7B};
 use super::qwen_vl::{self, QWEN2_5_VL_VIT};
 use super::qwen2_audio::{self, whisper};
-use super::squares::{TowerSize, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{AudioSpec, EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, VisionSpec};
@@ -18,9 +18,12 @@ use crate::tokens::native::NativeResolution;
 const POSITIONS_PER_SECOND: u32 = 25;
 const FAMILY: FamilyId = FamilyId::new("qwen2_5_omni");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen25Omni];
+
 /// Qwen2.5-Omni.
 #[derive(Debug)]
-pub(super) struct Qwen25Omni;
+struct Qwen25Omni;
 
 impl ModelFamily for Qwen25Omni {
     fn id(&self) -> FamilyId {

@@ -1,7 +1,7 @@
 //! Qwen2-Audio, and the separate Whisper encoder, which gets Qwen2-Audio's projector and placeholders.
 
+use super::fixed_resolution::{TowerSize, bare_tower, product};
 use super::language_models::{self, QWEN_7B};
-use super::squares::{TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -11,9 +11,12 @@ use crate::tokens::audio::{AudioRule, AudioWindows, MEL_FRAMES_PER_SECOND};
 
 pub(super) const FAMILY: FamilyId = FamilyId::new("qwen2_audio");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen2Audio];
+
 /// Qwen2-Audio.
 #[derive(Debug)]
-pub(super) struct Qwen2Audio;
+struct Qwen2Audio;
 
 impl ModelFamily for Qwen2Audio {
     fn id(&self) -> FamilyId {

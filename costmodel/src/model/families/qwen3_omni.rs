@@ -3,10 +3,10 @@
 //! A whole checkpoint has the thinker under `thinker_config`. The talker and vocoder create speech from the
 //! thinker's output; they are not part of the model here.
 
+use super::fixed_resolution::{TowerSize, bare_tower, product};
 use super::qwen2_5_omni::refuse_sound_of_videos;
 use super::qwen2_audio::check_spectrogram;
 use super::qwen3_vl::{QWEN3_30B_A3B, read as read_qwen3_vl, vision as vision_qwen3_vl};
-use super::squares::{TowerSize, bare_tower, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -29,9 +29,12 @@ const BINS: u64 = halved(halved(halved(MELS as u64)));
 const FILTER: u64 = 9;
 const FAMILY: FamilyId = FamilyId::new("qwen3_omni_moe");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen3Omni];
+
 /// Qwen3-Omni.
 #[derive(Debug)]
-pub(super) struct Qwen3Omni;
+struct Qwen3Omni;
 
 impl ModelFamily for Qwen3Omni {
     fn id(&self) -> FamilyId {

@@ -3,9 +3,9 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, QWEN2_5_7B};
 use super::qwen_vl::{Patches, check_patches, pixel_range, require_width};
-use super::squares::{TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -25,9 +25,12 @@ const POSITIONS: u32 = 2304;
 /// Layers with a separate projector, if the configuration has none.
 const DEEPSTACK: [u32; 3] = [8, 16, 24];
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen3Vl, &Qwen3VlMoe];
+
 /// Qwen3-VL.
 #[derive(Debug)]
-pub(super) struct Qwen3Vl;
+struct Qwen3Vl;
 
 impl ModelFamily for Qwen3Vl {
     fn id(&self) -> FamilyId {
@@ -58,7 +61,7 @@ impl ModelFamily for Qwen3Vl {
 
 /// Qwen3-VL with a mixture of experts.
 #[derive(Debug)]
-pub(super) struct Qwen3VlMoe;
+struct Qwen3VlMoe;
 
 impl ModelFamily for Qwen3VlMoe {
     fn id(&self) -> FamilyId {

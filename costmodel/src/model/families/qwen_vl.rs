@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
+use super::fixed_resolution::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use super::language_models::{self, QWEN2_5_3B, QWEN2_5_7B};
-use super::squares::{PATCH_INPUTS, TowerSize, bare_tower, patch_inputs, product};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
@@ -15,9 +15,12 @@ use crate::tokens::native::{NativeResolution, PixelRange};
 const QWEN2_VL: FamilyId = FamilyId::new("qwen2_vl");
 const QWEN2_5_VL: FamilyId = FamilyId::new("qwen2_5_vl");
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ModelFamily] = &[&Qwen2Vl, &Qwen25Vl];
+
 /// Qwen2-VL.
 #[derive(Debug)]
-pub(super) struct Qwen2Vl;
+struct Qwen2Vl;
 
 impl ModelFamily for Qwen2Vl {
     fn id(&self) -> FamilyId {
@@ -39,7 +42,7 @@ impl ModelFamily for Qwen2Vl {
 
 /// Qwen2.5-VL.
 #[derive(Debug)]
-pub(super) struct Qwen25Vl;
+struct Qwen25Vl;
 
 impl ModelFamily for Qwen25Vl {
     fn id(&self) -> FamilyId {

@@ -31,7 +31,8 @@ impl ModelFamilies {
     /// Iterates over all families, your own first.
     pub fn all(&self) -> impl Iterator<Item = &dyn ModelFamily> {
         let text = language_models::ALL.iter().map(|family| family as &dyn ModelFamily);
-        self.own.iter().map(|family| &**family).chain(BUILT_IN).chain(text)
+        let built_in = BUILT_IN.iter().copied().flatten().copied();
+        self.own.iter().map(|family| &**family).chain(built_in).chain(text)
     }
 
     /// Reads a checkpoint's modules by the family for the `model_type`.
@@ -184,7 +185,7 @@ mod tests {
 
     #[test]
     fn heads_divide_the_width_of_every_preset() {
-        for preset in BUILT_IN.iter().flat_map(|family| family.presets()) {
+        for preset in ModelFamilies::default().all().flat_map(ModelFamily::presets) {
             assert_eq!(preset.llm.heads % preset.llm.kv_heads, 0, "{}", preset.name);
             let encoders = [preset.vision.map(|v| v.encoder), preset.audio.map(|a| a.encoder)];
             for encoder in encoders.into_iter().flatten() {

@@ -4,17 +4,17 @@
 //! [`RendezvousClient`]. Every job connection starts with a handshake in which both sides prove that they
 //! know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
 
+mod accept;
 mod client;
 pub(super) mod fuzz;
-mod greeter;
 mod handshake;
 mod protocol;
 mod refusals;
 mod server;
 
+pub(super) use accept::{Host, accept_callers};
 pub use client::RendezvousClient;
 pub(super) use client::{Deadline, call, dial, resolve};
-pub(super) use greeter::{Host, greet_callers};
 pub(super) use handshake::{Hello, Purpose, Rejection};
 pub use handshake::{JobToken, RankIdentity, RendezvousConfig};
 pub(super) use refusals::{Refusal, Refusals};

@@ -2,7 +2,7 @@
 //!
 //! Job key values, and ranks that have joined or left: state shared by the server threads.
 
-use super::greeter::{Host, greet_callers};
+use super::accept::{Host, accept_callers};
 use super::handshake::{Hello, JobToken, Purpose};
 use super::protocol::{ReplyKind, Request, RequestKind, write_answer};
 use super::refusals::{Refusal, Refusals};
@@ -108,7 +108,7 @@ impl Host for Entrance {
 impl Shared {
     /// Accepts callers until all ranks have joined.
     fn serve(self: &Arc<Self>, listener: &TcpListener) {
-        let served = greet_callers(listener, &self.token, &self.refusals, &mut Entrance(self.clone()));
+        let served = accept_callers(listener, &self.token, &self.refusals, &mut Entrance(self.clone()));
         if let Err(error) = served {
             tracing::warn!(%error, "the rendezvous no longer listens");
         }

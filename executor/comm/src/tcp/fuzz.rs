@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::inbox::read_messages;
-use super::links::{Links, NoOne};
+use super::links::{ClosedPort, Links};
 use super::wire::Control;
 use crate::endpoint::Mailbox;
 
@@ -15,7 +15,7 @@ const RANKS: usize = 4;
 /// Reads the bytes as messages from rank 1; then the peer hangs up.
 pub fn messages(bytes: &[u8]) {
     let mailbox = Arc::new(Mailbox::new(RANKS, BUFFERED_BYTES_MAX));
-    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect(), Box::new(NoOne));
+    let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect(), Box::new(ClosedPort));
     // the end of the connection is expected: there is no tree over which its reason could come
     links.close();
     read_messages(&links, 1, bytes);

@@ -181,7 +181,7 @@ mod tests {
     use crate::endpoint::{Mailbox, Wait};
     use crate::error::{Failure, StepContext};
     use crate::message::{Op, PayloadShape};
-    use crate::tcp::links::NoOne;
+    use crate::tcp::links::ClosedPort;
     use crate::tcp::wire::encode;
 
     /// Returns the failure on a rank whose peer sent these bytes and hung up.
@@ -196,7 +196,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let links = Links::new(0, mailbox.clone(), vec![None, None], Box::new(NoOne));
+        let links = Links::new(0, mailbox.clone(), vec![None, None], Box::new(ClosedPort));
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 peer.write_all(bytes).unwrap();

@@ -1,6 +1,6 @@
 //! Jobs beyond the data connection limit: only the tree.
 
-use super::door::{Session, connect_tree};
+use super::listener::{Session, connect_tree};
 use crate::api::{Comm, Settings};
 use crate::error::{Cause, Failure, StepContext};
 use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig, RendezvousServer};

@@ -362,9 +362,9 @@ pub(super) trait Dial: Send + Sync + Debug {
 
 /// No other rank can be called.
 #[derive(Debug)]
-pub(super) struct NoOne;
+pub(super) struct ClosedPort;
 
-impl Dial for NoOne {
+impl Dial for ClosedPort {
     fn dial(&self, _: usize, _: Line, _: Duration) -> io::Result<Socket> {
         Err(io::ErrorKind::ConnectionRefused.into())
     }
@@ -377,7 +377,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
-    use super::{NoOne, *};
+    use super::{ClosedPort, *};
     use crate::endpoint::{OpenWait, Status};
 
     fn failure() -> Failure {
@@ -394,7 +394,7 @@ mod tests {
         let own = own.into_iter().map(|stream| Some(Arc::new(stream)));
         let controls = std::iter::once(None).chain(own).collect();
         let mailbox = Arc::new(Mailbox::new(peers + 1, 1 << 20));
-        (Arc::new(Links::new(0, mailbox, controls, Box::new(NoOne))), theirs)
+        (Arc::new(Links::new(0, mailbox, controls, Box::new(ClosedPort))), theirs)
     }
 
     /// Fills the buffers of the connection to a peer that reads nothing.

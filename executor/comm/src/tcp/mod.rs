@@ -16,12 +16,12 @@
 //! A rank that is dropped sends a farewell. A control connection that ends without a farewell means that the
 //! peer process died, which the tree neighbors notice immediately and pass on.
 
-mod door;
 pub(super) mod fuzz;
 mod inbox;
 #[cfg(test)]
 mod large_jobs;
 mod links;
+mod listener;
 mod outbox;
 #[cfg(test)]
 mod rank_resources;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::Control;
 
-pub use door::{RANKS_MAX, Session, connect, connect_tree};
+pub use listener::{RANKS_MAX, Session, connect, connect_tree};
 
 /// All rank connections.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Files and threads for every rank in a job with one process per rank: neither grows with the job.
 
-use super::door::connect_tree;
+use super::listener::connect_tree;
 use crate::api::{Comm, Settings};
 use crate::error::StepContext;
 use crate::rendezvous::{JobToken, RankIdentity, RendezvousConfig};

@@ -274,7 +274,10 @@ impl Needed {
         if own == theirs {
             return Ok(());
         }
-        let reason = format!("another {} is loaded in this process or comes first in its search", self.name);
+        let reason = format!(
+            "a different {} is already loaded in this process or comes first in the search path",
+            self.name
+        );
         Err(self.unusable(path, reason))
     }
 

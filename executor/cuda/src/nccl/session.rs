@@ -397,7 +397,9 @@ pub(super) fn start_watchdog(session: &Arc<Session>) -> dflop_device::Result<()>
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> dflop_device::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-    let failed = |error| dflop_device::Error::Failed { reason: format!("no thread to watch NCCL: {error}") };
+    let failed = |error| dflop_device::Error::Failed {
+        reason: format!("could not start the NCCL watchdog thread: {error}"),
+    };
     thread.map(drop).map_err(failed)
 }
 

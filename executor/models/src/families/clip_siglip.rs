@@ -3,18 +3,21 @@
 use dflop_costmodel::FamilyId;
 
 use super::family_blocks::FamilyBlocks;
+use super::fixed_resolution::square_tower;
 use super::source::BlockSource;
-use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, TailSpec, TileRule};
 use crate::error::Result;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Clip, &Siglip];
+
 /// CLIP.
 #[derive(Debug)]
-pub(super) struct Clip;
+struct Clip;
 
 /// SigLIP.
 #[derive(Debug)]
-pub(super) struct Siglip;
+struct Siglip;
 
 impl FamilyBlocks for Clip {
     fn id(&self) -> FamilyId {

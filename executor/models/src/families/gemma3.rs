@@ -14,9 +14,9 @@ use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
 use super::family_blocks::FamilyBlocks;
+use super::fixed_resolution::square_tower;
 use super::language_models::FIELDS;
 use super::source::BlockSource;
-use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;
 use crate::layers::{NormKind, Rope};
@@ -24,13 +24,16 @@ use crate::llm::{DecoderForm, LlmConfig, LlmNames};
 use crate::parameters::weights::Init;
 use dflop_device::ops::activation::Activation;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Gemma3, &Gemma3Text];
+
 /// Gemma 3 with images.
 #[derive(Debug)]
-pub(super) struct Gemma3;
+struct Gemma3;
 
 /// Gemma 3 without images.
 #[derive(Debug)]
-pub(super) struct Gemma3Text;
+struct Gemma3Text;
 
 impl FamilyBlocks for Gemma3 {
     fn id(&self) -> FamilyId {

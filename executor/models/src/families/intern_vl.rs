@@ -5,9 +5,9 @@ use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 
 use super::family_blocks::FamilyBlocks;
+use super::fixed_resolution::{Tower, tiles};
 use super::language_models::{DecoderDefaults, decoder};
 use super::source::BlockSource;
-use super::squares::{Tower, tiles};
 use super::{activation, full_attention, plain_mlp};
 use crate::encoder::{EncoderConfig, PatchStemSpec, ProjectorMap, ProjectorSpec, TailSpec, TileRule, Tiles};
 use crate::error::Result;
@@ -18,9 +18,12 @@ use dflop_device::ops::activation::Activation;
 /// Default epsilon for PyTorch layer norms.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&InternVl];
+
 /// InternVL.
 #[derive(Debug)]
-pub(super) struct InternVl;
+struct InternVl;
 
 impl FamilyBlocks for InternVl {
     fn id(&self) -> FamilyId {

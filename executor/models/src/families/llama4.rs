@@ -20,9 +20,12 @@ use crate::llm::{DecoderForm, LlmConfig, LlmNames, QueryTemperature};
 /// Decoder `model_type`.
 const TEXT: &str = "llama4_text";
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Llama4Text];
+
 /// Llama 4 decoder without encoders.
 #[derive(Debug)]
-pub(super) struct Llama4Text;
+struct Llama4Text;
 
 impl FamilyBlocks for Llama4Text {
     fn id(&self) -> FamilyId {

@@ -5,17 +5,20 @@ use dflop_costmodel::tokens::VisionRule;
 
 use super::activation;
 use super::family_blocks::FamilyBlocks;
+use super::fixed_resolution::square_tower;
 use super::language_models::{DecoderDefaults, decoder};
 use super::source::BlockSource;
-use super::squares::square_tower;
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;
 use crate::llm::LlmConfig;
 use dflop_device::ops::activation::Activation;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&LlavaOneVision];
+
 /// LLaVA-OneVision.
 #[derive(Debug)]
-pub(super) struct LlavaOneVision;
+struct LlavaOneVision;
 
 impl FamilyBlocks for LlavaOneVision {
     fn id(&self) -> FamilyId {

@@ -6,8 +6,8 @@
 
 mod clip_siglip;
 mod family_blocks;
+mod fixed_resolution;
 mod gemma3;
-mod glm4_moe;
 mod intern_vl;
 mod language_models;
 mod llama4;
@@ -20,7 +20,7 @@ mod qwen_vl;
 mod registry;
 mod routing;
 mod source;
-mod squares;
+mod text_models;
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::EncoderSpec;
@@ -34,6 +34,20 @@ use crate::encoder::INIT;
 use crate::error::Result;
 use crate::layers::{AttentionMask, AttentionSpec, FeedForwardSpec, MlpNames, MlpSpec, QkvNames};
 use dflop_device::ops::activation::Activation;
+
+/// Built-in families by file.
+static BUILT_IN: &[&[&dyn FamilyBlocks]] = &[
+    text_models::FAMILIES,
+    llama4::FAMILIES,
+    qwen_vl::FAMILIES,
+    qwen3_vl::FAMILIES,
+    llava_onevision::FAMILIES,
+    intern_vl::FAMILIES,
+    qwen2_audio::FAMILIES,
+    qwen2_5_omni::FAMILIES,
+    gemma3::FAMILIES,
+    clip_siglip::FAMILIES,
+];
 
 /// Reads an activation name.
 fn activation(fields: &ConfigFields<'_>, key: &str, default: Activation) -> Result<Activation> {

@@ -242,7 +242,7 @@ fn checked(model: ModelConfig) -> Result<ModelConfig> {
     for encoder in [&model.vision, &model.audio].into_iter().flatten() {
         let (made, added) = (encoder.deepstack.len(), model.llm.deepstack);
         if made != added {
-            let problem = format!("= {added} layers of the language model, but an encoder has {made}");
+            let problem = format!("lists {added} deepstack layers, the encoder produces {made}");
             return Err(Error::ModelConfig { field: "deepstack_visual_indexes".to_owned(), problem });
         }
     }

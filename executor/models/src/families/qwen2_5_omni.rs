@@ -22,9 +22,12 @@ use crate::llm::LlmConfig;
 /// Default base for the decoder rotation frequencies.
 const THETA: f64 = 1e6;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Qwen25Omni];
+
 /// Qwen2.5-Omni.
 #[derive(Debug)]
-pub(super) struct Qwen25Omni;
+struct Qwen25Omni;
 
 /// Tensor and field names in a checkpoint form.
 struct Names {

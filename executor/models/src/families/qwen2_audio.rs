@@ -28,9 +28,12 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "audio_config.encoder_ffn_dim",
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Qwen2Audio];
+
 /// Qwen2-Audio.
 #[derive(Debug)]
-pub(super) struct Qwen2Audio;
+struct Qwen2Audio;
 
 impl FamilyBlocks for Qwen2Audio {
     fn id(&self) -> FamilyId {

@@ -46,15 +46,18 @@ const DECODER: DecoderDefaults = DecoderDefaults {
     rotated_part: None,
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&Qwen3Vl::DENSE, &Qwen3Vl::MOE];
+
 /// Qwen3-VL, dense or with experts.
 #[derive(Debug)]
-pub(super) struct Qwen3Vl {
+struct Qwen3Vl {
     model_types: [&'static str; 1],
 }
 
 impl Qwen3Vl {
-    pub(super) const DENSE: Self = Self { model_types: ["qwen3_vl"] };
-    pub(super) const MOE: Self = Self { model_types: ["qwen3_vl_moe"] };
+    const DENSE: Self = Self { model_types: ["qwen3_vl"] };
+    const MOE: Self = Self { model_types: ["qwen3_vl_moe"] };
 }
 
 impl FamilyBlocks for Qwen3Vl {

@@ -63,17 +63,20 @@ impl VisionNames {
     }
 }
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn FamilyBlocks] = &[&QwenVl::QWEN2, &QwenVl::QWEN2_5];
+
 /// Qwen2-VL or Qwen2.5-VL.
 #[derive(Debug)]
-pub(super) struct QwenVl {
+struct QwenVl {
     model_types: [&'static str; 1],
     /// Whether layers have windows, norms without bias and gated MLPs.
     is_windowed: bool,
 }
 
 impl QwenVl {
-    pub(super) const QWEN2: Self = Self { model_types: ["qwen2_vl"], is_windowed: false };
-    pub(super) const QWEN2_5: Self = Self { model_types: ["qwen2_5_vl"], is_windowed: true };
+    const QWEN2: Self = Self { model_types: ["qwen2_vl"], is_windowed: false };
+    const QWEN2_5: Self = Self { model_types: ["qwen2_5_vl"], is_windowed: true };
 }
 
 impl FamilyBlocks for QwenVl {

@@ -6,63 +6,12 @@ use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, Documents, PartialModel
 use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
-use super::clip_siglip::{Clip, Siglip};
 use super::family_blocks::FamilyBlocks;
-use super::gemma3::{Gemma3, Gemma3Text};
-use super::glm4_moe::Glm4Moe;
-use super::intern_vl::InternVl;
-use super::language_models;
-use super::llama4::Llama4Text;
-use super::llava_onevision::LlavaOneVision;
-use super::qwen_vl::QwenVl;
-use super::qwen2_5_omni::Qwen25Omni;
-use super::qwen2_audio::Qwen2Audio;
-use super::qwen3_vl::Qwen3Vl;
 use super::source::BlockSource;
+use super::{BUILT_IN, language_models};
 use crate::encoder::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::llm::LlmConfig;
-
-/// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 23] = [
-    &LanguageModel(["llama"]),
-    &LanguageModel(["qwen2"]),
-    &LanguageModel(["qwen3"]),
-    &LanguageModel(["qwen2_moe"]),
-    &LanguageModel(["qwen3_moe"]),
-    &LanguageModel(["mixtral"]),
-    &LanguageModel(["deepseek_v2"]),
-    &LanguageModel(["deepseek_v3"]),
-    &Glm4Moe,
-    &LanguageModel(["gpt_oss"]),
-    &Llama4Text,
-    &QwenVl::QWEN2,
-    &QwenVl::QWEN2_5,
-    &Qwen3Vl::DENSE,
-    &Qwen3Vl::MOE,
-    &LlavaOneVision,
-    &InternVl,
-    &Qwen2Audio,
-    &Qwen25Omni,
-    &Gemma3,
-    &Gemma3Text,
-    &Clip,
-    &Siglip,
-];
-
-/// Language model without encoders, for the architecture with this name.
-#[derive(Debug)]
-struct LanguageModel([&'static str; 1]);
-
-impl FamilyBlocks for LanguageModel {
-    fn id(&self) -> FamilyId {
-        FamilyId::new(self.0[0])
-    }
-
-    fn model_types(&self) -> &[&str] {
-        &self.0
-    }
-}
 
 /// Model families by `model_type` and by [`FamilyId`]: built-in and user-defined.
 #[derive(Debug, Clone, Default)]
@@ -169,7 +118,8 @@ impl BlockFamilies {
     }
 
     fn iter(&self) -> impl Iterator<Item = &dyn FamilyBlocks> {
-        self.own.iter().map(|family| &**family).chain(BUILT_IN)
+        let built_in = BUILT_IN.iter().copied().flatten().copied();
+        self.own.iter().map(|family| &**family).chain(built_in)
     }
 
     fn known(&self, id: FamilyId) -> Result<&dyn FamilyBlocks> {

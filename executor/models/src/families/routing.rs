@@ -157,9 +157,13 @@ fn groups(
             format!("= {groups} must divide {} experts into groups of {scored} or more", sizes.experts);
         return Err(text.invalid("n_group", problem).into());
     }
-    if kept > groups || kept * size < sizes.experts_per_token {
+    if kept > groups {
+        let problem = format!("= {kept} is more than `n_group` = {groups}");
+        return Err(text.invalid("topk_group", problem).into());
+    }
+    if kept * size < sizes.experts_per_token {
         let problem = format!(
-            "= {kept} of {groups} groups must have the {} experts of a token",
+            "= {kept}: top-k groups ({kept} of {groups}) hold fewer than {} experts",
             sizes.experts_per_token
         );
         return Err(text.invalid("topk_group", problem).into());

@@ -358,7 +358,7 @@ impl<D: Device> BlockList<D> {
                 loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
-        let problem = "is missing, a stage without blocks needs it".to_owned();
+        let problem = "missing: an empty stage needs the previous stage's rows".to_owned();
         let rows = input.ok_or(Error::Input { input: "rows of the stage before", problem })?;
         Ok((BlockOutput::Rows(rows), all))
     }

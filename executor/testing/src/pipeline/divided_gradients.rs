@@ -102,8 +102,8 @@ impl<D: Device> TestRank<D> {
     }
 
     pub(crate) fn step(&mut self, step: u64) -> Result<StepOutcome, Error> {
-        let unread = self.pipeline.start(&self.work(step))?;
-        Ok(self.optimizer.update_step(&unread, self.pipeline.stages_mut())?.0)
+        let pending = self.pipeline.start(&self.work(step))?;
+        Ok(self.optimizer.update_step(&pending, self.pipeline.stages_mut())?.0)
     }
 }
 
@@ -118,7 +118,7 @@ fn a_gradient_of_a_part_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>
     let errors = run(Transport::Threads, 4, setting.comm, |comm| {
         let rank = comm.rank();
         let mut own = TestRank::new::<B>(&setting, comm);
-        let unread = own.pipeline.start(&own.work(0)).unwrap();
+        let pending = own.pipeline.start(&own.work(0)).unwrap();
         // The last rank does not own any tensor: it is the second replica.
         if rank == 3 {
             for stage in own.pipeline.stages_mut() {
@@ -128,7 +128,7 @@ fn a_gradient_of_a_part_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>
                 }
             }
         }
-        own.optimizer.update_step(&unread, own.pipeline.stages_mut()).unwrap_err()
+        own.optimizer.update_step(&pending, own.pipeline.stages_mut()).unwrap_err()
     });
     for error in &errors {
         assert!(error.to_string().contains(TENSOR), "{error}");

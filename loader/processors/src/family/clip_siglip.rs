@@ -21,13 +21,16 @@ use crate::image::{
     frames_taken, positions, square_bytes,
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Clip, &Siglip];
+
 /// CLIP, with LLaVA's placeholders and template.
 #[derive(Debug)]
-pub(super) struct Clip;
+struct Clip;
 
 /// SigLIP, with LLaVA's placeholders and template.
 #[derive(Debug)]
-pub(super) struct Siglip;
+struct Siglip;
 
 impl ProcessorFamily for Clip {
     fn id(&self) -> FamilyId {

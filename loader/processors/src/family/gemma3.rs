@@ -36,13 +36,16 @@ const SIDE_PIXELS: u16 = 224;
 /// Side length in pixels of the square that becomes a token: 4 patches of 14 pixels.
 const TOKEN_PIXELS: u32 = 56;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Gemma3, &Gemma3Text];
+
 /// Gemma 3 with images.
 #[derive(Debug)]
-pub(super) struct Gemma3;
+struct Gemma3;
 
 /// Gemma 3 without images.
 #[derive(Debug)]
-pub(super) struct Gemma3Text;
+struct Gemma3Text;
 
 impl ProcessorFamily for Gemma3 {
     fn id(&self) -> FamilyId {

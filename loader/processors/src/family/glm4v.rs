@@ -17,17 +17,19 @@ const IMAGE: Placeholder = Placeholder {
     has_markers_in_text: true,
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Glm4vFamily::DENSE, &Glm4vFamily::EXPERTS];
+
 /// GLM-4.1V or GLM-4.5V; rejects videos, whose frame times are in the text.
 #[derive(Debug)]
-pub(super) struct Glm4vFamily {
+struct Glm4vFamily {
     id: FamilyId,
     image_processor_types: &'static [&'static str],
 }
 
 impl Glm4vFamily {
-    pub(super) const DENSE: Self =
-        Self { id: FamilyId::new("glm4v"), image_processor_types: &["Glm4vImageProcessor"] };
-    pub(super) const EXPERTS: Self = Self { id: FamilyId::new("glm4v_moe"), image_processor_types: &[] };
+    const DENSE: Self = Self { id: FamilyId::new("glm4v"), image_processor_types: &["Glm4vImageProcessor"] };
+    const EXPERTS: Self = Self { id: FamilyId::new("glm4v_moe"), image_processor_types: &[] };
 }
 
 impl ProcessorFamily for Glm4vFamily {

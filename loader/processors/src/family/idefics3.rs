@@ -20,17 +20,20 @@ use crate::image::{
 /// Image placeholder.
 const IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Idefics3Family::IDEFICS3, &Idefics3Family::SMOLVLM];
+
 /// Idefics3 or `SmolVLM`.
 #[derive(Debug)]
-pub(super) struct Idefics3Family {
+struct Idefics3Family {
     id: FamilyId,
     image_processor_types: [&'static str; 1],
 }
 
 impl Idefics3Family {
-    pub(super) const IDEFICS3: Self =
+    const IDEFICS3: Self =
         Self { id: FamilyId::new("idefics3"), image_processor_types: ["Idefics3ImageProcessor"] };
-    pub(super) const SMOLVLM: Self =
+    const SMOLVLM: Self =
         Self { id: FamilyId::new("smolvlm"), image_processor_types: ["SmolVLMImageProcessor"] };
 }
 

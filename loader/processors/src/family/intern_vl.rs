@@ -21,9 +21,12 @@ use crate::image::{
 const IMAGE: Placeholder =
     Placeholder { token: "<IMG_CONTEXT>", markers: Some(["<img>", "</img>"]), has_markers_in_text: false };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&InternVlFamily];
+
 /// InternVL.
 #[derive(Debug)]
-pub(super) struct InternVlFamily;
+struct InternVlFamily;
 
 impl ProcessorFamily for InternVlFamily {
     fn id(&self) -> FamilyId {

@@ -11,6 +11,9 @@ use super::processor_family::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText};
 use crate::image::ImageProcessor;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&LlavaFamily];
+
 /// LLaVA 1.5.
 #[derive(Debug)]
 pub(super) struct LlavaFamily;

@@ -18,9 +18,12 @@ use crate::image::{
     square_bytes,
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&LlavaNextFamily];
+
 /// LLaVA-NeXT.
 #[derive(Debug)]
-pub(super) struct LlavaNextFamily;
+struct LlavaNextFamily;
 
 impl ProcessorFamily for LlavaNextFamily {
     fn id(&self) -> FamilyId {

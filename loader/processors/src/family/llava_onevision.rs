@@ -24,6 +24,9 @@ pub(super) const IMAGE: Placeholder =
 pub(super) const VIDEO: Placeholder =
     Placeholder { token: "<video>", markers: None, has_markers_in_text: false };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&LlavaOneVisionFamily];
+
 /// LLaVA-OneVision.
 #[derive(Debug)]
 pub(super) struct LlavaOneVisionFamily;

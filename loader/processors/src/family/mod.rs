@@ -36,6 +36,23 @@ use dflop_samples::media::Modality;
 
 use crate::message::MessagePart;
 
+/// Built-in families by file.
+static BUILT_IN: &[&[&dyn ProcessorFamily]] = &[
+    llava_onevision::FAMILIES,
+    intern_vl::FAMILIES,
+    qwen_vl::FAMILIES,
+    qwen2_audio::FAMILIES,
+    qwen2_5_omni::FAMILIES,
+    qwen3_omni::FAMILIES,
+    gemma3::FAMILIES,
+    clip_siglip::FAMILIES,
+    llava::FAMILIES,
+    llava_next::FAMILIES,
+    pixtral::FAMILIES,
+    idefics3::FAMILIES,
+    glm4v::FAMILIES,
+];
+
 /// Text form for a modality.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placeholder {

@@ -25,23 +25,26 @@ const ROWS: Arrangement = Arrangement::Rows { row_end: "[IMG_BREAK]", image_end:
 /// Maximum image side in pixels; a file comes with a model and must not cause an allocation of gigabytes.
 const SIDE_MAX: u16 = 8_192;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&PixtralFamily::PIXTRAL, &PixtralFamily::MISTRAL3];
+
 /// Pixtral or Mistral Small 3.
 #[derive(Debug)]
-pub(super) struct PixtralFamily {
+struct PixtralFamily {
     id: FamilyId,
     chat_template: &'static str,
     image_processor_types: &'static [&'static str],
 }
 
 impl PixtralFamily {
-    pub(super) const PIXTRAL: Self = Self {
+    const PIXTRAL: Self = Self {
         id: FamilyId::new("pixtral"),
         chat_template: include_str!("templates/pixtral.jinja"),
         image_processor_types: &["PixtralImageProcessor"],
     };
     /// Mistral Small 3, without the system prompt that Mistral's template adds to conversations without a
     /// system prompt.
-    pub(super) const MISTRAL3: Self = Self {
+    const MISTRAL3: Self = Self {
         id: FamilyId::new("mistral3"),
         chat_template: include_str!("templates/mistral3.jinja"),
         image_processor_types: &[],

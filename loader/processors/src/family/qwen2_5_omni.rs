@@ -29,9 +29,12 @@ const CLIP: Placeholder = Placeholder {
 /// Positions per second in the released checkpoints: one per audio token.
 const POSITIONS_PER_SECOND: u32 = 25;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Qwen25OmniFamily];
+
 /// Qwen2.5-Omni. A video's sound is not part of the video: an audio clip next to it is a separate medium.
 #[derive(Debug)]
-pub(super) struct Qwen25OmniFamily;
+struct Qwen25OmniFamily;
 
 impl ProcessorFamily for Qwen25OmniFamily {
     fn id(&self) -> FamilyId {

@@ -16,9 +16,12 @@ const CLIP: Placeholder = Placeholder {
     has_markers_in_text: true,
 };
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Qwen2AudioFamily];
+
 /// Qwen2-Audio.
 #[derive(Debug)]
-pub(super) struct Qwen2AudioFamily;
+struct Qwen2AudioFamily;
 
 impl ProcessorFamily for Qwen2AudioFamily {
     fn id(&self) -> FamilyId {

@@ -23,13 +23,16 @@ const MELS: u16 = 128;
 /// Positions per second in the released checkpoints: one per audio token.
 const POSITIONS_PER_SECOND: u32 = 13;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] = &[&Qwen3OmniFamily];
+
 /// Qwen3-Omni. A video's sound is not part of the video: an audio clip next to it is a separate medium.
 ///
 /// Every clip in a sample is prepared as if it were the only clip; the Hugging Face processor pads clips to
 /// the longest, so that the last 10 ms of a shorter clip depend on the longest. Video layers begin at whole
 /// positions: the model in transformers 5.24.0 does not round them.
 #[derive(Debug)]
-pub(super) struct Qwen3OmniFamily;
+struct Qwen3OmniFamily;
 
 impl ProcessorFamily for Qwen3OmniFamily {
     fn id(&self) -> FamilyId {

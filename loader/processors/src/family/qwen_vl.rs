@@ -33,9 +33,13 @@ const PIXELS_MAX: u32 = 1 << 26;
 /// Maximum value for `min_pixels`, to which the smallest image is enlarged.
 const PIXELS_MIN_MAX: u32 = 1 << 24;
 
+/// Families in this file.
+pub(super) const FAMILIES: &[&dyn ProcessorFamily] =
+    &[&QwenVlFamily::QWEN2, &QwenVlFamily::QWEN2_5, &QwenVlFamily::QWEN3, &QwenVlFamily::QWEN3_MOE];
+
 /// Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
 #[derive(Debug)]
-pub(super) struct QwenVlFamily {
+struct QwenVlFamily {
     id: FamilyId,
     image_processor_types: &'static [&'static str],
     /// Positions of video layers.
@@ -45,28 +49,28 @@ pub(super) struct QwenVlFamily {
 }
 
 impl QwenVlFamily {
-    pub(super) const QWEN2: Self = Self {
+    const QWEN2: Self = Self {
         id: FamilyId::new("qwen2_vl"),
         image_processor_types: &["Qwen2VLImageProcessor"],
         time: LayerTime::Counted,
         normalization: Normalization::CLIP,
         chat_template: include_str!("templates/qwen2_vl.jinja"),
     };
-    pub(super) const QWEN2_5: Self = Self {
+    const QWEN2_5: Self = Self {
         id: FamilyId::new("qwen2_5_vl"),
         image_processor_types: &["Qwen2_5_VLImageProcessor"],
         time: LayerTime::TypedSeconds { positions: TOKENS_PER_SECOND },
         ..Self::QWEN2
     };
     /// Qwen3-VL, whose checkpoints name the Qwen2-VL image processor.
-    pub(super) const QWEN3: Self = Self {
+    const QWEN3: Self = Self {
         id: FamilyId::new("qwen3_vl"),
         image_processor_types: &[],
         time: LayerTime::Counted,
         normalization: Normalization::SIGNED,
         chat_template: include_str!("templates/qwen3_vl.jinja"),
     };
-    pub(super) const QWEN3_MOE: Self = Self { id: FamilyId::new("qwen3_vl_moe"), ..Self::QWEN3 };
+    const QWEN3_MOE: Self = Self { id: FamilyId::new("qwen3_vl_moe"), ..Self::QWEN3 };
 }
 
 impl ProcessorFamily for QwenVlFamily {

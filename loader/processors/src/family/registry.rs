@@ -8,47 +8,9 @@ use dflop_costmodel::{FamilyId, ModelSpec};
 use dflop_samples::{Error, Result};
 use serde_json::Value;
 
-use super::clip_siglip::{Clip, Siglip};
-use super::gemma3::{Gemma3, Gemma3Text};
-use super::glm4v::Glm4vFamily;
-use super::idefics3::Idefics3Family;
-use super::intern_vl::InternVlFamily;
-use super::llava::LlavaFamily;
-use super::llava_next::LlavaNextFamily;
-use super::llava_onevision::LlavaOneVisionFamily;
-use super::pixtral::PixtralFamily;
 use super::processor_family::{AudioInputs, CHATML, CHATML_TOKEN, ProcessorFamily, VisionInputs};
-use super::qwen_vl::QwenVlFamily;
-use super::qwen2_5_omni::Qwen25OmniFamily;
-use super::qwen2_audio::Qwen2AudioFamily;
-use super::qwen3_omni::Qwen3OmniFamily;
-use super::{Arrangement, Family};
+use super::{Arrangement, BUILT_IN, Family};
 use crate::image::ImageProcessor;
-
-/// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 21] = [
-    &LlavaOneVisionFamily,
-    &InternVlFamily,
-    &QwenVlFamily::QWEN2,
-    &QwenVlFamily::QWEN2_5,
-    &QwenVlFamily::QWEN3,
-    &QwenVlFamily::QWEN3_MOE,
-    &Qwen2AudioFamily,
-    &Qwen25OmniFamily,
-    &Qwen3OmniFamily,
-    &Gemma3,
-    &Gemma3Text,
-    &Clip,
-    &Siglip,
-    &LlavaFamily,
-    &LlavaNextFamily,
-    &PixtralFamily::PIXTRAL,
-    &PixtralFamily::MISTRAL3,
-    &Idefics3Family::IDEFICS3,
-    &Idefics3Family::SMOLVLM,
-    &Glm4vFamily::DENSE,
-    &Glm4vFamily::EXPERTS,
-];
 
 /// Token that begins a turn in the format of Llama 3.
 const HEADER_TOKEN: &str = "<|start_header_id|>";
@@ -131,7 +93,8 @@ impl ProcessorFamilies {
     }
 
     fn iter(&self) -> impl Iterator<Item = &dyn ProcessorFamily> {
-        self.own.iter().map(|family| &**family).chain(BUILT_IN)
+        let built_in = BUILT_IN.iter().copied().flatten().copied();
+        self.own.iter().map(|family| &**family).chain(built_in)
     }
 
     fn known(&self, id: FamilyId) -> Result<&dyn ProcessorFamily> {

@@ -64,7 +64,7 @@ impl StepPlannerBuilder {
             schedule: ScheduleKind::OneForwardOneBackward,
             caps: Caps::default(),
             pad_to: None,
-            towers: Vec::new(),
+            required_encoders: Vec::new(),
             work: 20_000,
         };
         Self {
@@ -297,8 +297,9 @@ impl StepPlannerBuilder {
     /// the datasets, if the tail drops every sample, or if mixture weights do not fit the datasets;
     /// [`Error::State`] if a state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
-        let free = self.model.predict(&SampleShape::default());
-        let free = free.map_err(|error| Error::Config { setting: "model", reason: error_reason(&error) })?;
+        let zero_cost = self.model.predict(&SampleShape::default());
+        let zero_cost =
+            zero_cost.map_err(|error| Error::Config { setting: "model", reason: error_reason(&error) })?;
         let stage_layers = self.checked_layers()?;
         let stages = stage_layers.as_ref().map_or_else(|| self.checked_stages(), |own| Ok(own.stages()))?;
         self.check_module_dp_sizes()?;
@@ -340,18 +341,19 @@ impl StepPlannerBuilder {
             .enumerate()
             .map(|(at, set)| Order::from_dataset(set, shuffle, seed, twins(at) as u64));
         let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
-        let towers = self.blank_media.towers(&self.blank_tokens, self.config.dp_size, &datasets);
-        let of_towers = self.blank_tokens.iter().filter(|(module, _)| towers.contains(module));
-        let blank_tokens = of_towers.map(|(_, tokens)| tokens).sum();
+        let required_encoders =
+            self.blank_media.required_encoders(&self.blank_tokens, self.config.dp_size, &datasets);
+        let required = self.blank_tokens.iter().filter(|(module, _)| required_encoders.contains(module));
+        let blank_tokens = required.map(|(_, tokens)| tokens).sum();
         let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
-        let config = PlanConfig { stages, stage_layers, pad_to, towers, ..self.config };
+        let config = PlanConfig { stages, stage_layers, pad_to, required_encoders, ..self.config };
         let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         let planner = StepPlanner {
             source: Arc::new(source),
             steps,
             model: Arc::new(self.model),
             config,
-            free,
+            zero_cost,
             cost_function: self.cost_function,
             corrections: Arc::default(),
             planned: Arc::default(),

@@ -168,12 +168,12 @@ impl<'a> ScheduleState<'a> {
         if excess == Ordering::Greater {
             return;
         }
-        self.trial.is_relief = excess == Ordering::Less;
+        self.trial.is_repair = excess == Ordering::Less;
         self.touch(change, budget);
         let makespans_ns =
             self.trial.touched.iter().map(|touched| self.timelines[touched.timeline].makespan_ns);
         let slowest = makespans_ns.max();
-        let limit_ns = if self.trial.is_relief {
+        let limit_ns = if self.trial.is_repair {
             i64::MAX as u64
         } else {
             slowest.unwrap_or(0).saturating_add(threshold_ns)
@@ -290,7 +290,7 @@ impl<'a> ScheduleState<'a> {
     fn keep_best(&mut self) {
         let touched = self.trial.touched.iter().map(|touched| touched.makespan_ns).max();
         // Only the step away from the best state is copied; later states need no copy.
-        if self.best.is_none() && !self.trial.is_relief && touched > Some(self.best_ns) {
+        if self.best.is_none() && !self.trial.is_repair && touched > Some(self.best_ns) {
             self.best = Some(self.slots.clone());
         }
     }
@@ -308,7 +308,7 @@ impl<'a> ScheduleState<'a> {
         }
         self.find_slowest();
         // The excess never rises, so a state with less is better than all previous states.
-        if self.trial.is_relief || self.makespan_ns() < self.best_ns {
+        if self.trial.is_repair || self.makespan_ns() < self.best_ns {
             self.best_ns = self.makespan_ns();
             self.best = None;
         }

@@ -5,7 +5,7 @@
 use crate::args::mixture::MixtureArgs;
 use crate::args::model::preparer;
 use crate::args::set::{SetArgs, accepted};
-use crate::args::step_plan::{ResumeArgs, StepPlanArgs};
+use crate::args::step_plan::{ResumeArgs, StepPlanArgs, check_plan_settings};
 use crate::failure::Failure;
 use crate::output::{Output, place_file, runtime, write_json};
 use clap::Args;
@@ -107,6 +107,7 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
     args.set
         .refuse(&["processor.token_counts", "processor.blank_media"], "has no effect here; leave it out")?;
     let settings = args.set.settings()?;
+    args.check_settings(&settings)?;
     let preparer = args.preparer(&settings)?;
     let token_counts = TokenCounts::IfPresent(Arc::new(preparer.text_counter()));
     let planner = args.plan.planner(&settings, args.data.open(&settings, token_counts)?, &args.resume)?;
@@ -140,6 +141,23 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
 }
 
 impl BatchesArgs {
+    /// Rejects settings that have no effect beside other settings.
+    fn check_settings(&self, settings: &Settings) -> Result<(), Failure> {
+        check_plan_settings(&self.set, settings)?;
+        let processor = &settings.processor;
+        let limits = [processor.sample_tokens_max, processor.pad_to_tokens, settings.plan.tokens_max];
+        if limits.iter().all(Option::is_none) {
+            let reason = "has no effect without `processor.sample_tokens_max`, `processor.pad_to_tokens` or \
+                          `plan.tokens_max`; leave it out";
+            self.set.refuse(&["processor.long_sample"], reason)?;
+        }
+        if processor.skip_media_tensors {
+            let reason = "has no effect with `processor.skip_media_tensors`; leave it out";
+            self.set.refuse(&["processor.dtype", "processor.media_buckets"], reason)?;
+        }
+        Ok(())
+    }
+
     fn preparer(&self, settings: &Settings) -> Result<Preparer, Failure> {
         let model = self.plan.model.spec()?;
         let mut builder = settings.processor.apply(preparer(&model, &self.tokenizer, settings)?);

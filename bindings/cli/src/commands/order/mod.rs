@@ -5,7 +5,7 @@
 //! `dflop order --shuffle-quality`: measures how well an epoch is shuffled.
 
 use crate::args::set::{SetArgs, accepted};
-use crate::args::step_plan::{PlannedStepsArgs, ResumeArgs, StepPlanArgs};
+use crate::args::step_plan::{PlannedStepsArgs, ResumeArgs, StepPlanArgs, check_layout, check_plan_settings};
 use crate::args::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
 use crate::output::{Output, write_file, write_json};
@@ -76,6 +76,12 @@ struct OrderLine<'a> {
 
 pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
     let settings = args.set.settings()?;
+    if args.shuffle_quality {
+        let reason = "has no effect with `--shuffle-quality`; leave it out";
+        args.set.refuse(&["plan", "cost", "processor"], reason)?;
+    }
+    check_plan_settings(&args.set, &settings)?;
+    check_layout(&args.set, &settings)?;
     let planner = args.planned.planner(&settings, &args.resume)?;
     if args.shuffle_quality {
         return print_shuffle_quality(&planner, &args.planned.plan, &settings.order, args.json, out);

@@ -18,12 +18,12 @@ use dflop_planner::{
 
 use crate::args::ReportArgs;
 use crate::args::model::{checked, model_spec};
-use crate::args::set::{SetArgs, accepted};
+use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 use dflop_loader::model::{model_profile, read_profile};
-use dflop_loader::settings::{EncoderShare, SpacePlacement, SpaceSettings};
+use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 use samples::{SampleArgs, Samples};
@@ -86,22 +86,17 @@ accepted!(PlanAccepted: "space", "plan.schedule", "cost.freeze", "cost.profile_c
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let settings = args.set.settings()?;
     let space = &settings.space;
-    check_encoder_share(space)?;
-    let imbalance: ExpertImbalance = parse_imbalance(space)?;
+    if args.profile.is_none() && !settings.cost.profile_check {
+        return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
+    }
     let (profile, spec) = args.profile_and_spec(settings.cost.profile_check)?;
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
+    check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
-    let builder = ModelCostsBuilder::new(&spec).frozen(settings.cost.frozen());
-    let builder = builder.sequence_parallel(space.sequence_parallel).expert_parallel(ExpertParallel {
-        degree: space.expert_parallel,
-        imbalance,
-        links: cluster.links,
-        gpus_per_node: cluster.gpus_per_node,
-    });
-    let model = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
+    let model = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let Samples { sizes, account } = args.samples.read(&spec, &args.set)?;
     let workload = Workload::draw(&sizes, args.global_batch_size, args.batches, args.seed)?;
     let problem = PlanProblem {
@@ -182,43 +177,49 @@ pub(super) fn search_space(
     }
 }
 
+/// Rejects settings of plan kinds that have no effect: encoders that run ahead with a schedule other than
+/// 1F1B, and kinds that the full space always has.
+///
+/// # Errors
+/// [`Failure::Misuse`] with the first such setting.
+pub(super) fn check_space<A: Accepted>(
+    set: &SetArgs<A>,
+    is_full: bool,
+    schedule: ScheduleKind,
+) -> Result<(), Failure> {
+    if schedule != ScheduleKind::OneForwardOneBackward {
+        let reason = format!("has no effect with `plan.schedule={schedule}`; leave it out");
+        set.refuse(&["space.encoder_ahead"], &reason)?;
+    }
+    if is_full {
+        let reason = "has no effect in the full space, which has all of these plans; leave it out, or give \
+                      `space.kinds=basic`";
+        set.refuse(&["space.uneven_layers", "space.recompute", "space.encoder_ahead"], reason)?;
+    }
+    Ok(())
+}
+
 fn parse_imbalance(space: &SpaceSettings) -> Result<ExpertImbalance, Failure> {
     let refused = |reason| Failure::Misuse(format!("invalid `space.expert_imbalance`: {reason}"));
     space.expert_imbalance.parse().map_err(refused)
 }
 
-/// # Errors
-/// [`Failure::Misuse`] if a unit of encoder shares is given for plans that have no such share.
-fn check_encoder_share(space: &SpaceSettings) -> Result<(), Failure> {
-    if space.encoder_share.is_some() && space.placement == SpacePlacement::Colocated {
-        let reason = "`space.encoder_share` has no effect with `space.placement=colocated`; leave it out";
-        return Err(Failure::Misuse(reason.into()));
-    }
-    Ok(())
-}
-
-/// Returns the unit in which encoder ranks share media.
+/// Returns the unit in which ranks share media.
 ///
 /// # Errors
 /// [`Failure::Misuse`] if tiles are requested for a model without tiles.
-fn encoder_split(space: &SpaceSettings, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
-    let default = default_encoder_split(spec);
+pub(super) fn encoder_split(space: &SpaceSettings, spec: &ModelSpec) -> Result<EncoderSplit, Failure> {
+    let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
     match space.encoder_share {
-        None => Ok(default),
-        Some(EncoderShare::Sample) => Ok(EncoderSplit::Sample),
-        Some(EncoderShare::Tile) if default == EncoderSplit::Tile => Ok(EncoderSplit::Tile),
-        Some(EncoderShare::Tile) => Err(Failure::Misuse(format!(
+        EncoderShare::Medium => Ok(EncoderSplit::Medium),
+        EncoderShare::Sample => Ok(EncoderSplit::Sample),
+        EncoderShare::Tile if !is_native => Ok(EncoderSplit::Tile),
+        EncoderShare::Tile => Err(Failure::Misuse(format!(
             "invalid `space.encoder_share`: `{}` sees images in their own resolution, without tiles; give \
-             `sample` or leave it out",
+             `medium` or `sample`",
             spec.name
         ))),
     }
-}
-
-/// Returns the default unit in which encoder ranks share media: media without tiles are not split.
-pub(super) fn default_encoder_split(spec: &ModelSpec) -> EncoderSplit {
-    let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
-    if is_native { EncoderSplit::Sample } else { EncoderSplit::Tile }
 }
 
 /// Builds a cluster from the total GPU count, the GPUs per node, the memory per GPU, and a link file or the
@@ -245,12 +246,21 @@ pub(super) fn cluster(
 
 /// Builds the costs of encoders and LLM from a measured profile or a device.
 pub(super) fn costs(
-    builder: ModelCostsBuilder<'_>,
+    spec: &ModelSpec,
+    settings: &Settings,
     cluster: &Cluster,
     profile: Option<&Profile>,
     device: Option<DevicePreset>,
-    is_full: bool,
 ) -> Result<PlannedModel, Failure> {
+    let space = &settings.space;
+    let is_full = space.is_full(profile.is_some());
+    let builder = ModelCostsBuilder::new(spec).frozen(settings.cost.frozen());
+    let builder = builder.sequence_parallel(space.sequence_parallel).expert_parallel(ExpertParallel {
+        degree: space.expert_parallel,
+        imbalance: parse_imbalance(space)?,
+        links: cluster.links,
+        gpus_per_node: cluster.gpus_per_node,
+    });
     // A profile's times include the tensor-parallel collectives; a stated rate's times do not.
     let builder = builder.tensor_parallel_link(cluster.links.map(|links| links.nvlink));
     let builder = match (profile, device) {

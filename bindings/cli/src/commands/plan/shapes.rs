@@ -2,10 +2,11 @@
 //!
 //! | encoder | columns |
 //! | --- | --- |
-//! | tiles or windows of one size | `tiles` |
-//! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares` |
+//! | tiles or windows of one size | `tiles`, optionally `media` |
+//! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares`, `media` |
 //!
-//! Every sample has a column `seq_len` as well. With several encoders, each column name starts with the
+//! Every sample has a column `seq_len` as well. `media` is the number of images, videos or clips, between
+//! which ranks can divide the encoder's work; without it `patch_squares` tells, or there is one. With several encoders, each column name starts with the
 //! encoder name, such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is
 //! the sum of squared patch counts over a sample's media, and `window_squares` the same inside attention
 //! windows.
@@ -37,6 +38,7 @@ struct EncoderColumns {
     units: usize,
     squares: Option<usize>,
     window_squares: Option<usize>,
+    media: Option<usize>,
 }
 
 /// Reads all sample sizes, in the columns that the model needs.
@@ -84,6 +86,7 @@ impl<'a> Columns<'a> {
                 units: require(&format!("{prefix}{}", unit(spec, *module)))?,
                 squares: optional("patch_squares"),
                 window_squares: optional("window_squares"),
+                media: find(&format!("{prefix}media")),
                 prefix,
             });
         }
@@ -105,9 +108,24 @@ impl<'a> Columns<'a> {
     }
 
     fn media(&self, record: &StringRecord, encoder: &EncoderColumns) -> Result<MediaUnits, String> {
+        let mut units = self.units(record, encoder)?;
+        let filled = encoder.media.filter(|column| record.get(*column).is_some_and(|cell| !cell.is_empty()));
+        if let Some(column) = filled {
+            let media: u32 = self.number(record, column)?;
+            let (name, most) = (&self.header[column], units.units);
+            if media > most || (media == 0) != (most == 0) {
+                return Err(format!("`{name}` must be {} to {most}, got {media}", most.min(1)));
+            }
+            units.media = media;
+        }
+        Ok(units)
+    }
+
+    /// Reads the units, without the number of media.
+    fn units(&self, record: &StringRecord, encoder: &EncoderColumns) -> Result<MediaUnits, String> {
         let units: u32 = self.number(record, encoder.units)?;
         if !encoder.is_native {
-            return Ok(MediaUnits { units, pairs: 0 });
+            return Ok(MediaUnits::from_tiles(units, units.min(1)));
         }
         if encoder.module == Module::Audio {
             return Ok(MediaUnits::from_audio_tokens(self.spec, units));
@@ -243,7 +261,7 @@ mod tests {
         let text = "audio_tiles,vision_patches,seq_len,vision_patch_squares\n2,64,300,2048\n0,0,9,\n";
         let found = parse(text, &omni).unwrap();
         assert_eq!(found[0].media(0), MediaUnits::from_patches(&omni, 64, 2048, None));
-        assert_eq!(found[0].media(1), MediaUnits { units: 2, pairs: 0 });
+        assert_eq!(found[0].media(1), MediaUnits::from_tiles(2, 1));
         assert_eq!(found[1], ItemSize::from_text(9));
         let needs = "`omni-7b` has several encoders: columns `vision_patches,audio_tiles,seq_len\
                      [,vision_patch_squares[,vision_window_squares]]`";

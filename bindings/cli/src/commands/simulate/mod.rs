@@ -6,7 +6,7 @@ mod shapes;
 
 use crate::args::ReportArgs;
 use crate::args::set::{SetArgs, accepted};
-use crate::args::step_plan::{PlannedStepsArgs, ResumeArgs};
+use crate::args::step_plan::{PlannedStepsArgs, ResumeArgs, check_layout, check_plan_settings};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::{Basis, StrategyResult, write_report};
@@ -150,6 +150,8 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     }
     args.set.refuse(&["space"], shapes::OF_SHAPES)?;
     let mut settings = args.set.settings()?;
+    check_plan_settings(&args.set, &settings)?;
+    check_layout(&args.set, &settings)?;
     // The comparison plans for the schedule; a planner has none for `zb-h1`.
     let schedule = std::mem::replace(&mut settings.plan.schedule, PlanSettings::default().schedule);
     let planner = args.planned.planner(&settings, &ResumeArgs::default())?;

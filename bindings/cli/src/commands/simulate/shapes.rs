@@ -4,7 +4,7 @@
 
 use super::{COMPARED, SimulateArgs, SimulateReport};
 use crate::args::PREVIEWS;
-use crate::commands::plan::{DegreesJson, cluster, costs, default_encoder_split, search_space, shapes};
+use crate::commands::plan::{DegreesJson, check_space, cluster, costs, encoder_split, search_space, shapes};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::collect::PlannedSteps;
@@ -13,9 +13,7 @@ use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::DevicePreset;
 use dflop_loader::StepPlanner;
-use dflop_planner::{
-    MethodComparison, MethodScore, ModelCostsBuilder, PlanProblem, StepWaits, Workload, compare, plan,
-};
+use dflop_planner::{IdleBreakdown, MethodComparison, MethodScore, PlanProblem, Workload, compare, plan};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,7 +25,7 @@ pub(super) const OF_DATASET: &str =
 pub(super) const OF_SHAPES: &str =
     "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 /// Settings that have an effect on a dataset only.
-const OF_DATASET_ONLY: [&str; 13] = [
+const OF_DATASET_ONLY: [&str; 11] = [
     "plan.stages",
     "plan.search_effort",
     "plan.tokens_max",
@@ -37,8 +35,6 @@ const OF_DATASET_ONLY: [&str; 13] = [
     "processor",
     "cost.profile_tp",
     "cost.recompute",
-    "space.encoder_share",
-    "space.expert_parallel",
     "index",
     "store",
 ];
@@ -52,7 +48,8 @@ const PRINTED_FRACTION_MIN: f64 = 0.0005;
 pub(super) struct ShapesArgs {
     /// Dataset shapes that replace shards: CSV with columns `tiles,seq_len`; for models that see images in
     /// native resolution `patches,seq_len`, and optionally `patch_squares,window_squares`; for models with
-    /// several encoders such as `vision_tiles,audio_tiles,seq_len`.
+    /// several encoders such as `vision_tiles,audio_tiles,seq_len`. `media` is the number of media in a
+    /// sample, optional.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
     /// Number of GPUs in the cluster.
@@ -95,7 +92,7 @@ pub(super) struct MethodReport {
     /// Fraction of GPU time spent waiting.
     pub(super) bubble_fraction: f64,
     /// Fraction of GPU time by the cause of the wait.
-    pub(super) waits: StepWaits,
+    pub(super) waits: IdleBreakdown,
     /// Mean time per step in which GPUs wait for messages, gradient sums and weight gathers that no pass
     /// hides.
     pub(super) exposed_communication_seconds: f64,
@@ -120,13 +117,11 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
+    check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
-    let builder = ModelCostsBuilder::new(&spec)
-        .frozen(settings.cost.frozen())
-        .sequence_parallel(settings.space.sequence_parallel);
-    let costs = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
+    let costs = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch =
         u32::try_from(planned.global_batch_size).map_err(|_| too_large("global-batch-size"))?;
@@ -138,7 +133,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         workload: &workload,
         cluster,
         options: search_space(&settings.space, is_full, settings.plan.schedule),
-        encoder_split: default_encoder_split(&spec),
+        encoder_split: encoder_split(&settings.space, &spec)?,
         memory_margin: settings.space.memory_margin,
     };
     let compared = compare(&problem, &plan(&problem)?)?;
@@ -201,7 +196,7 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
 }
 
 /// Names the largest waits with the fraction of GPU time.
-fn waits_text(waits: &StepWaits) -> String {
+fn waits_text(waits: &IdleBreakdown) -> String {
     let largest = waits.largest_first().into_iter().take(PRINTED_WAITS);
     let printed = largest.filter(|(_, fraction)| *fraction >= PRINTED_FRACTION_MIN);
     let parts: Vec<String> =

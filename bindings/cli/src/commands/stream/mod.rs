@@ -99,6 +99,7 @@ struct StreamReport {
 }
 
 pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
+    check_decoded(args)?;
     let skipped_file = args.skipped_out.as_deref().map(SkippedFile::create).transpose()?.map(Arc::new);
     let settings = args.set.settings()?;
     let loader = loader(args, &settings, skipped_file.clone())?;
@@ -121,6 +122,17 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     }
     report.metrics = args.metrics.then(|| loader.metrics());
     if args.json { write_json(out, &report) } else { print(out, &report) }
+}
+
+/// Rejects settings for media that are not decoded.
+fn check_decoded(args: &StreamArgs) -> Result<(), Failure> {
+    if args.decode == DecodeArg::Raw {
+        args.set.refuse(&["read.strict"], "has no effect with `--decode raw`; leave it out")?;
+    }
+    if args.decode != DecodeArg::Media {
+        args.set.refuse(&["index.videos"], "has no effect without `--decode media`; leave it out")?;
+    }
+    Ok(())
 }
 
 fn loader(

@@ -1,11 +1,11 @@
 //! Tests `dflop train`: output, job layouts, states, killed ranks, and wrong files.
 
 mod agreement;
+mod cache_directory;
 mod check;
 pub(crate) mod config;
 mod corrections;
 mod damaged;
-mod kept;
 mod killed;
 mod misuse;
 mod planted;

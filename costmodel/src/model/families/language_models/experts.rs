@@ -153,7 +153,7 @@ fn listed(fields: &ConfigFields<'_>, layers: u32) -> Result<Option<LayerSet>> {
             Some("sparse") => set.insert(layer),
             Some("dense") => {}
             _ => {
-                let problem = format!("has {found}, known are `dense` and `sparse`");
+                let problem = format!("has unknown value {found}, expected `dense` or `sparse`");
                 return Err(fields.invalid("mlp_layer_types", problem));
             }
         }

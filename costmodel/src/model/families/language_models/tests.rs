@@ -109,7 +109,7 @@ fn fields_that_are_not_modeled_are_refused_by_name() {
         (
             "gpt_oss",
             json!({"layer_types": vec!["linear_attention"; 6]}),
-            "`layer_types` has \"linear_attention\"",
+            "`layer_types` has unknown value \"linear_attention\"",
         ),
         (
             "llama",

@@ -161,7 +161,7 @@ fn listed(fields: &ConfigFields<'_>, layers: u32, kind: Window) -> Result<Option
             Some("full_attention") => {}
             Some(found) if found == windowed => set.insert(layer),
             _ => {
-                let problem = format!("has {found}, known are `full_attention` and `{windowed}`");
+                let problem = format!("has unknown value {found}, expected `full_attention` or `{windowed}`");
                 return Err(fields.invalid("layer_types", problem));
             }
         }

@@ -56,9 +56,9 @@ impl Dial for Callers {
 
 /// A fake peer: the test determines what it reads and writes.
 #[derive(Debug)]
-struct NoOne;
+struct ClosedPort;
 
-impl Dial for NoOne {
+impl Dial for ClosedPort {
     fn dial(&self, _: usize, _: Line, _: Duration) -> io::Result<Socket> {
         Err(io::ErrorKind::ConnectionRefused.into())
     }
@@ -91,7 +91,7 @@ fn run(settings: Settings, rank: fn(Communicator)) {
 /// Creates rank 0's links with a control connection to rank 1.
 fn links(control: Option<Socket>, bytes: usize) -> Arc<Links> {
     let mailbox = Arc::new(Mailbox::new(2, bytes));
-    Arc::new(Links::new(0, mailbox, vec![None, control.map(Arc::new)], Box::new(NoOne)))
+    Arc::new(Links::new(0, mailbox, vec![None, control.map(Arc::new)], Box::new(ClosedPort)))
 }
 
 /// Message sizes, in elements: less than a header, more than the connection holds.
@@ -174,7 +174,7 @@ fn a_death_is_named() {
     let (own, dead) = connection();
     let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
     let controls = vec![None, Some(own)];
-    let transport = TcpTransport::start(0, mailbox.clone(), controls, Box::new(NoOne)).unwrap();
+    let transport = TcpTransport::start(0, mailbox.clone(), controls, Box::new(ClosedPort)).unwrap();
     let links = transport.links().clone();
     let endpoint = Endpoint::new(0, 2, mailbox, Box::new(transport), patient(1 << 20));
     let survivor = Communicator::world(Arc::new(endpoint));
@@ -213,7 +213,7 @@ fn peers_know_first() {
     let own = Arc::new(own);
     let reading = own.clone();
     let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
-    let links = Arc::new(Links::new(0, mailbox, vec![None, Some(own)], Box::new(NoOne)));
+    let links = Arc::new(Links::new(0, mailbox, vec![None, Some(own)], Box::new(ClosedPort)));
     let shape = PayloadShape::f32(1, 1);
     let header = Header { comm: 0, op: Op::Point, tag: 7, at: at(0), shape };
     let number = links.mailbox.post(header.key(1), header);

@@ -5,13 +5,13 @@
 use super::{BalancedLoader, BalancedSettings, Microbatch};
 use crate::dataset::Dataset;
 use crate::decode::{Collator, Decode, DecodePool, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
+use crate::deliver::settings::{LoaderSettings, shared_settings};
+use crate::deliver::watchdog::StallListener;
 use crate::error::Result;
 #[cfg(doc)]
 use crate::error::{Error, Result};
 use crate::fetch::Share;
 use crate::flow::{ErrorBudget, PrepareLog, SkipListener, SkipLog, TruncatedSample};
-use crate::loader::settings::{LoaderSettings, shared_settings};
-use crate::loader::watchdog::StallListener;
 use crate::order::LoaderState;
 use crate::plan::{PadTo, StepPlanner};
 use crate::shard::FieldSelection;
@@ -160,7 +160,9 @@ impl Packing {
     pub(super) fn new(settings: &BalancedSettings, log: Arc<PrepareLog>) -> Result<Self> {
         let (planner, preparer) = (&settings.planner, settings.preparer.clone());
         let filler = match &preparer {
-            Some(preparer) if settings.is_packed => Some(Arc::new(preparer.filler(planner.towers())?)),
+            Some(preparer) if settings.is_packed => {
+                Some(Arc::new(preparer.filler(planner.required_encoders())?))
+            }
             _ => None,
         };
         let (tokens_max, pad_to) = (planner.caps().tokens_max, planner.pad_to());

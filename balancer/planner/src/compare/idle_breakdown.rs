@@ -39,10 +39,10 @@ impl AddAssign for WaitTimes {
 
 impl WaitTimes {
     /// Returns the idle times as fractions of the same batches' makespans.
-    pub(super) fn over(self, makespans_ns: f64) -> StepWaits {
+    pub(super) fn over(self, makespans_ns: f64) -> IdleBreakdown {
         let fraction = |ns: f64| if makespans_ns > 0.0 { ns / makespans_ns } else { 0.0 };
         let [messages, rank, microbatches, fill, stage, llm, encoder] = self.0.map(fraction);
-        StepWaits {
+        IdleBreakdown {
             messages_fraction: messages,
             slowest_rank_fraction: rank,
             unequal_microbatches_fraction: microbatches,
@@ -216,7 +216,7 @@ fn mean(stage_ns: &[f64]) -> f64 {
 ///
 /// The fractions add up to the idle fraction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
-pub struct StepWaits {
+pub struct IdleBreakdown {
     /// Exposed communication: messages between stages, gradient sums and weight gathers, as far as no pass
     /// hides them.
     pub messages_fraction: f64,
@@ -236,7 +236,7 @@ pub struct StepWaits {
     pub encoder_fraction: f64,
 }
 
-impl StepWaits {
+impl IdleBreakdown {
     /// Lists causes with fractions, the largest first; ties in field order.
     #[must_use]
     pub fn largest_first(&self) -> [(&'static str, f64); 7] {
@@ -305,7 +305,7 @@ mod tests {
         RunStep { jobs, phase_ns: 0, makespan_ns, computing_ns: busy_ns / gpus }
     }
 
-    fn waits(step: RunStep) -> StepWaits {
+    fn waits(step: RunStep) -> IdleBreakdown {
         let makespan_ns = step.makespan_ns as f64;
         step.waits(&mut StepTimeline::default()).over(makespan_ns)
     }
@@ -326,7 +326,7 @@ mod tests {
         job
     }
 
-    fn assert_only(found: &StepWaits, name: &str, fraction: f64) {
+    fn assert_only(found: &IdleBreakdown, name: &str, fraction: f64) {
         let [largest, rest @ ..] = found.largest_first();
         assert_eq!(largest.0, name, "{found:?}");
         assert!((largest.1 - fraction).abs() < 1e-9, "{found:?}");

@@ -1,4 +1,4 @@
-//! Finishes step parts that were begun: waits for decoders, scales the loss, packs tensors.
+//! Finishes pending step events: waits for decoders, scales the loss, packs tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +8,14 @@ use dflop_samples::sample::Sample;
 use tokio::sync::mpsc;
 
 use super::builder::Packing;
-use super::read_ahead::{BegunPart, PendingMicrobatch};
-use super::{BalancedSettings, Microbatch, StepPart};
+use super::read_ahead::{PendingEvent, PendingMicrobatch};
+use super::{BalancedSettings, Microbatch, StepEvent};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
 use crate::flow::{LoaderStage, PrepareLog, SourceMeter};
 use crate::plan::{StepPlan, StepPlanner};
 
-/// Finishes parts, in order.
+/// Finishes events, in order.
 pub(super) struct Finisher {
     collator: Collator,
     planner: StepPlanner,
@@ -40,24 +40,24 @@ impl Finisher {
         Ok(Self { collator, planner, packing, dp_rank: settings.dp_rank, step: None })
     }
 
-    /// Waits for the next begun part and the decoders.
+    /// Waits for the next pending event and the decoders.
     pub(super) async fn next(
         &mut self,
-        begun: &mut mpsc::Receiver<Result<BegunPart>>,
-    ) -> Result<Option<StepPart>> {
-        let pending = match begun.recv().await.transpose()? {
+        events: &mut mpsc::Receiver<Result<PendingEvent>>,
+    ) -> Result<Option<StepEvent>> {
+        let pending = match events.recv().await.transpose()? {
             None => return Ok(None),
-            Some(BegunPart::Start { plan, microbatches }) => {
+            Some(PendingEvent::Start { plan, microbatches }) => {
                 self.check_targets(&plan)?;
                 self.step = Some(StepAtWork { plan: plan.clone(), microbatches, finished: 0, bytes: 0 });
                 self.end_step();
-                return Ok(Some(StepPart::Start { plan, microbatches }));
+                return Ok(Some(StepEvent::Start { plan, microbatches }));
             }
-            Some(BegunPart::Microbatch(pending)) => pending,
+            Some(PendingEvent::Microbatch(pending)) => pending,
         };
         let mut microbatch = self.finish(pending).await?;
         if let Some(too_long) = self.packing.too_long(&microbatch) {
-            return Err(self.too_long(microbatch, too_long, begun).await);
+            return Err(self.too_long(microbatch, too_long, events).await);
         }
         self.count_sources(&microbatch);
         self.packing.pack(&self.collator, &mut microbatch).await?;
@@ -68,7 +68,7 @@ impl Finisher {
             step.bytes += bytes;
         }
         self.end_step();
-        Ok(Some(StepPart::Microbatch(microbatch)))
+        Ok(Some(StepEvent::Microbatch(microbatch)))
     }
 
     /// Rejects a step without target tokens, where the processor requires targets.
@@ -109,7 +109,7 @@ impl Finisher {
     /// Counts samples and tokens in a delivered microbatch by dataset.
     fn count_sources(&self, microbatch: &Microbatch) {
         let Some(step) = &self.step else { return };
-        for (at, &place) in microbatch.places.iter().enumerate() {
+        for (at, &place) in microbatch.plan_indices.iter().enumerate() {
             let counted = microbatch.prepared.get(at).map(|prepared| prepared.tokens() as u64);
             let tokens = counted.unwrap_or_else(|| u64::from(microbatch.costs[at].tokens));
             if let Some(source) = self.source(step, place) {
@@ -120,7 +120,7 @@ impl Finisher {
 
     async fn finish(&self, pending: PendingMicrobatch) -> Result<Microbatch> {
         let step = self.step.as_ref().ok_or(Error::StageEnded { stage: "collate" })?;
-        let (mut samples, mut places, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut samples, mut plan_indices, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (place, sample) in pending.samples {
             let Some(finished) = self.collator.finish_sample(sample).await? else {
                 if let Some(source) = self.source(step, place) {
@@ -130,16 +130,16 @@ impl Finisher {
             };
             samples.push(finished.sample);
             prepared.extend(finished.prepared);
-            places.push(place);
+            plan_indices.push(place);
         }
         self.collator.skips().delivered(samples.len() as u64);
-        let costs = places.iter().map(|&place| step.plan.costs[place as usize]).collect();
+        let costs = plan_indices.iter().map(|&place| step.plan.costs[place as usize]).collect();
         let (planner, target_tokens) = (&self.planner, step.plan.target_tokens);
         let loss_scale_sum =
             if target_tokens == 0 { 0.0 } else { planner.dp_size() as f64 / target_tokens as f64 };
         let microbatch = build_microbatch(samples, costs, loss_scale_sum);
         let is_lockstep = planner.is_lockstep();
-        let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
+        let mut microbatch = Microbatch { plan_indices, prepared, is_lockstep, ..microbatch };
         pad(&mut microbatch, step, self.dp_rank, planner);
         microbatch.module_ns = step.plan.constants.microbatch_ns(microbatch.module_ns);
         self.packing.count_tokens(&mut microbatch);
@@ -151,7 +151,7 @@ impl Finisher {
         &self,
         microbatch: Microbatch,
         pad_to_tokens: u64,
-        begun: &mut mpsc::Receiver<Result<BegunPart>>,
+        events: &mut mpsc::Receiver<Result<PendingEvent>>,
     ) -> Error {
         let Some(step) = &self.step else { return Error::StageEnded { stage: "collate" } };
         let Microbatch { tokens, planned_tokens, .. } = microbatch;
@@ -159,7 +159,7 @@ impl Finisher {
         drop(microbatch);
         let mut tokens_needed = tokens;
         for _ in step.finished + 1..step.microbatches {
-            let Some(Ok(BegunPart::Microbatch(pending))) = begun.recv().await else { break };
+            let Some(Ok(PendingEvent::Microbatch(pending))) = events.recv().await else { break };
             let Ok(other) = self.finish(pending).await else { break };
             tokens_needed = tokens_needed.max(other.tokens);
         }
@@ -183,7 +183,7 @@ fn pad(microbatch: &mut Microbatch, step: &StepAtWork, dp_rank: usize, planner: 
     microbatch.module_ns.resize(planner.model().modules().len(), 0);
     if let Some(llm_ns) = microbatch.module_ns.last_mut() {
         // The cost model has to be asked again only where samples were skipped or a different share is read.
-        let planned = step.plan.planned_padding_ns(dp_rank, step.finished, &microbatch.places);
+        let planned = step.plan.planned_padding_ns(dp_rank, step.finished, &microbatch.plan_indices);
         let padding_ns = planned.unwrap_or_else(|| planner.padding_ns(step.plan.step, samples, tokens));
         *llm_ns = llm_ns.saturating_add(padding_ns);
     }
@@ -195,7 +195,7 @@ fn build_microbatch(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum
     let module_ns = |module: usize| costs.iter().map(|cost| cost.module_ns.as_slice()[module]).sum();
     let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).sum();
     Microbatch {
-        places: Vec::new(),
+        plan_indices: Vec::new(),
         prepared: Vec::new(),
         inputs: None,
         tokens,

@@ -11,7 +11,7 @@ use crate::endpoint::{Endpoint, Mailbox};
 use crate::error::{Error, Result};
 use crate::rendezvous::{
     Deadline, Hello, Host, JobToken, Purpose, RankIdentity, Refusal, Refusals, Rejection, RendezvousClient,
-    RendezvousConfig, RendezvousServer, call, dial, greet_callers, resolve,
+    RendezvousConfig, RendezvousServer, accept_callers, call, dial, resolve,
 };
 use crate::{endpoint, threads};
 use std::io;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Rank listener. The listener thread ends when it is closed or dropped.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct RankListener {
     address: SocketAddr,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -46,7 +46,7 @@ enum Phase {
     Running(Arc<Links>),
 }
 
-impl Door {
+impl RankListener {
     /// Starts to accept calls, and returns the control connections of the children as they arrive.
     pub(super) fn open(
         listener: TcpListener,
@@ -63,7 +63,7 @@ impl Door {
         let mut entrance = Entrance { rank, size, shared: shared.clone() };
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("comm-accept".into()).spawn(move || {
-            if let Err(error) = greet_callers(&listener, &token, &of_thread.refusals, &mut entrance) {
+            if let Err(error) = accept_callers(&listener, &token, &of_thread.refusals, &mut entrance) {
                 tracing::warn!(%error, "a rank no longer listens");
             }
         });
@@ -100,7 +100,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for RankListener {
     fn drop(&mut self) {
         self.close();
     }
@@ -196,7 +196,7 @@ pub(super) struct Dialer {
     pub(super) rank: usize,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) token: JobToken,
-    pub(super) door: Arc<Door>,
+    pub(super) listener: Arc<RankListener>,
 }
 
 impl Dial for Dialer {
@@ -223,7 +223,7 @@ impl Dial for Dialer {
     }
 
     fn close(&self) {
-        self.door.close();
+        self.listener.close();
     }
 }
 
@@ -303,17 +303,17 @@ pub fn connect_tree(identity: &RankIdentity, settings: Settings) -> Result<Sessi
     let ip = rendezvous.listen.map_or_else(|| store.local_ip(), Ok)?;
     let failed = |source| Error::Listen { rank, address: ip.to_string(), source };
     // port 0: the system chooses, and the store publishes the choice
-    let listener = TcpListener::bind((ip, 0)).map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    let (door, calls) = Door::open(listener, rank, size, token.clone())?;
-    let door = Arc::new(door);
-    let joining = Joining { rank, size, token: &token, deadline, store: &store, door: &door };
+    let socket = TcpListener::bind((ip, 0)).map_err(failed)?;
+    let address = socket.local_addr().map_err(failed)?;
+    let (listener, calls) = RankListener::open(socket, rank, size, token.clone())?;
+    let listener = Arc::new(listener);
+    let joining = Joining { rank, size, token: &token, deadline, store: &store, listener: &listener };
     let addresses = joining.addresses(address)?;
     let controls = joining.controls(&addresses, &calls)?;
     let mailbox = Arc::new(Mailbox::new(size, settings.buffered_bytes_max));
-    let dialer = Box::new(Dialer { rank, addresses, token, door: door.clone() });
+    let dialer = Box::new(Dialer { rank, addresses, token, listener: listener.clone() });
     let started = TcpTransport::start(rank, mailbox.clone(), controls, dialer);
-    let started = started.and_then(|transport| door.run(transport.links()).map(|()| transport));
+    let started = started.and_then(|transport| listener.run(transport.links()).map(|()| transport));
     let transport = Box::new(
         started.map_err(|source| Error::Io { action: "start threads of connections".into(), source })?,
     );
@@ -341,7 +341,7 @@ struct Joining<'a> {
     token: &'a JobToken,
     deadline: Deadline,
     store: &'a RendezvousClient,
-    door: &'a Door,
+    listener: &'a RankListener,
 }
 
 impl Joining<'_> {
@@ -355,7 +355,7 @@ impl Joining<'_> {
 
     fn missing(&self, missing: Vec<usize>) -> Error {
         // strangers that used up the listeners' time are a likely cause
-        let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.door.refusals())];
+        let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.listener.refusals())];
         let refused = refused.into_iter().filter_map(|(by, summary)| Some(format!("; {by} {}", summary?)));
         let (refused, waited_seconds) = (refused.collect(), self.deadline.waited_seconds());
         Error::Missing { rank: self.rank, size: self.size, missing, waited_seconds, refused }

@@ -20,7 +20,7 @@ const VAIN_TRIES_PER_GROUP: usize = 32;
 ///
 /// If no change helps any more, random changes, accepted whatever they do, start another descent; the state
 /// with the fewest bytes is the result.
-pub(super) fn relieve(state: &mut ScheduleState<'_>, steps: u64, rng: &mut SplitMix64, budget: &mut Budget) {
+pub(super) fn repair(state: &mut ScheduleState<'_>, steps: u64, rng: &mut SplitMix64, budget: &mut Budget) {
     budget.within(steps, |budget| {
         descend(state, rng, budget);
         while state.memory_excess() > 0 && !budget.is_spent() {

@@ -20,8 +20,8 @@ use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics, memory_available,
 use crate::index::SampleRow;
 use crate::plan::{StepPlan, StepPlanner};
 
-/// Step part whose reads have started.
-pub(super) enum BegunPart {
+/// Step event whose reads have started.
+pub(super) enum PendingEvent {
     Start { plan: Arc<StepPlan>, microbatches: usize },
     Microbatch(PendingMicrobatch),
 }
@@ -94,11 +94,11 @@ fn plan_ahead(
 /// Begins the microbatches of all steps, in order.
 ///
 /// - `started`: last started step
-pub(super) fn begin_parts(
+pub(super) fn begin_events(
     settings: Arc<BalancedSettings>,
     collator: Collator,
     started: watch::Receiver<u64>,
-) -> impl Stream<Item = Result<BegunPart>> + Send {
+) -> impl Stream<Item = Result<PendingEvent>> + Send {
     try_stream! {
         let metrics = collator.metrics().clone();
         let budget = ByteBudget::new(settings.buffered_bytes_max(), metrics.decoded.clone());
@@ -124,11 +124,11 @@ pub(super) fn begin_parts(
             metrics.stage(LoaderStage::Plan).depth.remove(1);
             let plan = Arc::new(plan?);
             let mut at_work = reader.take().ok_or(Error::StageEnded { stage: "read" })?;
-            let places = at_work.places(&plan)?;
+            let plan_indices = at_work.plan_indices(&plan)?;
             metrics.stage(LoaderStage::Collate).depth.add(1);
-            yield BegunPart::Start { plan: plan.clone(), microbatches: places.len() };
+            yield PendingEvent::Start { plan: plan.clone(), microbatches: plan_indices.len() };
             let mut waiting: VecDeque<ReadPlan> =
-                places.iter().map(|places| at_work.plan(&plan, places)).collect();
+                plan_indices.iter().map(|plan_indices| at_work.plan(&plan, plan_indices)).collect();
             limit.check(&plan, &waiting)?;
             while let Some(mut group) = next_group(&mut waiting, settings.buffered_bytes_max()) {
                 let bytes: Vec<u64> = group.iter().map(|reads| reads.resident_bytes).collect();
@@ -147,7 +147,7 @@ pub(super) fn begin_parts(
                         samples.push((place, collator.start_sample(raw).await?));
                     }
                     collator.transform(samples.iter_mut().map(|(_, sample)| sample));
-                    yield BegunPart::Microbatch(PendingMicrobatch { samples, _lease: lease.split(bytes) });
+                    yield PendingEvent::Microbatch(PendingMicrobatch { samples, _lease: lease.split(bytes) });
                 }
             }
             reader = Some(at_work);

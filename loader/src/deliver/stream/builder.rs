@@ -5,12 +5,12 @@ use super::dealt::Deal;
 use super::stream_state::{StreamKind, StreamState, Tracker};
 use crate::dataset::Dataset;
 use crate::decode::{Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
+use crate::deliver::settings::{LoaderSettings, check_indexed, shared_settings};
+use crate::deliver::watchdog::StallListener;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
-use crate::loader::settings::{LoaderSettings, check_indexed, shared_settings};
-use crate::loader::watchdog::StallListener;
 use crate::order::ShuffleBuffer;
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 use dflop_costmodel::random::Seed;

@@ -24,25 +24,25 @@ const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
 /// Settings for dealt sample readers.
 #[derive(Debug, Clone)]
-pub(in crate::loader::stream) struct DealtSettings {
-    pub(in crate::loader::stream) deal: Deal,
-    pub(in crate::loader::stream) order: ShardOrder,
-    pub(in crate::loader::stream) metrics: Arc<Metrics>,
-    pub(in crate::loader::stream) field_bytes_max: u64,
-    pub(in crate::loader::stream) fields: FieldSelection,
+pub(in crate::deliver::stream) struct DealtSettings {
+    pub(in crate::deliver::stream) deal: Deal,
+    pub(in crate::deliver::stream) order: ShardOrder,
+    pub(in crate::deliver::stream) metrics: Arc<Metrics>,
+    pub(in crate::deliver::stream) field_bytes_max: u64,
+    pub(in crate::deliver::stream) fields: FieldSelection,
     /// Whether every mapped payload byte is read, so that the consumer never waits for a disk.
-    pub(in crate::loader::stream) is_read_through: bool,
+    pub(in crate::deliver::stream) is_read_through: bool,
     /// Maximum number of bytes requested ahead from remote shards.
-    pub(in crate::loader::stream) requested_bytes_max: u64,
+    pub(in crate::deliver::stream) requested_bytes_max: u64,
 }
 
 /// Item in the rank's sequence for an epoch.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::loader::stream) struct DealtItem {
-    pub(in crate::loader::stream) epoch: u64,
-    pub(in crate::loader::stream) item: u64,
+pub(in crate::deliver::stream) struct DealtItem {
+    pub(in crate::deliver::stream) epoch: u64,
+    pub(in crate::deliver::stream) item: u64,
     /// Whether it is read again because it was in a buffer when the state was saved.
-    pub(in crate::loader::stream) is_repeated: bool,
+    pub(in crate::deliver::stream) is_repeated: bool,
 }
 
 /// A sample without payloads, with its position.
@@ -163,7 +163,7 @@ struct ReadTask {
 }
 
 /// Starts reading; the channel ends after the last item, or after an error.
-pub(in crate::loader::stream) fn read_dealt(
+pub(in crate::deliver::stream) fn read_dealt(
     settings: DealtSettings,
     items: impl Iterator<Item = DealtItem> + Send + 'static,
     budget: ByteBudget,
@@ -246,7 +246,7 @@ impl ReadTask {
 /// Reads a sample at a time, to replace bad samples: the items that follow the rank's share in the last
 /// epoch.
 #[derive(Debug)]
-pub(in crate::loader::stream) struct Replacements {
+pub(in crate::deliver::stream) struct Replacements {
     settings: DealtSettings,
     reader: Option<SampleReader>,
     next: DealtItem,
@@ -254,12 +254,12 @@ pub(in crate::loader::stream) struct Replacements {
 
 impl Replacements {
     /// Starts with an item; nothing is read until the first call to [`Self::next`].
-    pub(in crate::loader::stream) fn new(settings: DealtSettings, next: DealtItem) -> Self {
+    pub(in crate::deliver::stream) fn new(settings: DealtSettings, next: DealtItem) -> Self {
         Self { settings, reader: None, next }
     }
 
     /// Reads the next item.
-    pub(in crate::loader::stream) async fn next(&mut self) -> Result<ReaderItem> {
+    pub(in crate::deliver::stream) async fn next(&mut self) -> Result<ReaderItem> {
         let mut reader = self.reader.take().unwrap_or_else(|| SampleReader::new(self.settings.clone()));
         let planned = reader.plan(self.next);
         self.next.item += 1;

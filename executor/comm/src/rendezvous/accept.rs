@@ -57,7 +57,7 @@ struct OpenGreeting {
 ///
 /// # Errors
 /// Errors from the listener, before it accepts any caller.
-pub(crate) fn greet_callers(
+pub(crate) fn accept_callers(
     listener: &TcpListener,
     token: &JobToken,
     refusals: &Refusals,

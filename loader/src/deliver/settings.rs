@@ -186,7 +186,7 @@ macro_rules! shared_settings {
             self
         }
 
-        /// Sets the listener for stalls. Default: [`LogStalls`](crate::loader::LogStalls).
+        /// Sets the listener for stalls. Default: [`LogStalls`](crate::deliver::LogStalls).
         #[must_use]
         pub fn stall_listener(mut self, listener: Arc<dyn StallListener>) -> Self {
             self$(.$field)*.stalls.listener = listener;

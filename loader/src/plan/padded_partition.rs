@@ -1,4 +1,4 @@
-//! Cuts steps whose microbatches or rows are padded to a fixed number of tokens.
+//! Partitions steps whose microbatches or rows are padded to a fixed number of tokens.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{ModelConstants, SampleCost};
@@ -6,14 +6,14 @@ use dflop_costmodel::{ModelConstants, SampleCost};
 use super::config::PadTo;
 use super::padding::Padding;
 use super::planner::StepPlanner;
-use super::step_plan::{StepCut, StepPlan};
+use super::step_plan::{StepPartition, StepPlan};
 use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;
 
 /// Items by rank and microbatch.
 type Ranks = Vec<Vec<Vec<u32>>>;
 
-/// Step to cut, with its limits.
+/// Step to partition, with its limits.
 #[derive(Clone, Copy)]
 struct PaddedStep<'a> {
     padding: Padding<'a>,
@@ -27,8 +27,8 @@ struct PaddedStep<'a> {
 impl PaddedStep<'_> {
     /// Returns the maximum tokens of all samples of a packed microbatch.
     fn tokens_max(&self) -> u64 {
-        let room = self.padding.to.room();
-        self.caps.tokens_max.map_or(room, |cap| cap.min(room))
+        let capacity = self.padding.to.capacity_tokens();
+        self.caps.tokens_max.map_or(capacity, |cap| cap.min(capacity))
     }
 }
 
@@ -46,26 +46,26 @@ impl StepPlanner {
     #[must_use]
     pub fn padding_ns(&self, step: u64, samples: usize, tokens: u64) -> u64 {
         let Some(to) = self.config.pad_to else { return 0 };
-        Padding { to, model: &self.step_model(step) }.besides_ns(samples, tokens)
+        Padding { to, model: &self.step_model(step) }.overhead_ns(samples, tokens)
     }
 
-    /// Cuts a step into microbatches that have room for their samples.
+    /// Partitions a step into microbatches that have room for their samples.
     ///
     /// # Errors
     /// [`Error::Plan`] that names the tokens that would do, if the samples do not fit.
-    pub(super) fn cut_padded(
+    pub(super) fn partition_padded(
         &self,
         step: u64,
         padding: Padding<'_>,
         samples: &[StepSample],
         costs: &[SampleCost],
-    ) -> Result<StepCut> {
+    ) -> Result<StepPartition> {
         use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
         let (strategy, caps, work) = (self.config.strategy, self.config.caps, self.config.work);
         let padded = PaddedStep { padding, samples, costs, caps, strategy, work };
         let (longest, tokens_max) = (longest(costs), padded.tokens_max());
         if padding.to.layout.is_packed() {
-            return self.cut_packed(padded).map(StepCut::from).map_err(|source| match source {
+            return self.partition_packed(padded).map(StepPartition::from).map_err(|source| match source {
                 CapItem { .. } | CapTotal { .. } | CapUnmet { .. } => self.too_long(step, padded, &source),
                 source => Error::Plan(PlanError::Unsolved { step, source }),
             });
@@ -78,12 +78,12 @@ impl StepPlanner {
         let rows: Vec<SampleCost> = costs.iter().map(as_row).collect();
         let constants = padding.model.microbatch_constants();
         let instance = self.instance(samples, &rows, &constants);
-        let instance = instance.and_then(|instance| self.cut(&instance, &rows));
+        let instance = instance.and_then(|instance| self.partition(&instance, &rows));
         instance.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))
     }
 
-    /// Cuts into packed microbatches of a fixed length.
-    fn cut_packed(&self, padded: PaddedStep<'_>) -> Result<PipelineAssignment, dflop_balancer::Error> {
+    /// Partitions into packed microbatches of a fixed length.
+    fn partition_packed(&self, padded: PaddedStep<'_>) -> Result<PipelineAssignment, dflop_balancer::Error> {
         let PaddedStep { samples, costs, strategy, .. } = padded;
         let constants = padded.padding.model.microbatch_constants();
         let (plain, tokens_max) = (self.instance(samples, costs, &constants)?, padded.tokens_max());
@@ -212,7 +212,7 @@ impl StepPlanner {
             let to = PadTo { tokens, ..padded.padding.to };
             let caps = Caps { tokens_max: None, ..padded.caps };
             let padding = Padding { to, ..padded.padding };
-            self.cut_packed(PaddedStep { padding, caps, strategy, work: 0, ..padded }).is_ok()
+            self.partition_packed(PaddedStep { padding, caps, strategy, work: 0, ..padded }).is_ok()
         };
         let blank = padded.padding.to.blank_tokens;
         let (mut low, mut high) = (longest.max(total.div_ceil(groups)) + blank, total + blank);

@@ -28,7 +28,7 @@ use dflop_samples::sample::Sample;
 use finish::Finisher;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use read_ahead::begin_parts;
+use read_ahead::begin_events;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -36,16 +36,16 @@ use tokio::sync::watch;
 
 pub use builder::BalancedLoaderBuilder;
 
-/// Maximum number of queued step parts, regardless of size.
-const PARTS_AHEAD_MAX: usize = 1 << 12;
+/// Maximum number of queued step events, regardless of size.
+const EVENTS_AHEAD_MAX: usize = 1 << 12;
 
-/// Step parts in order; an error is the last item.
-pub type PartStream = BoxStream<'static, Result<StepPart>>;
+/// Step events in order; an error is the last item.
+pub type EventStream = BoxStream<'static, Result<StepEvent>>;
 
-/// Part of a step: the start, then each microbatch.
+/// Event of a step: the start, then each microbatch.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly all parts are microbatches")]
-pub enum StepPart {
+#[expect(clippy::large_enum_variant, reason = "nearly all events are microbatches")]
+pub enum StepEvent {
     /// A step starts.
     Start {
         /// The plan for all ranks; equal digests mean equal plans.
@@ -79,7 +79,7 @@ pub struct Microbatch {
     /// The samples that could be decoded.
     pub samples: Vec<Sample>,
     /// Index in [`StepPlan::samples`] for each entry of `samples`.
-    pub places: Vec<u32>,
+    pub plan_indices: Vec<u32>,
     /// Predicted cost for each entry of `samples`.
     pub costs: Vec<SampleCost>,
     /// Model inputs for each entry of `samples`, where the loader has a preparer and [leaves them
@@ -152,20 +152,20 @@ impl BalancedLoader {
 
     /// Streams complete steps until the run, or the configured number, ends.
     ///
-    /// As [`Self::parts`], but with an entire step in memory, and a failed step is never delivered in part.
+    /// As [`Self::events`], but with an entire step in memory, and a failed step is never delivered in part.
     ///
     /// # Panics
-    /// See [`Self::parts`].
+    /// See [`Self::events`].
     #[must_use]
     pub fn stream(&self) -> StepStream {
         // Only a complete step counts as delivered.
-        let (mut parts, at_step) = (self.part_stream(Arc::default()), self.next_step.clone());
+        let (mut events, at_step) = (self.event_stream(Arc::default()), self.next_step.clone());
         let steps = try_stream! {
-            while let Some(part) = parts.next().await {
-                let StepPart::Start { plan, microbatches: expected } = part? else { continue };
+            while let Some(event) = events.next().await {
+                let StepEvent::Start { plan, microbatches: expected } = event? else { continue };
                 let mut microbatches = Vec::with_capacity(expected);
                 while microbatches.len() < expected {
-                    let Some(StepPart::Microbatch(microbatch)) = parts.next().await.transpose()? else {
+                    let Some(StepEvent::Microbatch(microbatch)) = events.next().await.transpose()? else {
                         Err(Error::StageEnded { stage: "collate" })?;
                         return;
                     };
@@ -189,16 +189,16 @@ impl BalancedLoader {
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in a runtime without a timer.
     #[must_use]
-    pub fn parts(&self) -> PartStream {
-        self.part_stream(self.next_step.clone())
+    pub fn events(&self) -> EventStream {
+        self.event_stream(self.next_step.clone())
     }
 
-    /// Streams parts; `at_step` is the step after the last started step.
-    fn part_stream(&self, at_step: Arc<AtomicU64>) -> PartStream {
+    /// Streams events; `at_step` is the step after the last started step.
+    fn event_stream(&self, at_step: Arc<AtomicU64>) -> EventStream {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
         let (transforms, log) = (self.transforms.clone(), self.prepared.clone());
-        let parts = try_stream! {
+        let events = try_stream! {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
             metrics.name_sources(settings.planner.datasets().iter().map(Dataset::name));
@@ -211,25 +211,25 @@ impl BalancedLoader {
                 .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());
             let mut finisher = Finisher::new(&settings, collator.clone(), log)?;
-            let parts_ahead = settings.steps_ahead.saturating_mul(settings.planner.microbatches() + 1);
+            let events_ahead = settings.steps_ahead.saturating_mul(settings.planner.microbatches() + 1);
             let (at_work, steps_started) = watch::channel(settings.from_step);
-            let begun = begin_parts(settings, collator, steps_started);
-            let mut begun = run_ahead(begun, parts_ahead.min(PARTS_AHEAD_MAX));
+            let events = begin_events(settings, collator, steps_started);
+            let mut pending = run_ahead(events, events_ahead.min(EVENTS_AHEAD_MAX));
             loop {
-                let next = finisher.next(&mut begun);
+                let next = finisher.next(&mut pending);
                 let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await;
                 let next = next.and_then(|next| skips.check(false).and(next));
-                let Some(part) = next.inspect_err(|_| finisher.roll_back(&at_step))? else { break };
-                if let StepPart::Start { plan, .. } = &part {
+                let Some(event) = next.inspect_err(|_| finisher.roll_back(&at_step))? else { break };
+                if let StepEvent::Start { plan, .. } = &event {
                     at_step.store(plan.step + 1, Ordering::Relaxed);
                     at_work.send_replace(plan.step);
                 }
                 let yielded = Instant::now();
-                yield part;
+                yield event;
                 metrics.stage(LoaderStage::Deliver).busy(yielded.elapsed());
             }
         };
-        parts.boxed()
+        events.boxed()
     }
 
     /// Returns the state after the last step that a stream of this loader delivered or started. Steps read
@@ -364,7 +364,7 @@ fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner
         let reason = "microbatches of a fixed length have no buckets and no multiples: drop one of the two";
         return Err(Error::Config { setting: "pad_to_tokens", reason: reason.into() });
     }
-    *preparer = preparer.limited(Some(to.room()), Some(to.tokens as usize));
+    *preparer = preparer.limited(Some(to.capacity_tokens()), Some(to.tokens as usize));
     Ok(())
 }
 

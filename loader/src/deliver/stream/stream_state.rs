@@ -35,8 +35,8 @@ const VERSION: u32 = 2;
 ///
 /// Resuming costs a walk over the headers of the shard that was being read and of every shard with buffered
 /// samples; a compressed shard is unpacked that far, and earlier input from a pipe or standard input is read
-/// again and passed over, unless [`crate::loader::RestoredInput::Rest`] declares that it begins after that
-/// input. A stream that was cut in the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`],
+/// again and passed over, unless [`crate::deliver::RestoredInput::Rest`] declares that it begins after that
+/// input. A stream that was cut in the middle of a batch, by [`crate::deliver::LoaderBuilder::samples_max`],
 /// continues with the next sample in a full batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {

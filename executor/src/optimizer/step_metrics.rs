@@ -1,11 +1,11 @@
-//! Collects the figures that an update needs from all ranks: losses, and squares of all gradients.
+//! Collects the metrics that an update needs from all ranks: losses, and squares of all gradients.
 //!
 //! Every element of a parameter counts once, no matter how many ranks have it: on the rank that owns the
 //! parameter ([`Ownership`]), or, if replicas divide the gradient, on the owner's replica that has the
 //! element. Tensor sums of squares are exchanged and added in tensor name order: all ranks get the same bits.
 //! Other partitions into stages also give the same bits, provided that the gradients have the same bits. A
 //! divided gradient is summed in a different order than a complete gradient, so the norm may differ by `f32`
-//! rounding. All figures stay on the device.
+//! rounding. All metrics stay on the device.
 //!
 //! # Source
 //! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012,
@@ -26,11 +26,11 @@ use dflop_models::weights::ParameterSpec;
 
 use super::bucket_state::Ownership;
 use crate::error::{Error, Result};
-use crate::pipeline::UnreadStep;
+use crate::pipeline::PendingStep;
 
-/// Step figures on a device: losses of all microbatches, sums of squares of all parameters.
-pub(super) struct StepFigures<D: Device> {
-    /// Figure values, `f64`.
+/// Step metrics on a device: losses of all microbatches, sums of squares of all parameters.
+pub(super) struct StepMetrics<D: Device> {
+    /// Metric values, `f64`.
     pub(super) values: Tensor<D>,
     /// Number of losses.
     pub(super) losses: usize,
@@ -60,8 +60,8 @@ impl<D: Device> Counting<'_, D> {
     }
 }
 
-impl<D: Device> StepFigures<D> {
-    /// Exchanges the figures of all ranks; all ranks call it.
+impl<D: Device> StepMetrics<D> {
+    /// Exchanges the metrics of all ranks; all ranks call it.
     ///
     /// Gradients must cover the complete global batch: summed over replicas, complete or divided, and over
     /// both uses of a tied parameter.
@@ -74,13 +74,13 @@ impl<D: Device> StepFigures<D> {
         stages: &mut [&mut (impl Stage<D> + ?Sized)],
         counting: &Counting<'_, D>,
         step: u64,
-        unread: Option<&UnreadStep<D>>,
+        pending: Option<&PendingStep<D>>,
     ) -> Result<Self> {
-        let losses = unread.map_or(0, UnreadStep::microbatches);
+        let losses = pending.map_or(0, PendingStep::microbatches);
         let ownership = counting.ownership;
         let mut values = device.zeros_as(Dtype::F64, losses + ownership.len())?;
-        if let Some(unread) = unread {
-            unread.write_losses(&mut values)?;
+        if let Some(pending) = pending {
+            pending.write_losses(&mut values)?;
         }
         let pieces = GradientPieces::take(stages, counting.replicas)?;
         let mut is_counted = vec![false; ownership.len()];

@@ -1,27 +1,32 @@
-//! Cuts the samples in a step into ranks and microbatches, by predicted cost.
+//! Partitions the samples in a step into ranks and microbatches, by predicted cost.
 
-use dflop_balancer::{Budget, Caps, Instance, balance_pipeline};
+use dflop_balancer::{Budget, Caps, Instance, Strategy, balance_lockstep, balance_pipeline};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
 use super::config::PlanConfig;
 use super::cost_function::{self, CostInput};
-use super::lockstep::{common_constants, one_after_the_other};
+use super::lockstep::{Synchronization, common_constants, serial_ns};
 use super::planner::StepPlanner;
-use super::step_plan::StepCut;
+use super::step_plan::StepPartition;
 use crate::error::{Result, error_reason};
 use crate::order::StepSample;
 
 impl StepPlanner {
-    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
-    /// a shorter makespan is no use if a microbatch does not fit into memory.
-    pub(super) fn cut(
+    /// Partitions within the caps. Where no token cap is set, microbatches stay near each other in tokens,
+    /// because a shorter makespan is no use if a microbatch does not fit into memory.
+    pub(super) fn partition(
         &self,
         instance: &Instance,
         costs: &[SampleCost],
-    ) -> Result<StepCut, dflop_balancer::Error> {
-        let PlanConfig { strategy, caps, work, .. } = &self.config;
+    ) -> Result<StepPartition, dflop_balancer::Error> {
+        let PlanConfig { strategy, caps, work, dp_size, .. } = &self.config;
         let solve = |caps: &Caps| {
-            balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
+            let mut budget = Budget::work(*work);
+            if self.balances_modules_apart() {
+                balance_lockstep(instance, *dp_size, caps, &mut budget)
+            } else {
+                balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut budget)
+            }
         };
         if strategy.is_blind() || caps.tokens_max.is_some() {
             return Ok(solve(caps)?.into());
@@ -31,14 +36,41 @@ impl StepPlanner {
             // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
             // partition.
             Err(dflop_balancer::Error::CapUnmet { .. }) => {
-                Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
+                Ok(StepPartition { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
             }
-            cut => Ok(cut?.into()),
+            partition => Ok(partition?.into()),
         }
     }
 
+    /// Returns whether ranks meet in every module and the search balances each module for itself.
+    pub(super) fn balances_modules_apart(&self) -> bool {
+        let PlanConfig { strategy, synchronization, pad_to, .. } = &self.config;
+        *synchronization == Some(Synchronization::PerMicrobatch)
+            && *strategy == Strategy::SEARCH
+            && pad_to.is_none()
+    }
+
+    /// Creates the partition problem for a step whose modules are balanced apart.
+    ///
+    /// # Errors
+    /// As [`Self::instance`].
+    pub(super) fn module_instance(
+        &self,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+        constants: &ModelConstants,
+    ) -> Result<Instance, dflop_balancer::Error> {
+        let modules = self.model.modules().len();
+        let times_ns = costs.iter().flat_map(|cost| cost.module_ns.as_slice().iter().copied()).collect();
+        let instance = self.with_limits(samples, costs, (modules, times_ns))?;
+        if constants.modules.is_empty() {
+            return Ok(instance);
+        }
+        instance.constants(constants.modules.clone())
+    }
+
     /// Predicts sample costs; samples that the model rejects are free, and listed with the reason.
-    pub(super) fn annotate(
+    pub(super) fn predict_costs(
         &self,
         samples: &[StepSample],
         model: &CostModel,
@@ -48,18 +80,18 @@ impl StepPlanner {
         let cost = |(place, sample): (usize, &StepSample)| {
             self.row(*sample).read_shape(&mut shape);
             if counts_tokens {
-                return SampleCost { target_tokens: shape.target_tokens, ..self.free };
+                return SampleCost { target_tokens: shape.target_tokens, ..self.zero_cost };
             }
             model.predict(&shape).unwrap_or_else(|error| {
                 refused.push((place, error_reason(&error)));
-                self.free
+                self.zero_cost
             })
         };
         (samples.iter().enumerate().map(cost).collect(), refused)
     }
 
     /// Replaces the model's times by the results of the cost function, if there is one.
-    pub(super) fn ask_costs(
+    pub(super) fn apply_cost_function(
         &self,
         step: u64,
         samples: &[StepSample],
@@ -102,7 +134,7 @@ impl StepPlanner {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
             if self.config.synchronization.is_some() {
-                return vec![one_after_the_other(cost)];
+                return vec![serial_ns(cost)];
             }
             if let Some(layers) = &self.config.stage_layers {
                 return layers.stage_ns(cost).collect();
@@ -111,18 +143,28 @@ impl StepPlanner {
             modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
         };
         let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
+        let instance = self.with_limits(samples, costs, (stages.len(), times_ns))?;
+        let constants = self.stage_constants(costs, constants);
+        if constants.is_empty() { Ok(instance) } else { instance.constants(constants) }
+    }
+
+    /// Creates a partition problem whose items have tokens and bytes.
+    fn with_limits(
+        &self,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+        (columns, times_ns): (usize, Vec<u64>),
+    ) -> Result<Instance, dflop_balancer::Error> {
         let groups = self.config.dp_size * self.config.microbatches;
         // Only the short last batch in an epoch has fewer samples than groups.
         let instance = if samples.len() < groups {
-            Instance::with_empty_groups(groups, stages.len(), times_ns)?
+            Instance::with_empty_groups(groups, columns, times_ns)?
         } else {
-            Instance::new(groups, stages.len(), times_ns)?
+            Instance::new(groups, columns, times_ns)?
         };
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
         let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
-        let instance = instance.tokens(tokens)?.bytes(bytes)?;
-        let constants = self.stage_constants(costs, constants);
-        if constants.is_empty() { Ok(instance) } else { instance.constants(constants) }
+        instance.tokens(tokens)?.bytes(bytes)
     }
 
     /// Returns the microbatch constants for a stage of each kind; none where nothing is known.

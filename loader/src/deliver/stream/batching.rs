@@ -15,9 +15,9 @@ use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
+use crate::deliver::settings::no_field_in_stream;
 use crate::error::{Error, Result, SelectionError};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
-use crate::loader::settings::no_field_in_stream;
 use crate::shard::{
     FieldSelection, KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses,
     read_shards,

@@ -3,7 +3,7 @@
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
 //! so a slow consumer stops the reader. A shuffle buffer may follow the reader. The stream position is small
 //! JSON, [`StreamState`]. Whole shards need no index; samples that are dealt to ranks are read through an
-//! index. [`crate::loader`] is the loader that plans ahead.
+//! index. [`crate::deliver`] is the loader that plans ahead.
 
 mod batching;
 mod buffered_sample;

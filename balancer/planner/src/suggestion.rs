@@ -2,20 +2,31 @@
 
 use super::cluster::Cluster;
 use super::problem::PlanProblem;
+use super::score;
 use super::space::memory;
 use super::space::shape::StageShape;
-use super::space::{Family, SearchSpace, SearchSpaceOptions};
+use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
+use super::workload::ItemSize;
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Number of cluster doublings to try.
 const DOUBLINGS: u32 = 8;
 
 /// Describes the minimum memory over all plans, and changes that would make a plan fit.
-pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
-    let Some((least_bytes, family)) = least_requirement(space) else {
+pub(super) fn suggestion(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
+    let Some((mean_bytes, candidate)) = least_requirement(space) else {
         return no_plan(problem, space);
     };
-    let have = space.budget_bytes;
+    let (have, family) = (space.budget_bytes, candidate.family);
+    // Plans whose mean microbatches fit fail on microbatches above the mean.
+    let (least_bytes, of) = if mean_bytes > have {
+        (mean_bytes, "")
+    } else {
+        (
+            largest_requirement(space, &candidate).max(have + 1.0),
+            " for the largest microbatch of the sampled batches",
+        )
+    };
     let plan = {
         let text = |name: &str, shape: &StageShape, dp: u32| {
             format!("{name} tp {} pp {} dp {dp}", shape.tp, shape.pp)
@@ -26,15 +37,8 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
         encoders.chain([llm]).collect::<Vec<String>>().join(", ")
     };
     let gib = |bytes: f64| (bytes / BYTES_PER_GIB * 10.0).ceil() / 10.0;
-    let mut changes = Vec::new();
-    if least_bytes > have {
-        changes.push(format!(
-            "{:.1} GiB more memory per GPU",
-            gib((least_bytes - have) * problem.memory_margin)
-        ));
-    } else {
-        changes.push("a little more memory, because balanced microbatches are above the mean".to_owned());
-    }
+    let more_bytes = (least_bytes - have) * problem.memory_margin;
+    let mut changes = vec![format!("{:.1} GiB more memory per GPU", gib(more_bytes))];
     if !problem.options.has_recomputation {
         let options = SearchSpaceOptions { has_recomputation: true, ..problem.options };
         if would_fit(problem, problem.cluster, options) {
@@ -46,11 +50,11 @@ pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> Stri
     }
     let refused = refused_degrees(problem, space);
     format!(
-        "a plan needs at least {:.1} GiB per GPU ({plan}), but of {:.1} GiB only {:.1} are usable with the memory \
-         margin; to fit, use {}{refused}",
+        "a plan needs at least {:.1} GiB per GPU ({plan}){of}, but of {:.1} GiB only {:.1} are usable with the \
+         memory margin; to fit, use {}{refused}",
         gib(least_bytes),
         problem.cluster.memory_bytes as f64 / BYTES_PER_GIB,
-        have / BYTES_PER_GIB,
+        (have / BYTES_PER_GIB * 10.0).floor() / 10.0,
         changes.join(", or ")
     )
 }
@@ -115,9 +119,18 @@ fn refused_degrees(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String
     String::new()
 }
 
-/// Finds the family with the minimum memory; `None` if there is no family.
-pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)> {
-    let mut least: Option<(f64, Family)> = None;
+/// Returns the memory of a plan on the sampled batches, balanced greedily, in bytes.
+fn largest_requirement(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
+    let batches = space.workload.batches().iter();
+    let need = |batch: &Vec<ItemSize>| {
+        score::balance_greedily(space, candidate, batch).requirement(space, candidate).most()
+    };
+    batches.map(need).fold(0.0, f64::max)
+}
+
+/// Finds the plan with the minimum memory for mean microbatches, in bytes; `None` if there is no plan.
+pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Candidate)> {
+    let mut least: Option<(f64, Candidate)> = None;
     space.visit_llms(|llm, llm_dp| {
         // Memory hardly changes between powers of two, so these and the largest DP size are enough.
         let is_most = (llm_dp + 1) * space.llm.shapes[llm].gpus() >= space.cluster.gpus;
@@ -128,7 +141,7 @@ pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)
             for microbatches in [1, space.microbatches_max(family)] {
                 let need = memory::requirement(space, family, microbatches, microbatches).most();
                 if least.is_none_or(|(bytes, _)| need < bytes) {
-                    least = Some((need, *family));
+                    least = Some((need, Candidate { family: *family, microbatches }));
                 }
             }
         });
@@ -137,7 +150,7 @@ pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)
         for microbatches in [1, space.microbatches_max(&family)] {
             let need = memory::requirement(space, &family, microbatches, microbatches).most();
             if least.is_none_or(|(bytes, _)| need < bytes) {
-                least = Some((need, family));
+                least = Some((need, Candidate { family, microbatches }));
             }
         }
     }

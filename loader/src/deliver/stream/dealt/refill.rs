@@ -17,7 +17,7 @@ use crate::flow::LoaderStage;
 
 /// Cuts the samples in begun batches into delivered batches.
 #[derive(Debug)]
-pub(in crate::loader::stream) struct Refill {
+pub(in crate::deliver::stream) struct Refill {
     batch_size: u64,
     /// Samples that the pass has still to deliver.
     left: u64,
@@ -51,7 +51,7 @@ struct WaitingSample {
 
 impl Refill {
     /// Starts with a batch size and the number of samples to deliver.
-    pub(in crate::loader::stream) fn new(
+    pub(in crate::deliver::stream) fn new(
         (batch_size, left): (usize, u64),
         dataset: &Dataset,
         replace: UnboundedSender<u64>,
@@ -69,7 +69,7 @@ impl Refill {
     }
 
     /// Waits for the next batch; `None` after the last.
-    pub(in crate::loader::stream) async fn next(
+    pub(in crate::deliver::stream) async fn next(
         &mut self,
         begun: &mut Receiver<Result<BegunBatch>>,
         collator: &Collator,

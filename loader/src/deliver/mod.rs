@@ -6,7 +6,7 @@ mod stream;
 mod watchdog;
 
 pub use self::balanced::{
-    BalancedLoader, BalancedLoaderBuilder, Microbatch, PartStream, Step, StepPart, StepStream,
+    BalancedLoader, BalancedLoaderBuilder, EventStream, Microbatch, Step, StepEvent, StepStream,
 };
 pub use self::settings::LoaderSettings;
 pub use self::stream::{BatchStream, HELD_BYTES_MAX, Loader, LoaderBuilder, RestoredInput, StreamState};
