@@ -10,7 +10,6 @@
 //! dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a test
 //! can bound them.
 
-mod operations;
 mod queue;
 
 pub use queue::{DeferredEvent, Order};
@@ -24,6 +23,9 @@ use queue::{HostWork, Place, Queue, Slot, Work};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::ops::argument::{Call, Places, Queues};
+use crate::ops::elementwise::{CopyRange, Elementwise};
+use crate::ops::operation::enqueue;
 use crate::runtime::{HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 
 /// Runs the operations of a device late, in an order that events allow.
@@ -92,36 +94,26 @@ impl<D: Device> Runtime for Deferred<D> {
     fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         let contents = self.inner.zeros_as(dtype, len)?;
         let mut tensor = self.tensor(dtype, len, contents);
-        crate::ops::elementwise::Elementwise::zero(self, &mut tensor)?;
+        self.zero(&mut tensor)?;
         Ok(tensor)
     }
 
     fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>> {
         let tensor = self.alloc_as(dtype, values.len())?;
-        let values = values.to_vec();
-        self.enqueue([], [&tensor], move |inner, [], [to]| {
-            queue::overwrite(inner, &inner.upload_as(dtype, &values)?, to)
-        })?;
-        Ok(tensor)
+        enqueue(self, tensor, values, move |inner, values| inner.upload_as(dtype, values))
     }
 
     fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()> {
-        let values = values.to_vec();
-        self.enqueue([], [into], move |inner, [], [into]| inner.write(&values, into))
+        enqueue(self, (), (values, into), |inner, (values, into)| inner.write(values, into))
     }
 
     fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()> {
-        let values = values.to_vec();
-        self.enqueue([], [into], move |inner, [], [into]| inner.write_scalars(&values, into))
+        enqueue(self, (), (values, into), |inner, (values, into)| inner.write_scalars(values, into))
     }
 
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
         let tensor = self.alloc_as(Dtype::U32, values.len())?;
-        let values = values.to_vec();
-        self.enqueue([], [&tensor], move |inner, [], [to]| {
-            queue::overwrite(inner, &inner.upload_indices(&values)?, to)
-        })?;
-        Ok(tensor)
+        enqueue(self, tensor, values, D::upload_indices)
     }
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
@@ -196,6 +188,23 @@ impl<D: Device> Runtime for Deferred<D> {
 
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         body()
+    }
+}
+
+impl<D: Device> Queues for Deferred<D> {
+    type Inner = D;
+    type Place = Place<D>;
+
+    fn place(tensor: &Tensor<Self>) -> Place<D> {
+        Place::of(tensor)
+    }
+
+    fn push(&self, Places { reads, writes }: Places<Self>, run: Call<D>) {
+        self.queue.push(Lane::Compute, Work::Compute { reads, writes, run });
+    }
+
+    fn overwrite(inner: &D, from: &Tensor<D>, to: &mut Tensor<D>) -> Result<()> {
+        inner.copy_ranges(&[CopyRange { from: 0, to: 0, len: from.len() }], from, to)
     }
 }
 

@@ -5,7 +5,7 @@
 use super::{Deferred, contents};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::elementwise::CopyRange;
+use crate::ops::argument::Call;
 use crate::runtime::{HostTask, Lane, Tensor};
 use dflop_comm::Buffer;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,12 +18,10 @@ use std::time::Duration;
 /// Polling interval for a communication in progress.
 const POLL: Duration = Duration::from_micros(50);
 
-type Compute<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
-
 /// Lane work.
 pub(super) enum Work<D: Device> {
     /// An operation.
-    Compute { reads: Vec<Place<D>>, writes: Vec<Place<D>>, run: Compute<D> },
+    Compute { reads: Vec<Place<D>>, writes: Vec<Place<D>>, run: Call<D> },
     /// A point in the lane.
     Mark(DeferredEvent<D>),
     /// Waits for a point in another lane.
@@ -335,7 +333,7 @@ impl<D: Device> Slot<D> {
 }
 
 /// Slot range that work reads or writes.
-pub(super) struct Place<D: Device> {
+pub(crate) struct Place<D: Device> {
     slot: Arc<Slot<D>>,
     range: Range<usize>,
 }
@@ -431,11 +429,6 @@ pub(super) fn with_all<D: Device>(
         *cut.slot.contents.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tensor::join(cut.pieces));
     }
     result
-}
-
-/// Copies a tensor over a second tensor with the same type and length.
-pub(super) fn overwrite<D: Device>(inner: &D, from: &Tensor<D>, to: &mut Tensor<D>) -> Result<()> {
-    inner.copy_ranges(&[CopyRange { from: 0, to: 0, len: from.len() }], from, to)
 }
 
 /// Host task and the memory that it exchanges.
@@ -547,7 +540,7 @@ mod tests {
         queue.mark(Lane::Compute);
         let failing = |reason: &str| {
             let reason = reason.to_owned();
-            let run: Compute<Cpu> =
+            let run: Call<Cpu> =
                 Box::new(move |_, _, _| Err(Error::InvalidSetting { setting: "test", reason }));
             Work::Compute { reads: Vec::new(), writes: Vec::new(), run }
         };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::cpu::Cpu;
-use crate::ops::elementwise::Elementwise;
 use crate::ops::every_operation;
+use crate::ops::head_norm::HeadColumns;
 
 #[test]
 fn operations_have_the_bits_of_the_inner_device_in_every_order() {
@@ -16,6 +16,36 @@ fn operations_have_the_bits_of_the_inner_device_in_every_order() {
         device.drain().unwrap();
     }
     assert_eq!(cpu.memory_used_bytes(), 0, "all memory was freed");
+}
+
+/// Normalizes, and computes gradients, with and without a weight, an input gradient and a weight gradient.
+fn normalized<D: Device>(device: &D, [has_weight, has_dx, has_d_weight]: [bool; 3]) -> Result<[Vec<f32>; 4]> {
+    let heads = HeadColumns { first: 0, heads: 1, head_dim: 2, stride: 2 };
+    let (x, dy) = (device.upload(&[1.0, 2.0, 3.0, -1.0])?, device.upload(&[0.5, 0.25, -1.0, 2.0])?);
+    let (weight, mut y) = (device.upload(&[0.5, -2.0])?, device.copy(&x)?);
+    let mut inverse = device.alloc_as(Dtype::F32, 2)?;
+    let (mut dx, mut d_weight) = (device.zeros(4)?, device.zeros(2)?);
+    device.head_norm(heads, (has_weight.then_some(&weight), 1.0), 1e-5, &mut y, &mut inverse)?;
+    let (to_dx, to_weight) = (has_dx.then_some(&mut dx), has_d_weight.then_some(&mut d_weight));
+    device.rms_norm_backward(&dy, &x, (&weight, 0.0), &inverse, to_dx, to_weight)?;
+    let results = [&y, &inverse, &dx, &d_weight].map(|tensor| device.download(tensor));
+    let [y, inverse, dx, d_weight] = results;
+    Ok([y?, inverse?, dx?, d_weight?])
+}
+
+#[test]
+fn operands_that_are_absent_are_neither_read_nor_written() {
+    let cpu = Cpu::new(1).unwrap();
+    for given in 0..8 {
+        let given = [0, 1, 2].map(|operand| given >> operand & 1 == 1);
+        let expected = normalized(&cpu, given).unwrap();
+        assert_eq!(given[1], expected[2] != [0.0; 4], "{given:?}");
+        assert_eq!(given[2], expected[3] != [0.0; 2], "{given:?}");
+        for number in 0..Order::NUMBER {
+            let device = Deferred::new(cpu.clone(), Order::numbered(number));
+            assert_eq!(normalized(&device, given).unwrap(), expected, "{given:?}, order {number}");
+        }
+    }
 }
 
 /// Adds 1 to the input.
@@ -102,10 +132,9 @@ fn a_wait_for_the_event_of_another_device_is_an_error() {
 fn a_wait_for_dropped_work_reports_the_error_that_dropped_it() {
     let device = device(Order::ComputeFirst);
     let (x, mut y) = (device.upload(&[1.0]).unwrap(), device.zeros_as(Dtype::F64, 1).unwrap());
-    let failing = |_: &Cpu, [_]: [&Tensor<Cpu>; 1], []: [&mut Tensor<Cpu>; 0]| {
-        Err(Error::InvalidSetting { setting: "x", reason: "of no use".into() })
-    };
-    device.enqueue([&x], [], failing).unwrap();
+    let failing =
+        |_: &Cpu, _: &Tensor<Cpu>| Err(Error::InvalidSetting { setting: "x", reason: "of no use".into() });
+    enqueue(&device, (), &x, failing).unwrap();
     let event = device.mark(Lane::Compute).unwrap();
     let first = device.read(&y).unwrap_err().to_string();
     assert!(first.contains("lane Compute") && first.contains("of no use"), "{first}");

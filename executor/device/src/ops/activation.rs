@@ -5,19 +5,27 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Activation functions.
-pub trait Activate: Runtime {
-    /// Applies an activation function to every element.
-    fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Turns the gradient of the activations into the gradient of `x`.
-    fn activate_backward(&self, activation: Activation, x: &Tensor<Self>, d: &mut Tensor<Self>)
-    -> Result<()>;
+operation! {
+    /// Activation functions.
+    pub trait Activate: Runtime {
+        /// Applies an activation function to every element.
+        fn activate(&self, activation: Activation, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+        /// Turns the gradient of the activations into the gradient of `x`.
+        fn activate_backward(
+            &self,
+            activation: Activation,
+            x: &Tensor<Self>,
+            d: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Activate for Cpu {
@@ -49,6 +57,8 @@ pub enum Activation {
     /// `x sigmoid(x)`.
     Silu,
 }
+
+values!(Activation);
 
 const QUICK: f64 = 1.702;
 /// Coefficient for the cubic term in the hyperbolic tangent approximation.
@@ -140,9 +150,20 @@ pub fn backward<F: Real>(activation: Activation, x: &[F], d: &mut [F]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let x = input(d, LEN, 1)?;
+        let activation = Activation::GeluTanh;
+        Ok(vec![
+            ("activate", changed(d, LEN, 4, |y| d.activate(activation, &x, y))?),
+            ("activate backward", changed(d, LEN, 4, |y| d.activate_backward(activation, &x, y))?),
+        ])
+    }
 
     const ALL: [Activation; 4] =
         [Activation::GeluExact, Activation::GeluTanh, Activation::GeluQuick, Activation::Silu];

@@ -6,6 +6,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::{Argument, Operands, Places, Queues, values};
+use super::operation::operation;
 use super::parallel::{chunk_len, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -22,6 +24,8 @@ pub struct DecayRange {
     pub weight_decay: f64,
 }
 
+values!(DecayRange);
+
 /// Optimizer state on a device.
 pub struct AdamWState<'a, D: Runtime> {
     /// `f32` master weights, which are updated; `None` to update the weights directly.
@@ -32,35 +36,60 @@ pub struct AdamWState<'a, D: Runtime> {
     pub square: &'a mut Tensor<D>,
 }
 
-/// Gradient clipping and weight updates.
-pub trait Update: Runtime {
-    /// Writes the sum of squares of each tensor to an element in an `f64` tensor.
-    fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()>;
-    /// Computes the gradient norm in a step and the factor that clips the norm to `norm_max`.
-    ///
-    /// - `figures`: `f64`, losses, then sums of squares
-    /// - `squares`: indices of figures that are sums of squares
-    /// - `into`: `f64`: norm and factor; the factor is NaN if a figure is not finite
-    fn clip_factor(
-        &self,
-        figures: &Tensor<Self>,
-        squares: Range<usize>,
-        norm_max: Option<f64>,
-        into: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Runs an optimizer step with the gradients multiplied by the factor from
-    /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
-    ///
-    /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
-    fn adamw(
-        &self,
-        adamw: &AdamW,
-        decays: &[DecayRange],
-        clip: &Tensor<Self>,
-        weights: &mut Tensor<Self>,
-        gradients: &Tensor<Self>,
-        state: AdamWState<'_, Self>,
-    ) -> Result<()>;
+impl<Q: Queues> Argument<Q> for AdamWState<'_, Q> {
+    /// Whether there are master weights.
+    type Kept = bool;
+    type Opened<'a> = AdamWState<'a, Q::Inner>;
+    type Inner<'a> = AdamWState<'a, Q::Inner>;
+
+    fn keep(self, places: &mut Places<Q>) -> bool {
+        places.write(self.mean);
+        places.write(self.square);
+        self.master.map(|master| places.write(master)).is_some()
+    }
+
+    fn open<'a>(has_master: bool, operands: &mut Operands<'a, Q::Inner>) -> Result<Self::Opened<'a>> {
+        let (mean, square) = (operands.write(), operands.write());
+        Ok(AdamWState { master: has_master.then(|| operands.write()), mean, square })
+    }
+
+    fn lend<'b, 'a: 'b>(opened: &'b mut Self::Opened<'a>) -> Self::Inner<'b> {
+        let AdamWState { master, mean, square } = opened;
+        AdamWState { master: master.as_deref_mut(), mean, square }
+    }
+}
+
+operation! {
+    /// Gradient clipping and weight updates.
+    pub trait Update: Runtime {
+        /// Writes the sum of squares of each tensor to an element in an `f64` tensor.
+        fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()>;
+        /// Computes the gradient norm in a step and the factor that clips the norm to `norm_max`.
+        ///
+        /// - `figures`: `f64`, losses, then sums of squares
+        /// - `squares`: indices of figures that are sums of squares
+        /// - `into`: `f64`: norm and factor; the factor is NaN if a figure is not finite
+        fn clip_factor(
+            &self,
+            figures: &Tensor<Self>,
+            squares: Range<usize>,
+            norm_max: Option<f64>,
+            into: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Runs an optimizer step with the gradients multiplied by the factor from
+        /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
+        ///
+        /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
+        fn adamw(
+            &self,
+            adamw: &AdamW,
+            decays: &[DecayRange],
+            clip: &Tensor<Self>,
+            weights: &mut Tensor<Self>,
+            gradients: &Tensor<Self>,
+            state: AdamWState<'_, Self>,
+        ) -> Result<()>;
+    }
 }
 
 /// Constant that `PyTorch` adds to the norm before it divides.
@@ -138,6 +167,8 @@ pub struct AdamW {
     pub gradient_scale: f64,
 }
 
+values!(AdamW);
+
 impl Default for AdamW {
     fn default() -> Self {
         Self {
@@ -186,8 +217,38 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{LEN, Results, changed, input, scalars};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let adamw = AdamW { step: 3, ..AdamW::default() };
+        let zeros = || d.zeros_as(Dtype::F32, LEN);
+        let (mut mean, mut square, mut master) = (zeros()?, zeros()?, zeros()?);
+        let gradients = input(d, LEN, 1)?;
+        let mut figures = d.zeros_as(Dtype::F64, 3)?;
+        d.sums_of_squares(&[(&gradients, 2), (&input(d, 5, 2)?, 1)], &mut figures)?;
+        let mut clip = d.zeros_as(Dtype::F64, 2)?;
+        d.clip_factor(&figures, 1..3, Some(0.5), &mut clip)?;
+        let decays = [(0..7, 0.01), (7..LEN, 0.0)];
+        let decays = decays.map(|(elements, weight_decay)| DecayRange { elements, weight_decay });
+        let run = |weights: &mut Tensor<D>| {
+            let state = AdamWState { master: None, mean: &mut mean, square: &mut square };
+            d.adamw(&adamw, &decays, &clip, weights, &gradients, state)
+        };
+        let mut all = vec![("adamw", changed(d, LEN, 2, run)?)];
+        d.add(&input(d, LEN, 2)?, &mut master)?;
+        let run = |weights: &mut Tensor<D>| {
+            let state = AdamWState { master: Some(&mut master), mean: &mut mean, square: &mut square };
+            d.adamw(&adamw, &decays, &clip, weights, &gradients, state)
+        };
+        all.push(("adamw with masters", changed(d, LEN, 3, run)?));
+        all.push(("norm and factor", scalars(d, &clip)?));
+        all.push(("sums of squares", scalars(d, &figures)?));
+        Ok(all)
+    }
 
     /// Recorded from `torch.optim.AdamW([1.0, -2.0], lr=0.1, weight_decay=0.1)` with these gradients, in
     /// `f64`.

@@ -11,33 +11,36 @@
 use rayon::prelude::*;
 
 use super::attention::AttentionShape;
+use super::operation::operation;
 use super::parallel::{chunk_rows, dot, sum_chunks};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Attention sinks.
-pub trait AttentionSinks: Runtime {
-    /// Adds a sink per head to an attention softmax: changes output and log-sum-exp.
-    fn attention_sinks(
-        &self,
-        shape: &AttentionShape,
-        sinks: &Tensor<Self>,
-        output: &mut Tensor<Self>,
-        log_sums: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Accumulates the sink gradients.
-    ///
-    /// - `output`: output and log-sum-exp with the sinks
-    fn attention_sinks_backward(
-        &self,
-        shape: &AttentionShape,
-        sinks: &Tensor<Self>,
-        output: (&Tensor<Self>, &Tensor<Self>),
-        d_output: &Tensor<Self>,
-        d_sinks: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// Attention sinks.
+    pub trait AttentionSinks: Runtime {
+        /// Adds a sink per head to an attention softmax: changes output and log-sum-exp.
+        fn attention_sinks(
+            &self,
+            shape: &AttentionShape,
+            sinks: &Tensor<Self>,
+            output: &mut Tensor<Self>,
+            log_sums: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Accumulates the sink gradients.
+        ///
+        /// - `output`: output and log-sum-exp with the sinks
+        fn attention_sinks_backward(
+            &self,
+            shape: &AttentionShape,
+            sinks: &Tensor<Self>,
+            output: (&Tensor<Self>, &Tensor<Self>),
+            d_output: &Tensor<Self>,
+            d_sinks: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl AttentionSinks for Cpu {
@@ -121,11 +124,31 @@ fn check<F>(shape: &AttentionShape, sinks: &[F], output: &[F], log_sums: &[F]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::attention;
+    use super::super::every_operation::{ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
     use crate::segments::HostSegments;
+    use crate::segments::Segments;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 2, scale: 0.7, is_causal: true };
+        let segments = Segments::new(d, &[0, 4, ROWS as u32])?;
+        let (mut log_sums, len) = (d.alloc_as(Dtype::F32, ROWS * shape.heads)?, ROWS * shape.output());
+        let qkv = input(d, ROWS * shape.row(), 1)?;
+        d.attention(&shape, &segments, &qkv, &mut d.alloc(len)?, &mut log_sums)?;
+        let (output, d_output) = (input(d, len, 3)?, input(d, len, 4)?);
+        let (sinks, mut d_sinks) = (input(d, shape.heads, 5)?, input(d, shape.heads, 6)?);
+        d.attention_sinks_backward(&shape, &sinks, (&output, &log_sums), &d_output, &mut d_sinks)?;
+        let run = |output: &mut Tensor<D>| d.attention_sinks(&shape, &sinks, output, &mut log_sums);
+        Ok(vec![
+            ("attention sinks backward", d.download(&d_sinks)?),
+            ("attention sinks", changed(d, len, 3, run)?),
+        ])
+    }
 
     const SHAPE: AttentionShape =
         AttentionShape { heads: 4, kv_heads: 2, head_dim: 3, scale: 0.7, is_causal: true };

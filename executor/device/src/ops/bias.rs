@@ -5,27 +5,31 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{add_to, chunk_len, chunk_rows, sum_chunks};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Linear layer biases.
-pub trait Biases: Runtime {
-    /// Writes the bias into a column range in every row.
-    fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()>;
-    /// Accumulates the sums over rows in a column range.
-    fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()>;
-    /// Copies `width` columns in every matrix row to columns in a second matrix.
-    fn copy_columns(
-        &self,
-        x: &Tensor<Self>,
-        from: Columns,
-        width: usize,
-        y: &mut Tensor<Self>,
-        to: Columns,
-    ) -> Result<()>;
+operation! {
+    /// Linear layer biases.
+    pub trait Biases: Runtime {
+        /// Writes the bias into a column range in every row.
+        fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()>;
+        /// Accumulates the sums over rows in a column range.
+        fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()>;
+        /// Copies `width` columns in every matrix row to columns in a second matrix.
+        fn copy_columns(
+            &self,
+            x: &Tensor<Self>,
+            from: Columns,
+            width: usize,
+            y: &mut Tensor<Self>,
+            to: Columns,
+        ) -> Result<()>;
+    }
 }
 
 impl Biases for Cpu {
@@ -65,6 +69,8 @@ pub struct Columns {
     pub stride: usize,
 }
 
+values!(Columns);
+
 impl Columns {
     /// Returns a range with all columns.
     #[must_use]
@@ -98,9 +104,22 @@ pub fn backward<F: Real>(dy: &[F], columns: Columns, d_bias: &mut [F]) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (x, bias) = (input(d, LEN, 1)?, input(d, COLUMNS, 3)?);
+        let columns = Columns { first: 1, stride: COLUMNS + 2 };
+        let (from, to) = (Columns { first: 1, stride: COLUMNS }, Columns { first: 0, stride: COLUMNS });
+        Ok(vec![
+            ("bias", changed(d, ROWS * columns.stride, 4, |y| d.bias(&bias, y, columns))?),
+            ("bias backward", changed(d, COLUMNS, 4, |y| d.bias_backward(&x, Columns::all(COLUMNS), y))?),
+            ("copy columns", changed(d, LEN, 4, |y| d.copy_columns(&x, from, 2, y, to))?),
+        ])
+    }
 
     #[test]
     fn the_gradient_matches_finite_differences() {

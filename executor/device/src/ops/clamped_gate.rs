@@ -6,6 +6,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::chunk_len;
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -21,18 +23,22 @@ pub struct GateBounds {
     pub alpha: f64,
 }
 
-/// Bounded gates.
-pub trait ClampedGate: Runtime {
-    /// Computes the gated numbers; each gate is followed by the matching up.
-    fn clamped_gate(&self, bounds: GateBounds, gate_up: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Writes gate and up gradients.
-    fn clamped_gate_backward(
-        &self,
-        bounds: GateBounds,
-        dy: &Tensor<Self>,
-        gate_up: &Tensor<Self>,
-        d_gate_up: &mut Tensor<Self>,
-    ) -> Result<()>;
+values!(GateBounds);
+
+operation! {
+    /// Bounded gates.
+    pub trait ClampedGate: Runtime {
+        /// Computes the gated numbers; each gate is followed by the matching up.
+        fn clamped_gate(&self, bounds: GateBounds, gate_up: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+        /// Writes gate and up gradients.
+        fn clamped_gate_backward(
+            &self,
+            bounds: GateBounds,
+            dy: &Tensor<Self>,
+            gate_up: &Tensor<Self>,
+            d_gate_up: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl ClampedGate for Cpu {
@@ -101,9 +107,21 @@ pub fn backward<F: Real>(bounds: GateBounds, dy: &[F], gate_up: &[F], d_gate_up:
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let bounds = GateBounds { limit: 0.5, alpha: 1.702 };
+        let (dy, gate_up) = (input(d, LEN, 1)?, input(d, 2 * LEN, 7)?);
+        let run = |dx: &mut Tensor<D>| d.clamped_gate_backward(bounds, &dy, &gate_up, dx);
+        Ok(vec![
+            ("clamped gate", changed(d, LEN, 8, |y| d.clamped_gate(bounds, &gate_up, y))?),
+            ("clamped gate backward", changed(d, 2 * LEN, 9, run)?),
+        ])
+    }
 
     const BOUNDS: GateBounds = GateBounds { limit: 0.8, alpha: 1.702 };
 

@@ -5,6 +5,7 @@
 
 use rayon::prelude::*;
 
+use super::operation::operation;
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -12,20 +13,22 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
-/// Logit cross entropy.
-pub trait CrossEntropy: Runtime {
-    /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and adds the
-    /// unscaled sum to a scalar.
-    ///
-    /// - `targets`: target word for every row, a range in an index tensor
-    /// - `loss`: one `f64`
-    fn cross_entropy(
-        &self,
-        logits: &mut Tensor<Self>,
-        targets: (&Tensor<Self>, Range<usize>),
-        scale: f64,
-        loss: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// Logit cross entropy.
+    pub trait CrossEntropy: Runtime {
+        /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and adds
+        /// the unscaled sum to a scalar.
+        ///
+        /// - `targets`: target word for every row, a range in an index tensor
+        /// - `loss`: one `f64`
+        fn cross_entropy(
+            &self,
+            logits: &mut Tensor<Self>,
+            targets: (&Tensor<Self>, Range<usize>),
+            scale: f64,
+            loss: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl CrossEntropy for Cpu {
@@ -98,9 +101,20 @@ fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, scalars};
     use super::super::finite_difference::{check, numbers};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let targets: Vec<u32> = (0..ROWS as u32).map(|row| row % COLUMNS as u32).collect();
+        let targets = d.upload_indices(&targets)?;
+        let mut loss = d.zeros_as(Dtype::F64, 1)?;
+        let run = |logits: &mut Tensor<D>| d.cross_entropy(logits, (&targets, 0..ROWS), 0.125, &mut loss);
+        Ok(vec![("cross entropy", changed(d, LEN, 4, run)?), ("loss", scalars(d, &loss)?)])
+    }
 
     #[test]
     fn the_gradient_matches_finite_differences() {

@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -20,27 +22,33 @@ pub struct CopyRange {
     pub len: usize,
 }
 
-/// Sums, scalings and copies of complete tensors.
-pub trait Elementwise: Runtime {
-    /// Allocates zeros for a pass, in the type for weights and activations.
-    fn zeros(&self, len: usize) -> Result<Tensor<Self>> {
-        let mut tensor = self.alloc(len)?;
-        self.zero(&mut tensor)?;
-        Ok(tensor)
-    }
-    /// Fills with zeros.
-    fn zero(&self, y: &mut Tensor<Self>) -> Result<()>;
-    /// Adds: `y += x`.
-    fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Scales: `y *= factor`.
-    fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()>;
-    /// Copies tensor ranges to a second tensor with the same type.
-    fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Copies a tensor.
-    fn copy(&self, x: &Tensor<Self>) -> Result<Tensor<Self>> {
-        let mut copy = self.alloc_as(x.dtype(), x.len())?;
-        self.copy_ranges(&[CopyRange { from: 0, to: 0, len: x.len() }], x, &mut copy)?;
-        Ok(copy)
+values!(CopyRange);
+
+operation! {
+    /// Sums, scalings and copies of complete tensors.
+    pub trait Elementwise: Runtime {
+        /// Fills with zeros.
+        fn zero(&self, y: &mut Tensor<Self>) -> Result<()>;
+        /// Adds: `y += x`.
+        fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+        /// Scales: `y *= factor`.
+        fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()>;
+        /// Copies tensor ranges to a second tensor with the same type.
+        fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+        provided {
+            /// Allocates zeros for a pass, in the type for weights and activations.
+            fn zeros(&self, len: usize) -> Result<Tensor<Self>> {
+                let mut tensor = self.alloc(len)?;
+                self.zero(&mut tensor)?;
+                Ok(tensor)
+            }
+            /// Copies a tensor.
+            fn copy(&self, x: &Tensor<Self>) -> Result<Tensor<Self>> {
+                let mut copy = self.alloc_as(x.dtype(), x.len())?;
+                self.copy_ranges(&[CopyRange { from: 0, to: 0, len: x.len() }], x, &mut copy)?;
+                Ok(copy)
+            }
+        }
     }
 }
 
@@ -108,9 +116,23 @@ pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::numbers;
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let x = input(d, LEN, 1)?;
+        let ranges = [CopyRange { from: 3, to: 0, len: 2 }, CopyRange { from: 0, to: 9, len: 1 }];
+        Ok(vec![
+            ("add", changed(d, LEN, 4, |y| d.add(&x, y))?),
+            ("scale", changed(d, LEN, 4, |y| d.scale(0.3, y))?),
+            ("zero", changed(d, LEN, 4, |y| d.zero(y))?),
+            ("copy ranges", changed(d, LEN, 4, |y| d.copy_ranges(&ranges, &x, y))?),
+            ("copy", d.download(&d.copy(&x)?)?),
+        ])
+    }
 
     #[test]
     fn squares_add_up() {

@@ -10,6 +10,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{chunk_rows, dot, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -46,42 +48,46 @@ pub struct ExpertWeightShape {
     pub scale: f64,
 }
 
-/// Expert weights.
-pub trait Experts: Runtime {
-    /// Writes the weights of the chosen experts.
-    ///
-    /// - `logits`: `[tokens, experts]` in `f32`
-    /// - `chosen`: expert for every slot; `weights`: weight for every slot, in `f32`
-    fn expert_weights(
-        &self,
-        shape: &ExpertWeightShape,
-        logits: &Tensor<Self>,
-        chosen: &Tensor<Self>,
-        weights: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Writes the gradients of all logits.
-    ///
-    /// - `d_weights`: weight gradient for every slot, in `f32`; `d_logits`: `[tokens, experts]`
-    fn expert_weights_backward(
-        &self,
-        shape: &ExpertWeightShape,
-        logits: &Tensor<Self>,
-        chosen: &Tensor<Self>,
-        d_weights: &Tensor<Self>,
-        d_logits: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Writes the scalar product of each token row with the slot rows for the token.
-    ///
-    /// - `tokens`: `[tokens, columns]`; `rows`: `[slots, columns]` in any order; `places`: row index for
-    ///   every slot; `products`: product for every slot, in `f32`
-    fn row_products(
-        &self,
-        columns: usize,
-        tokens: &Tensor<Self>,
-        rows: &Tensor<Self>,
-        places: &Tensor<Self>,
-        products: &mut Tensor<Self>,
-    ) -> Result<()>;
+values!(ExpertWeightShape);
+
+operation! {
+    /// Expert weights.
+    pub trait Experts: Runtime {
+        /// Writes the weights of the chosen experts.
+        ///
+        /// - `logits`: `[tokens, experts]` in `f32`
+        /// - `chosen`: expert for every slot; `weights`: weight for every slot, in `f32`
+        fn expert_weights(
+            &self,
+            shape: &ExpertWeightShape,
+            logits: &Tensor<Self>,
+            chosen: &Tensor<Self>,
+            weights: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Writes the gradients of all logits.
+        ///
+        /// - `d_weights`: weight gradient for every slot, in `f32`; `d_logits`: `[tokens, experts]`
+        fn expert_weights_backward(
+            &self,
+            shape: &ExpertWeightShape,
+            logits: &Tensor<Self>,
+            chosen: &Tensor<Self>,
+            d_weights: &Tensor<Self>,
+            d_logits: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Writes the scalar product of each token row with the slot rows for the token.
+        ///
+        /// - `tokens`: `[tokens, columns]`; `rows`: `[slots, columns]` in any order; `places`: row index for
+        ///   every slot; `products`: product for every slot, in `f32`
+        fn row_products(
+            &self,
+            columns: usize,
+            tokens: &Tensor<Self>,
+            rows: &Tensor<Self>,
+            places: &Tensor<Self>,
+            products: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Experts for Cpu {
@@ -288,9 +294,35 @@ fn check(shape: &ExpertWeightShape, logits: usize, chosen: usize, weights: usize
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let logits = input(d, LEN, 1)?;
+        let chosen = d.upload_indices(&[3, 1, 0, 2, 1, 2, 3, 0, 0, 1, 2, 3])?;
+        let d_weights = input(d, 2 * ROWS, 2)?;
+        let mut all = Results::new();
+        for (name, gradient, scores) in [
+            ("expert softmax", "expert softmax backward", ExpertScores::Softmax),
+            ("chosen softmax", "chosen softmax backward", ExpertScores::SoftmaxOfChosen),
+            ("expert sigmoid", "expert sigmoid backward", ExpertScores::Sigmoid),
+            ("chosen sigmoid", "chosen sigmoid backward", ExpertScores::SigmoidOfChosen),
+        ] {
+            let shape = ExpertWeightShape { experts: COLUMNS, chosen: 2, scores, scale: 1.5 };
+            all.push((name, changed(d, 2 * ROWS, 3, |w| d.expert_weights(&shape, &logits, &chosen, w))?));
+            let run =
+                |dx: &mut Tensor<D>| d.expert_weights_backward(&shape, &logits, &chosen, &d_weights, dx);
+            all.push((gradient, changed(d, LEN, 4, run)?));
+        }
+        let rows = input(d, 2 * LEN, 5)?;
+        let places = d.upload_indices(&[3, 1, 0, 2, 11, 4, 5, 6, 7, 10, 9, 8])?;
+        let run = |products: &mut Tensor<D>| d.row_products(COLUMNS, &logits, &rows, &places, products);
+        all.push(("row products", changed(d, 2 * ROWS, 6, run)?));
+        Ok(all)
+    }
 
     const ALL: [ExpertScores; 4] = [
         ExpertScores::Softmax,

@@ -6,31 +6,34 @@
 use rayon::prelude::*;
 
 use super::activation::Activation;
+use super::operation::operation;
 use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// MLP gates.
-pub trait Gate: Runtime {
-    /// Computes `activation(gate) up`.
-    fn gate(
-        &self,
-        activation: Activation,
-        gate_up: &Tensor<Self>,
-        columns: usize,
-        y: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Writes gate and up gradients.
-    fn gate_backward(
-        &self,
-        activation: Activation,
-        dy: &Tensor<Self>,
-        gate_up: &Tensor<Self>,
-        columns: usize,
-        d_gate_up: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// MLP gates.
+    pub trait Gate: Runtime {
+        /// Computes `activation(gate) up`.
+        fn gate(
+            &self,
+            activation: Activation,
+            gate_up: &Tensor<Self>,
+            columns: usize,
+            y: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Writes gate and up gradients.
+        fn gate_backward(
+            &self,
+            activation: Activation,
+            dy: &Tensor<Self>,
+            gate_up: &Tensor<Self>,
+            columns: usize,
+            d_gate_up: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Gate for Cpu {
@@ -142,9 +145,21 @@ pub fn backward<F: Real>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (x, gate) = (input(d, LEN, 1)?, input(d, 2 * LEN, 2)?);
+        let run = |dx: &mut Tensor<D>| d.gate_backward(Activation::Silu, &x, &gate, COLUMNS, dx);
+        Ok(vec![
+            ("silu gate", changed(d, LEN, 4, |y| d.gate(Activation::Silu, &gate, COLUMNS, y))?),
+            ("gelu gate", changed(d, LEN, 4, |y| d.gate(Activation::GeluTanh, &gate, COLUMNS, y))?),
+            ("silu gate backward", changed(d, 2 * LEN, 4, run)?),
+        ])
+    }
 
     #[test]
     fn the_gradient_matches_finite_differences() {

@@ -6,6 +6,7 @@
 
 use rayon::prelude::*;
 
+use super::operation::operation;
 use super::parallel::chunk_rows;
 use super::real::Real;
 use super::sparse_rows::SparseBuffers;
@@ -13,16 +14,18 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Row selection and weighted row sums.
-pub trait GatherScatter: Runtime {
-    /// Adds weighted rows in `x` to rows in `y`.
-    fn gather_scatter(
-        &self,
-        matrix: &SparseBuffers<Self>,
-        columns: usize,
-        x: &Tensor<Self>,
-        y: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// Row selection and weighted row sums.
+    pub trait GatherScatter: Runtime {
+        /// Adds weighted rows in `x` to rows in `y`.
+        fn gather_scatter(
+            &self,
+            matrix: &SparseBuffers<Self>,
+            columns: usize,
+            x: &Tensor<Self>,
+            y: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl GatherScatter for Cpu {
@@ -84,9 +87,20 @@ pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
+    use super::super::sparse_rows::SparseRows;
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let x = input(d, LEN, 1)?;
+        let rows = [vec![(3, 0.5), (0, 0.25)], vec![], vec![(5, 2.0), (3, 1.0)]];
+        let matrix = SparseRows::weighted(rows).upload(d)?.forward;
+        let run = |y: &mut Tensor<D>| d.gather_scatter(&matrix, COLUMNS, &x, y);
+        Ok(vec![("mix rows", changed(d, 3 * COLUMNS, 4, run)?)])
+    }
 
     const MATRIX: SparseView<'_> = SparseView {
         targets: &[1, 2, 1999],

@@ -8,7 +8,9 @@
 #![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
 
 use super::activation::{Activate, Activation};
+use super::argument::{Argument, Operands, Places, Queues, values};
 use super::bias::{Biases, Columns};
+use super::operation::operation;
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
@@ -27,20 +29,76 @@ pub enum Epilogue<'a, D: Runtime> {
     BiasGradient(&'a mut Tensor<D>),
 }
 
-/// Matrix products.
-pub trait Gemm: Runtime {
-    /// Multiplies matrices: `c = a b`, or `c += a b`.
-    ///
-    /// - `epilogue`: a bias applies to the columns in `c`, and is not allowed if the product is added
-    fn gemm(
-        &self,
-        shape: GemmShape,
-        a: (&Tensor<Self>, MatrixLayout),
-        b: (&Tensor<Self>, MatrixLayout),
-        is_added: bool,
-        c: (&mut Tensor<Self>, MatrixLayout),
-        epilogue: Epilogue<'_, Self>,
-    ) -> Result<()>;
+/// Epilogue of a queued product.
+pub(crate) enum QueuedEpilogue {
+    None,
+    Bias,
+    Activation { has_bias: bool, activation: Activation },
+    BiasGradient,
+}
+
+impl<Q: Queues> Argument<Q> for Epilogue<'_, Q> {
+    type Kept = QueuedEpilogue;
+    type Opened<'a> = Epilogue<'a, Q::Inner>;
+    type Inner<'a> = Epilogue<'a, Q::Inner>;
+
+    fn keep(self, places: &mut Places<Q>) -> QueuedEpilogue {
+        match self {
+            Self::None => QueuedEpilogue::None,
+            Self::Bias(bias) => {
+                places.read(bias);
+                QueuedEpilogue::Bias
+            }
+            Self::Activation(bias, activation, y) => {
+                let has_bias = bias.map(|bias| places.read(bias)).is_some();
+                places.write(y);
+                QueuedEpilogue::Activation { has_bias, activation }
+            }
+            Self::BiasGradient(d_bias) => {
+                places.write(d_bias);
+                QueuedEpilogue::BiasGradient
+            }
+        }
+    }
+
+    fn open<'a>(kept: QueuedEpilogue, operands: &mut Operands<'a, Q::Inner>) -> Result<Self::Opened<'a>> {
+        Ok(match kept {
+            QueuedEpilogue::None => Epilogue::None,
+            QueuedEpilogue::Bias => Epilogue::Bias(operands.read()),
+            QueuedEpilogue::Activation { has_bias, activation } => {
+                let bias = has_bias.then(|| operands.read());
+                Epilogue::Activation(bias, activation, operands.write())
+            }
+            QueuedEpilogue::BiasGradient => Epilogue::BiasGradient(operands.write()),
+        })
+    }
+
+    fn lend<'b, 'a: 'b>(opened: &'b mut Self::Opened<'a>) -> Self::Inner<'b> {
+        match opened {
+            Epilogue::None => Epilogue::None,
+            Epilogue::Bias(bias) => Epilogue::Bias(bias),
+            Epilogue::Activation(bias, activation, y) => Epilogue::Activation(*bias, *activation, y),
+            Epilogue::BiasGradient(d_bias) => Epilogue::BiasGradient(d_bias),
+        }
+    }
+}
+
+operation! {
+    /// Matrix products.
+    pub trait Gemm: Runtime {
+        /// Multiplies matrices: `c = a b`, or `c += a b`.
+        ///
+        /// - `epilogue`: a bias applies to the columns in `c`, and is not allowed if the product is added
+        fn gemm(
+            &self,
+            shape: GemmShape,
+            a: (&Tensor<Self>, MatrixLayout),
+            b: (&Tensor<Self>, MatrixLayout),
+            is_added: bool,
+            c: (&mut Tensor<Self>, MatrixLayout),
+            epilogue: Epilogue<'_, Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Cpu {
@@ -109,6 +167,8 @@ pub struct MatrixLayout {
     pub is_transposed: bool,
 }
 
+values!(MatrixLayout);
+
 impl MatrixLayout {
     /// Returns the layout for a matrix with contiguous rows.
     #[must_use]
@@ -162,6 +222,8 @@ pub struct GemmShape {
     /// Number of summands per result element.
     pub inner: usize,
 }
+
+values!(GemmShape);
 
 /// Computes `c = keep * c + scale * a b`; with `keep` = 0 the old contents of `c` are not read.
 ///
@@ -225,8 +287,43 @@ pub(crate) fn gemm<F: Real>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (a, b) = (input(d, ROWS * 5, 1)?, input(d, COLUMNS * 5, 2)?);
+        let shape = GemmShape { rows: ROWS, columns: COLUMNS, inner: 5 };
+        let (a_layout, b_layout) = (MatrixLayout::rows(5), MatrixLayout::rows(5).transposed());
+        let product = |is_added| {
+            // into some columns in wider rows: remaining columns are unchanged
+            changed(d, ROWS * 7, 4, |c| {
+                let c = (c, MatrixLayout::rows(7).at(2));
+                d.gemm(shape, (&a, a_layout), (&b, b_layout), is_added, c, Epilogue::None)
+            })
+        };
+        let mut all = vec![("gemm", product(false)?), ("gemm added", product(true)?)];
+        let bias = input(d, COLUMNS, 6)?;
+        let epilogue = |epilogue: Epilogue<'_, D>| {
+            changed(d, LEN, 4, |c| {
+                let c = (c, MatrixLayout::rows(COLUMNS));
+                d.gemm(shape, (&a, a_layout), (&b, b_layout), false, c, epilogue)
+            })
+        };
+        all.push(("gemm with bias", epilogue(Epilogue::Bias(&bias))?));
+        let mut y = d.alloc(LEN)?;
+        let product = epilogue(Epilogue::Activation(Some(&bias), Activation::Silu, &mut y))?;
+        all.extend([("gemm before activation", product), ("gemm with activation", d.download(&y)?)]);
+        let mut d_bias = input(d, 5, 7)?;
+        let columns = GemmShape { rows: 5, columns: 5, inner: ROWS };
+        let product = changed(d, 25, 4, |c| {
+            let (a, b) = ((&a, MatrixLayout::rows(5).transposed()), (&a, MatrixLayout::rows(5)));
+            d.gemm(columns, a, b, true, (c, MatrixLayout::rows(5)), Epilogue::BiasGradient(&mut d_bias))
+        });
+        all.extend([("gemm with bias gradient", product?), ("bias gradient", d.download(&d_bias)?)]);
+        Ok(all)
+    }
 
     fn matrix(len: usize, seed: usize) -> Vec<f32> {
         (0..len).map(|i| ((i * 37 + seed * 11) % 23) as f32 / 7.0 - 1.5).collect()

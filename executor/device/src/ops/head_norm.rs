@@ -8,6 +8,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -26,6 +28,8 @@ pub struct HeadColumns {
     /// Number of elements in a row.
     pub stride: usize,
 }
+
+values!(HeadColumns);
 
 impl HeadColumns {
     /// Returns the number of rows in a tensor with this many elements.
@@ -47,30 +51,32 @@ impl HeadColumns {
     }
 }
 
-/// Head normalization.
-pub trait HeadNorm: Runtime {
-    /// Normalizes heads in place.
-    ///
-    /// - `weight`: weight for every column in a head (none for zeros), and the offset added to it
-    /// - `inverse`: `f32`, the inverse root mean square for every head, `[rows, heads]`
-    fn head_norm(
-        &self,
-        heads: HeadColumns,
-        weight: (Option<&Tensor<Self>>, f64),
-        epsilon: f64,
-        x: &mut Tensor<Self>,
-        inverse: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the weight
-    /// gradient if requested.
-    fn head_norm_backward(
-        &self,
-        heads: HeadColumns,
-        weight: (Option<&Tensor<Self>>, f64),
-        x: (&Tensor<Self>, &Tensor<Self>),
-        d: &mut Tensor<Self>,
-        d_weight: Option<&mut Tensor<Self>>,
-    ) -> Result<()>;
+operation! {
+    /// Head normalization.
+    pub trait HeadNorm: Runtime {
+        /// Normalizes heads in place.
+        ///
+        /// - `weight`: weight for every column in a head (none for zeros), and the offset added to it
+        /// - `inverse`: `f32`, the inverse root mean square for every head, `[rows, heads]`
+        fn head_norm(
+            &self,
+            heads: HeadColumns,
+            weight: (Option<&Tensor<Self>>, f64),
+            epsilon: f64,
+            x: &mut Tensor<Self>,
+            inverse: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the
+        /// weight gradient if requested.
+        fn head_norm_backward(
+            &self,
+            heads: HeadColumns,
+            weight: (Option<&Tensor<Self>>, f64),
+            x: (&Tensor<Self>, &Tensor<Self>),
+            d: &mut Tensor<Self>,
+            d_weight: Option<&mut Tensor<Self>>,
+        ) -> Result<()>;
+    }
 }
 
 impl HeadNorm for Cpu {
@@ -208,10 +214,30 @@ fn weight_gradient<F: Real>(heads: HeadColumns, (x, inverse): (&[F], &[F]), d: &
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::super::rms_norm;
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let x = input(d, LEN, 1)?;
+        let heads = HeadColumns { first: 1, heads: 2, head_dim: 2, stride: 6 };
+        let (weight, mut d_weight) = (input(d, 2, 8)?, input(d, 2, 9)?);
+        let mut inverse = d.alloc_as(Dtype::F32, 8)?;
+        let run = |y: &mut Tensor<D>| d.head_norm(heads, (Some(&weight), 1.0), 1e-5, y, &mut inverse);
+        let mut all = vec![("head norm", changed(d, LEN, 5, run)?)];
+        let run = |y: &mut Tensor<D>| d.head_norm(heads, (None, 1.0), 1e-5, y, &mut inverse);
+        all.push(("head norm without weight", changed(d, LEN, 5, run)?));
+        let run = |dx: &mut Tensor<D>| {
+            d.head_norm_backward(heads, (Some(&weight), 1.0), (&x, &inverse), dx, Some(&mut d_weight))
+        };
+        all.push(("head norm dx", changed(d, LEN, 5, run)?));
+        all.push(("head norm d_weight", d.download(&d_weight)?));
+        Ok(all)
+    }
 
     const HEADS: HeadColumns = HeadColumns { first: 3, heads: 4, head_dim: 6, stride: 31 };
 

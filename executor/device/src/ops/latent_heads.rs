@@ -8,7 +8,9 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
 use super::bias::Columns;
+use super::operation::operation;
 use super::parallel::chunk_rows;
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -29,6 +31,8 @@ pub struct LatentShape {
     /// Whether neighboring columns are rotated together, instead of columns half a rotated part apart.
     pub is_interleaved: bool,
 }
+
+values!(LatentShape);
 
 impl LatentShape {
     /// Returns the query and key head width.
@@ -55,31 +59,33 @@ impl LatentShape {
     }
 }
 
-/// Latent attention heads.
-pub trait LatentHeads: Runtime {
-    /// Writes rows with rotated queries and keys, and values.
-    ///
-    /// - `queries`: `[tokens, heads * head_dim]`; `keys_values`: `[tokens, heads * (plain + value)]`
-    /// - `rotated`: rows whose columns from `columns.first` on are the rotated part shared by all keys
-    /// - `angles`: cosines and sines, `[tokens, rotated / 2]`
-    /// - `qkv`: `[tokens, 3 * heads * head_dim]`
-    fn latent_heads(
-        &self,
-        shape: &LatentShape,
-        inputs: [&Tensor<Self>; 2],
-        rotated: (&Tensor<Self>, Columns),
-        angles: (&Tensor<Self>, &Tensor<Self>),
-        qkv: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Writes the gradients of queries, plain keys and values, and rotated key columns.
-    fn latent_heads_backward(
-        &self,
-        shape: &LatentShape,
-        d_qkv: &Tensor<Self>,
-        angles: (&Tensor<Self>, &Tensor<Self>),
-        d_inputs: [&mut Tensor<Self>; 2],
-        d_rotated: (&mut Tensor<Self>, Columns),
-    ) -> Result<()>;
+operation! {
+    /// Latent attention heads.
+    pub trait LatentHeads: Runtime {
+        /// Writes rows with rotated queries and keys, and values.
+        ///
+        /// - `queries`: `[tokens, heads * head_dim]`; `keys_values`: `[tokens, heads * (plain + value)]`
+        /// - `rotated`: rows whose columns from `columns.first` on are the rotated part shared by all keys
+        /// - `angles`: cosines and sines, `[tokens, rotated / 2]`
+        /// - `qkv`: `[tokens, 3 * heads * head_dim]`
+        fn latent_heads(
+            &self,
+            shape: &LatentShape,
+            inputs: [&Tensor<Self>; 2],
+            rotated: (&Tensor<Self>, Columns),
+            angles: (&Tensor<Self>, &Tensor<Self>),
+            qkv: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Writes the gradients of queries, plain keys and values, and rotated key columns.
+        fn latent_heads_backward(
+            &self,
+            shape: &LatentShape,
+            d_qkv: &Tensor<Self>,
+            angles: (&Tensor<Self>, &Tensor<Self>),
+            d_inputs: [&mut Tensor<Self>; 2],
+            d_rotated: (&mut Tensor<Self>, Columns),
+        ) -> Result<()>;
+    }
 }
 
 impl LatentHeads for Cpu {
@@ -237,9 +243,36 @@ pub fn rotated_backward<F: Real>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let upload = |values: &[f32; 3]| d.upload_as(Dtype::F32, values);
+        let (cos, sin) = (&upload(&[0.5, 0.25, -1.0])?, &upload(&[1.0, -0.5, 0.75])?);
+        let columns = Columns { first: 1, stride: 4 };
+        let mut all = Results::new();
+        for (name, is_interleaved) in [("latent heads", false), ("latent heads, interleaved", true)] {
+            let shape = LatentShape { heads: 2, plain: 1, rotated: 2, value: 2, is_interleaved };
+            let (queries, keys_values) = (input(d, 3 * 6, 1)?, input(d, 3 * shape.keys_values(), 2)?);
+            let rotated = input(d, 3 * columns.stride, 3)?;
+            let run = |qkv: &mut Tensor<D>| {
+                d.latent_heads(&shape, [&queries, &keys_values], (&rotated, columns), (cos, sin), qkv)
+            };
+            all.push((name, changed(d, 3 * shape.row(), 4, run)?));
+            let d_qkv = input(d, 3 * shape.row(), 5)?;
+            let (mut dq, mut dkv) = (input(d, 18, 6)?, input(d, 3 * shape.keys_values(), 7)?);
+            let run = |dr: &mut Tensor<D>| {
+                d.latent_heads_backward(&shape, &d_qkv, (cos, sin), [&mut dq, &mut dkv], (dr, columns))
+            };
+            all.push(("latent heads d_rotated", changed(d, 3 * columns.stride, 8, run)?));
+            all.extend([("latent heads dq", d.download(&dq)?), ("latent heads dkv", d.download(&dkv)?)]);
+        }
+        Ok(all)
+    }
 
     const TOKENS: usize = 300;
 

@@ -5,35 +5,38 @@
 
 use rayon::prelude::*;
 
+use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, dot, sum, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Normalization to mean 0 and variance 1.
-pub trait LayerNorm: Runtime {
-    /// Normalizes rows to mean 0 and variance 1; `parameters` contains weight and bias.
-    ///
-    /// - `statistics`: `f32`, mean and inverse deviation for every row
-    fn layer_norm(
-        &self,
-        x: &Tensor<Self>,
-        parameters: (&Tensor<Self>, &Tensor<Self>),
-        epsilon: f64,
-        y: &mut Tensor<Self>,
-        statistics: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Accumulates the requested gradients.
-    fn layer_norm_backward(
-        &self,
-        dy: &Tensor<Self>,
-        x: &Tensor<Self>,
-        weight: &Tensor<Self>,
-        statistics: &Tensor<Self>,
-        dx: Option<&mut Tensor<Self>>,
-        parameters: Option<(&mut Tensor<Self>, &mut Tensor<Self>)>,
-    ) -> Result<()>;
+operation! {
+    /// Normalization to mean 0 and variance 1.
+    pub trait LayerNorm: Runtime {
+        /// Normalizes rows to mean 0 and variance 1; `parameters` contains weight and bias.
+        ///
+        /// - `statistics`: `f32`, mean and inverse deviation for every row
+        fn layer_norm(
+            &self,
+            x: &Tensor<Self>,
+            parameters: (&Tensor<Self>, &Tensor<Self>),
+            epsilon: f64,
+            y: &mut Tensor<Self>,
+            statistics: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Accumulates the requested gradients.
+        fn layer_norm_backward(
+            &self,
+            dy: &Tensor<Self>,
+            x: &Tensor<Self>,
+            weight: &Tensor<Self>,
+            statistics: &Tensor<Self>,
+            dx: Option<&mut Tensor<Self>>,
+            parameters: Option<(&mut Tensor<Self>, &mut Tensor<Self>)>,
+        ) -> Result<()>;
+    }
 }
 
 impl LayerNorm for Cpu {
@@ -177,9 +180,29 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (x, dy) = (input(d, LEN, 1)?, input(d, LEN, 2)?);
+        let (weight, bias) = (input(d, COLUMNS, 3)?, input(d, COLUMNS, 4)?);
+        let mut statistics = d.alloc_as(Dtype::F32, 2 * ROWS)?;
+        let run = |y: &mut Tensor<D>| d.layer_norm(&x, (&weight, &bias), 1e-5, y, &mut statistics);
+        let mut all = vec![("layer norm", changed(d, LEN, 5, run)?)];
+        let (mut d_weight, mut d_bias) = (input(d, COLUMNS, 6)?, input(d, COLUMNS, 7)?);
+        let run = |dx: &mut Tensor<D>| {
+            let parameters = Some((&mut d_weight, &mut d_bias));
+            d.layer_norm_backward(&dy, &x, &weight, &statistics, Some(dx), parameters)
+        };
+        all.push(("layer norm dx", changed(d, LEN, 5, run)?));
+        all.push(("layer norm d_weight", d.download(&d_weight)?));
+        all.push(("layer norm d_bias", d.download(&d_bias)?));
+        Ok(all)
+    }
 
     #[test]
     fn gradients_match_finite_differences() {

@@ -2,25 +2,28 @@
 
 use rayon::prelude::*;
 
+use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Learned column scales.
-pub trait LayerScale: Runtime {
-    /// Adds `scale x`, with a scale per column.
-    fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Writes `dx` and accumulates `d_scale`.
-    fn layer_scale_backward(
-        &self,
-        dy: &Tensor<Self>,
-        x: &Tensor<Self>,
-        scale: &Tensor<Self>,
-        dx: &mut Tensor<Self>,
-        d_scale: Option<&mut Tensor<Self>>,
-    ) -> Result<()>;
+operation! {
+    /// Learned column scales.
+    pub trait LayerScale: Runtime {
+        /// Adds `scale x`, with a scale per column.
+        fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
+        /// Writes `dx` and accumulates `d_scale`.
+        fn layer_scale_backward(
+            &self,
+            dy: &Tensor<Self>,
+            x: &Tensor<Self>,
+            scale: &Tensor<Self>,
+            dx: &mut Tensor<Self>,
+            d_scale: Option<&mut Tensor<Self>>,
+        ) -> Result<()>;
+    }
 }
 
 impl LayerScale for Cpu {
@@ -94,9 +97,21 @@ pub fn backward<F: Real>(dy: &[F], x: &[F], scale: &[F], dx: &mut [F], d_scale: 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (x, scale) = (input(d, LEN, 1)?, input(d, COLUMNS, 3)?);
+        let mut all = vec![("column scale", changed(d, LEN, 4, |y| d.layer_scale(&x, &scale, y))?)];
+        let (dy, mut d_scale) = (input(d, LEN, 6)?, input(d, COLUMNS, 5)?);
+        let run = |dx: &mut Tensor<D>| d.layer_scale_backward(&dy, &x, &scale, dx, Some(&mut d_scale));
+        all.push(("column scale dx", changed(d, LEN, 4, run)?));
+        all.push(("column scale d_scale", d.download(&d_scale)?));
+        Ok(all)
+    }
 
     #[test]
     fn gradients_match_finite_differences() {

@@ -7,6 +7,10 @@
 //! **Summation order.** Work is divided into chunks whose size depends only on shapes ([`parallel`]); sums
 //! within a chunk run in a fixed order, and chunks are added in order. Results are bit-equal for any number
 //! of threads. Slices with mismatched lengths are caller bugs and panic.
+//!
+//! **A new operation** is a file with a trait in `operation!`, the functions, the trait on
+//! [`Cpu`](crate::Cpu) and `tests::cases`, and a line in `each_operation`, which adds it to
+//! [`Device`](crate::Device), the prelude and the comparison of devices.
 
 #![allow(
     clippy::inline_always,
@@ -16,6 +20,7 @@
 
 pub mod activation;
 pub mod adamw;
+pub(crate) mod argument;
 pub mod attention;
 pub mod attention_sinks;
 #[cfg(test)]
@@ -36,6 +41,7 @@ pub mod head_norm;
 pub mod latent_heads;
 pub mod layer_norm;
 pub mod layer_scale;
+pub(crate) mod operation;
 pub mod parallel;
 pub mod real;
 pub mod rms_norm;
@@ -43,3 +49,32 @@ pub mod rope;
 pub mod sparse_rows;
 pub mod transpose;
 pub mod vocab_parallel_cross_entropy;
+
+/// Calls a macro with the file and the trait of every operation.
+macro_rules! each_operation {
+    ($apply:ident) => {
+        $apply! {
+            activation::Activate,
+            adamw::Update,
+            attention::Attend,
+            attention_sinks::AttentionSinks,
+            bias::Biases,
+            clamped_gate::ClampedGate,
+            cross_entropy::CrossEntropy,
+            elementwise::Elementwise,
+            experts::Experts,
+            gate::Gate,
+            gather_scatter::GatherScatter,
+            gemm::Gemm,
+            head_norm::HeadNorm,
+            latent_heads::LatentHeads,
+            layer_norm::LayerNorm,
+            layer_scale::LayerScale,
+            rms_norm::RmsNorm,
+            rope::Rotate,
+            transpose::Transpose,
+            vocab_parallel_cross_entropy::VocabParallelCrossEntropy,
+        }
+    };
+}
+pub(crate) use each_operation;

@@ -7,36 +7,39 @@
 
 use rayon::prelude::*;
 
+use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, dot, sum_chunks, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Normalization by the root mean square.
-pub trait RmsNorm: Runtime {
-    /// Normalizes rows by the root mean square.
-    ///
-    /// - `weight`: weight for every column, and the offset added to it
-    /// - `inverse`: `f32`, the inverse root mean square for every row
-    fn rms_norm(
-        &self,
-        x: &Tensor<Self>,
-        weight: (&Tensor<Self>, f64),
-        epsilon: f64,
-        y: &mut Tensor<Self>,
-        inverse: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Accumulates the requested gradients.
-    fn rms_norm_backward(
-        &self,
-        dy: &Tensor<Self>,
-        x: &Tensor<Self>,
-        weight: (&Tensor<Self>, f64),
-        inverse: &Tensor<Self>,
-        dx: Option<&mut Tensor<Self>>,
-        d_weight: Option<&mut Tensor<Self>>,
-    ) -> Result<()>;
+operation! {
+    /// Normalization by the root mean square.
+    pub trait RmsNorm: Runtime {
+        /// Normalizes rows by the root mean square.
+        ///
+        /// - `weight`: weight for every column, and the offset added to it
+        /// - `inverse`: `f32`, the inverse root mean square for every row
+        fn rms_norm(
+            &self,
+            x: &Tensor<Self>,
+            weight: (&Tensor<Self>, f64),
+            epsilon: f64,
+            y: &mut Tensor<Self>,
+            inverse: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Accumulates the requested gradients.
+        fn rms_norm_backward(
+            &self,
+            dy: &Tensor<Self>,
+            x: &Tensor<Self>,
+            weight: (&Tensor<Self>, f64),
+            inverse: &Tensor<Self>,
+            dx: Option<&mut Tensor<Self>>,
+            d_weight: Option<&mut Tensor<Self>>,
+        ) -> Result<()>;
+    }
 }
 
 impl RmsNorm for Cpu {
@@ -165,9 +168,26 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], (weight, offset): (&[F], F), inver
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let (x, dy, weight) = (input(d, LEN, 1)?, input(d, LEN, 2)?, input(d, COLUMNS, 3)?);
+        let mut inverse = d.alloc_as(Dtype::F32, ROWS)?;
+        let run = |y: &mut Tensor<D>| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse);
+        let mut all = vec![("rms norm", changed(d, LEN, 5, run)?)];
+        let mut d_weight = input(d, COLUMNS, 6)?;
+        let run = |dx: &mut Tensor<D>| {
+            d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
+        };
+        all.push(("rms norm dx", changed(d, LEN, 5, run)?));
+        all.push(("rms norm d_weight", d.download(&d_weight)?));
+        Ok(all)
+    }
 
     #[test]
     fn gradients_match_finite_differences() {

@@ -11,6 +11,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -34,6 +36,8 @@ pub struct RopeTable {
     kept: OnceLock<Vec<(f32, f32)>>,
 }
 
+values!(RopeTable);
+
 impl PartialEq for RopeTable {
     /// Compares frequencies and axes, whether or not angles are computed yet.
     fn eq(&self, other: &Self) -> bool {
@@ -50,6 +54,12 @@ impl RopeTable {
     pub fn new(frequencies: Vec<f32>, axes: Vec<u8>) -> Self {
         assert_eq!(frequencies.len(), axes.len(), "every pair has an axis");
         Self { frequencies, axes, kept: OnceLock::new() }
+    }
+
+    /// Allocates cosines and sines, `[tokens, pairs]`.
+    fn alloc<D: Runtime>(&self, device: &D, tokens: usize) -> Result<(Tensor<D>, Tensor<D>)> {
+        let len = tokens * self.frequencies.len();
+        Ok((device.alloc_as(Dtype::F32, len)?, device.alloc_as(Dtype::F32, len)?))
     }
 
     /// Writes cosines and sines, `[tokens, pairs]`, for positions `[axes, tokens]`.
@@ -82,25 +92,27 @@ fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
     libm::sincosf(position as f32 * frequency)
 }
 
-/// Rotary positions.
-pub trait Rotate: Runtime {
-    /// Computes cosines and sines, `[tokens, pairs]`, in `f32`.
-    ///
-    /// - `positions`: `[axes, tokens]`
-    fn rope_angles(
-        &self,
-        table: &RopeTable,
-        positions: &Tensor<Self>,
-        tokens: usize,
-    ) -> Result<(Tensor<Self>, Tensor<Self>)>;
-    /// Rotates column pairs by the row angles.
-    fn rope(
-        &self,
-        rotation: Rotation,
-        shape: RopeShape,
-        angles: (&Tensor<Self>, &Tensor<Self>),
-        x: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// Rotary positions.
+    pub trait Rotate: Runtime {
+        /// Computes cosines and sines, `[tokens, pairs]`, in `f32`.
+        ///
+        /// - `positions`: `[axes, tokens]`
+        fn rope_angles(
+            &self,
+            table: &RopeTable,
+            positions: &Tensor<Self>,
+            tokens: usize,
+        ) -> Result<(Tensor<Self>, Tensor<Self>)> in table.alloc(self, tokens);
+        /// Rotates column pairs by the row angles.
+        fn rope(
+            &self,
+            rotation: Rotation,
+            shape: RopeShape,
+            angles: (&Tensor<Self>, &Tensor<Self>),
+            x: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Rotate for Cpu {
@@ -110,9 +122,7 @@ impl Rotate for Cpu {
         positions: &Tensor<Self>,
         tokens: usize,
     ) -> Result<(Tensor<Self>, Tensor<Self>)> {
-        let len = tokens * table.frequencies.len();
-        let mut cos = self.alloc_as(Dtype::F32, len)?;
-        let mut sin = self.alloc_as(Dtype::F32, len)?;
+        let (mut cos, mut sin) = table.alloc(self, tokens)?;
         let (positions, cosines, sines) = (positions.u32(), cos.f32_mut(), sin.f32_mut());
         self.on_pool(|| table.fill(positions, tokens, cosines, sines));
         Ok((cos, sin))
@@ -138,6 +148,8 @@ pub enum Rotation {
     Backward,
 }
 
+values!(Rotation);
+
 /// Rotated columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeShape {
@@ -152,6 +164,8 @@ pub struct RopeShape {
     /// Number of elements in a row.
     pub stride: usize,
 }
+
+values!(RopeShape);
 
 impl RopeShape {
     /// Returns the number of tokens.
@@ -214,9 +228,25 @@ pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{ROWS, Results, changed};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let stride = 8;
+        let table = RopeTable::new(vec![0.7], vec![1]);
+        let positions = d.upload_indices(&[9, 9, 9, 9, 9, 9, 0, 1, 2, 3, 0, 5000])?;
+        let (cos, sin) = d.rope_angles(&table, &positions, ROWS)?;
+        let mut all = Results::new();
+        for (name, head_dim, is_interleaved) in [("rope", 2, false), ("rope, neighbors", 3, true)] {
+            let shape = RopeShape { heads: 2, head_dim, rotated: 2, is_interleaved, stride };
+            let rotate = |x: &mut Tensor<D>| d.rope(Rotation::Backward, shape, (&cos, &sin), x);
+            all.push((name, changed(d, ROWS * stride, 7, rotate)?));
+        }
+        Ok(all)
+    }
 
     #[test]
     fn kept_angles_have_the_bits_of_computed_ones() {

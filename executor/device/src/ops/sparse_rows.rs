@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use super::argument::{Argument, Operands, Places, Queues};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
@@ -130,6 +131,33 @@ pub struct SparseBuffers<D: Runtime> {
     pub sources: Tensor<D>,
     /// Weights in `f32`; all 1 if empty.
     pub weights: Tensor<D>,
+}
+
+/// The queued work receives copies of the arrays.
+impl<Q: Queues> Argument<Q> for &SparseBuffers<Q> {
+    type Kept = ();
+    type Opened<'a> = SparseBuffers<Q::Inner>;
+    type Inner<'a> = &'a SparseBuffers<Q::Inner>;
+
+    fn keep(self, places: &mut Places<Q>) {
+        let SparseBuffers { targets, starts, sources, weights } = self;
+        for array in [targets, starts, sources, weights] {
+            places.read(array);
+        }
+    }
+
+    fn open<'a>((): (), operands: &mut Operands<'a, Q::Inner>) -> Result<Self::Opened<'a>> {
+        let mut copy = || {
+            let array = operands.read();
+            let mut copy = operands.inner.alloc_as(array.dtype(), array.len())?;
+            Q::overwrite(operands.inner, array, &mut copy).map(|()| copy)
+        };
+        Ok(SparseBuffers { targets: copy()?, starts: copy()?, sources: copy()?, weights: copy()? })
+    }
+
+    fn lend<'b, 'a: 'b>(opened: &'b mut Self::Opened<'a>) -> Self::Inner<'b> {
+        opened
+    }
 }
 
 impl<D: Runtime> SparseBuffers<D> {

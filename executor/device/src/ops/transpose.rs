@@ -2,22 +2,25 @@
 //!
 //! Convolution kernels have taps last in checkpoints and first in products.
 
+use super::operation::operation;
 use super::real::Real;
 use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Exchange of axes.
-pub trait Transpose: Runtime {
-    /// Exchanges the last two axes, `[.., rows, columns]`, and writes or accumulates.
-    fn transpose(
-        &self,
-        x: &Tensor<Self>,
-        rows: usize,
-        columns: usize,
-        is_added: bool,
-        y: &mut Tensor<Self>,
-    ) -> Result<()>;
+operation! {
+    /// Exchange of axes.
+    pub trait Transpose: Runtime {
+        /// Exchanges the last two axes, `[.., rows, columns]`, and writes or accumulates.
+        fn transpose(
+            &self,
+            x: &Tensor<Self>,
+            rows: usize,
+            columns: usize,
+            is_added: bool,
+            y: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 impl Transpose for Cpu {
@@ -49,9 +52,16 @@ pub fn transpose<F: Real>(x: &[F], rows: usize, columns: usize, is_added: bool, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::numbers;
     use super::*;
+    use crate::device::Device;
+
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let x = input(d, LEN, 1)?;
+        Ok(vec![("transpose", changed(d, LEN, 4, |y| d.transpose(&x, ROWS, COLUMNS, true, y))?)])
+    }
 
     #[test]
     fn transposing_twice_is_the_identity() {

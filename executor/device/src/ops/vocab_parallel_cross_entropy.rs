@@ -9,6 +9,8 @@
 
 use rayon::prelude::*;
 
+use super::argument::values;
+use super::operation::operation;
 use super::parallel::{chunk_rows, max, sum, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -28,34 +30,38 @@ pub struct VocabularyPart {
     pub words: Range<usize>,
 }
 
-/// Logit cross entropy with the vocabulary sharded over ranks.
-pub trait VocabParallelCrossEntropy: Runtime {
-    /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for every
-    /// row.
-    ///
-    /// - `targets`: target word for every row in the complete vocabulary, a range in an index tensor
-    /// - `part`: words on this rank
-    /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of this rank are written
-    fn partial_softmax(
-        &self,
-        logits: &mut Tensor<Self>,
-        targets: (&Tensor<Self>, Range<usize>),
-        part: &VocabularyPart,
-        parts: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Turns these exponentials into the gradient of `scale` times the loss sum, and adds the unscaled sum to
-    /// a scalar.
-    ///
-    /// - `parts`: partial softmaxes from all ranks
-    fn join_softmax(
-        &self,
-        exponentials: &mut Tensor<Self>,
-        targets: (&Tensor<Self>, Range<usize>),
-        part: &VocabularyPart,
-        parts: &Tensor<Self>,
-        scale: f64,
-        loss: &mut Tensor<Self>,
-    ) -> Result<()>;
+values!(VocabularyPart);
+
+operation! {
+    /// Logit cross entropy with the vocabulary sharded over ranks.
+    pub trait VocabParallelCrossEntropy: Runtime {
+        /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for
+        /// every row.
+        ///
+        /// - `targets`: target word for every row in the complete vocabulary, a range in an index tensor
+        /// - `part`: words on this rank
+        /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of this rank are written
+        fn partial_softmax(
+            &self,
+            logits: &mut Tensor<Self>,
+            targets: (&Tensor<Self>, Range<usize>),
+            part: &VocabularyPart,
+            parts: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Turns these exponentials into the gradient of `scale` times the loss sum, and adds the unscaled
+        /// sum to a scalar.
+        ///
+        /// - `parts`: partial softmaxes from all ranks
+        fn join_softmax(
+            &self,
+            exponentials: &mut Tensor<Self>,
+            targets: (&Tensor<Self>, Range<usize>),
+            part: &VocabularyPart,
+            parts: &Tensor<Self>,
+            scale: f64,
+            loss: &mut Tensor<Self>,
+        ) -> Result<()>;
+    }
 }
 
 /// Returns targets as columns in a vocabulary part; `None` for targets in other parts.
@@ -199,12 +205,35 @@ pub fn backward<F: Real>(exponentials: &mut [F], targets: &[Option<u32>], factor
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::cross_entropy::forward_backward;
+    use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, scalars};
     use super::super::finite_difference::numbers;
     use super::*;
+    use crate::device::Device;
+    use crate::dtype::Dtype;
 
-    const ROWS: usize = 300;
+    pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+        let mut parts = d.alloc_as(Dtype::F32, 2 * ROWS * PARTIAL)?;
+        let targets = d.upload_indices(&[0, 7, 3, 1, 5, 6])?;
+        let part = |rank| VocabularyPart { rank, words: rank * COLUMNS..(rank + 1) * COLUMNS };
+        let mut all = Results::new();
+        for rank in 0..2 {
+            let run = |logits: &mut Tensor<D>| {
+                d.partial_softmax(logits, (&targets, 0..ROWS), &part(rank), &mut parts)
+            };
+            all.push(("exponentials", changed(d, LEN, 4 + rank as u64, run)?));
+        }
+        let mut loss = d.zeros_as(Dtype::F64, 1)?;
+        let run = |exponentials: &mut Tensor<D>| {
+            d.join_softmax(exponentials, (&targets, 0..ROWS), &part(0), &parts, 0.125, &mut loss)
+        };
+        all.push(("join softmax", changed(d, LEN, 4, run)?));
+        all.push(("joined loss", scalars(d, &loss)?));
+        Ok(all)
+    }
+
+    const TOKENS: usize = 300;
     const VOCABULARY: usize = 50;
     const SCALE: f64 = 0.3;
 
@@ -238,8 +267,8 @@ mod tests {
 
     #[test]
     fn parts_of_any_width_match_the_whole() {
-        let x: Vec<f64> = numbers(ROWS * VOCABULARY, 1).iter().map(|x| 50.0 * x).collect();
-        let targets: Vec<u32> = (0..ROWS as u32).map(|row| row * 7 % VOCABULARY as u32).collect();
+        let x: Vec<f64> = numbers(TOKENS * VOCABULARY, 1).iter().map(|x| 50.0 * x).collect();
+        let targets: Vec<u32> = (0..TOKENS as u32).map(|row| row * 7 % VOCABULARY as u32).collect();
         let mut truth = x.clone();
         let loss = forward_backward(&mut truth, &targets, SCALE);
         for widths in [&[50][..], &[25, 25], &[17, 17, 16], &[49, 1]] {

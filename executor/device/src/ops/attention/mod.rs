@@ -18,6 +18,8 @@ mod product;
 pub use backward::backward;
 pub use forward::forward;
 
+use super::argument::{Argument, Operands, Places, Queues, values};
+use super::operation::operation;
 use super::parallel;
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -27,30 +29,53 @@ use crate::runtime::Runtime;
 use crate::runtime::Tensor;
 use crate::segments::{HostSegments, Segments, Tile};
 
-/// Attention over packed sequences.
-pub trait Attend: Runtime {
-    /// Computes attention within segments.
-    ///
-    /// - `log_sums`: `f32`, the log-sum-exp for every row and head
-    fn attention(
-        &self,
-        shape: &AttentionShape,
-        segments: &Segments<Self>,
-        qkv: &Tensor<Self>,
-        output: &mut Tensor<Self>,
-        log_sums: &mut Tensor<Self>,
-    ) -> Result<()>;
-    /// Returns query, key and value gradients.
-    ///
-    /// - `output`: forward output and log-sum-exp
-    fn attention_backward(
-        &self,
-        shape: &AttentionShape,
-        segments: &Segments<Self>,
-        qkv: &Tensor<Self>,
-        output: (&Tensor<Self>, &Tensor<Self>),
-        d_output: &Tensor<Self>,
-    ) -> Result<Tensor<Self>>;
+operation! {
+    /// Attention over packed sequences.
+    pub trait Attend: Runtime {
+        /// Computes attention within segments.
+        ///
+        /// - `log_sums`: `f32`, the log-sum-exp for every row and head
+        fn attention(
+            &self,
+            shape: &AttentionShape,
+            segments: &Segments<Self>,
+            qkv: &Tensor<Self>,
+            output: &mut Tensor<Self>,
+            log_sums: &mut Tensor<Self>,
+        ) -> Result<()>;
+        /// Returns query, key and value gradients.
+        ///
+        /// - `output`: forward output and log-sum-exp
+        fn attention_backward(
+            &self,
+            shape: &AttentionShape,
+            segments: &Segments<Self>,
+            qkv: &Tensor<Self>,
+            output: (&Tensor<Self>, &Tensor<Self>),
+            d_output: &Tensor<Self>,
+        ) -> Result<Tensor<Self>> in self.alloc(qkv.len());
+    }
+}
+
+/// The queued work computes the segments of the inner device again.
+impl<Q: Queues> Argument<Q> for &Segments<Q> {
+    type Kept = HostSegments;
+    type Opened<'a> = Segments<Q::Inner>;
+    type Inner<'a> = &'a Segments<Q::Inner>;
+
+    fn keep(self, places: &mut Places<Q>) -> HostSegments {
+        places.read(self.starts());
+        self.host().clone()
+    }
+
+    fn open<'a>(kept: HostSegments, operands: &mut Operands<'a, Q::Inner>) -> Result<Self::Opened<'a>> {
+        operands.read();
+        Segments::of(operands.inner, kept)
+    }
+
+    fn lend<'b, 'a: 'b>(opened: &'b mut Self::Opened<'a>) -> Self::Inner<'b> {
+        opened
+    }
 }
 
 impl Attend for Cpu {
@@ -104,6 +129,8 @@ pub struct AttentionShape {
     pub is_causal: bool,
 }
 
+values!(AttentionShape);
+
 impl AttentionShape {
     /// Returns the number of elements in a query-key-value row.
     #[must_use]
@@ -151,4 +178,4 @@ fn grown<F: Real>(buffer: &mut Vec<F>, len: usize) -> &mut [F] {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

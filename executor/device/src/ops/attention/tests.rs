@@ -1,6 +1,22 @@
+use super::super::every_operation::{ROWS, Results, changed, input};
 use super::super::finite_difference::{check, numbers, project, to_f32};
 use super::*;
+use crate::device::Device;
+use crate::dtype::Dtype;
 use crate::segments::KeyRanges;
+
+pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
+    let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 2, scale: 0.7, is_causal: true };
+    let segments = Segments::new(d, &[0, 4, ROWS as u32])?;
+    let qkv = input(d, ROWS * shape.row(), 1)?;
+    let mut log_sums = d.alloc_as(Dtype::F32, ROWS * shape.heads)?;
+    let run = |output: &mut Tensor<D>| d.attention(&shape, &segments, &qkv, output, &mut log_sums);
+    let mut all = vec![("attention", changed(d, ROWS * shape.output(), 2, run)?)];
+    let (output, d_output) = (input(d, ROWS * shape.output(), 3)?, input(d, ROWS * shape.output(), 4)?);
+    let d_qkv = d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
+    all.push(("attention backward", d.download(&d_qkv)?));
+    Ok(all)
+}
 
 fn shape(heads: usize, kv_heads: usize, is_causal: bool) -> AttentionShape {
     AttentionShape { heads, kv_heads, head_dim: 4, scale: 0.7, is_causal }
