@@ -6,7 +6,8 @@
 //! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares`, `media` |
 //!
 //! Every sample has a column `seq_len` as well. `media` is the number of images, videos or clips, between
-//! which ranks can divide the encoder's work; without it `patch_squares` tells, or there is one. With several encoders, each column name starts with the
+//! which ranks can divide the encoder's work; without it `patch_squares` tells, or each tile is an image where the
+//! model takes them so, or there is one. With several encoders, each column name starts with the
 //! encoder name, such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is
 //! the sum of squared patch counts over a sample's media, and `window_squares` the same inside attention
 //! windows.
@@ -14,6 +15,7 @@
 use std::path::Path;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
+use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::{MediaUnits, ModelSpec, Module};
 use dflop_planner::ItemSize;
 use std::str::FromStr;
@@ -125,7 +127,9 @@ impl<'a> Columns<'a> {
     fn units(&self, record: &StringRecord, encoder: &EncoderColumns) -> Result<MediaUnits, String> {
         let units: u32 = self.number(record, encoder.units)?;
         if !encoder.is_native {
-            return Ok(MediaUnits::from_tiles(units, units.min(1)));
+            let is_a_tile_an_image = encoder.module != Module::Audio
+                && self.spec.vision.is_some_and(|vision| matches!(vision.rule, VisionRule::Fixed(_)));
+            return Ok(MediaUnits::from_tiles(units, if is_a_tile_an_image { units } else { units.min(1) }));
         }
         if encoder.module == Module::Audio {
             return Ok(MediaUnits::from_audio_tokens(self.spec, units));
