@@ -13,8 +13,7 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::media::{Audio, ImageLimits, ImageTensorDecoder, decode_rgb};
 use dflop_loader::processors::audio::{AudioProcessor, LongClips};
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_loader::shard::tar::Entry;
-use dflop_loader::shard::tar::SliceEntries;
+use dflop_loader::shard::tar::{Entry, SliceEntries};
 use dflop_loader::shard::{Grouper, Shard, expand_shards};
 use dflop_loader::write::ShardWriter;
 

@@ -53,7 +53,8 @@ pub use check::{Finding, Findings, Status};
 #[cfg(feature = "cuda")]
 pub use compute_device::open as open_cuda;
 #[cfg(not(feature = "cuda"))]
-pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables, unsupported};
+pub use compute_device::unsupported;
+pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
 pub use config::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
     ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,

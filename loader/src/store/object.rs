@@ -16,14 +16,13 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use super::answer::{Answer, Found, Identity, Ranges, Refusal, Wanted, check_version};
 use super::coalesce::CoalesceLimits;
 use super::connect::Retries;
+#[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::redact::redact_name;
-use super::retry::{Attempts, Fault, Observed};
-use super::retry::{is_missing, short_reason, store_fault};
+use super::retry::{Attempts, Fault, Observed, is_missing, short_reason, store_fault};
 use super::stores::Stores;
 use super::url::{ObjectName, RemoteUrl};
 use super::url_parts::{without_signature, without_user};
-#[cfg(feature = "remote")]
 use crate::error::{Error, Result, SelectionError};
 
 /// Maximum memory reserved for a body before the first byte arrives, in bytes.

@@ -10,16 +10,16 @@ use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 #[cfg(feature = "remote")]
 use url::Url;
 
-use super::connect::Retries;
-use super::connect::spawn;
+use super::connect::{Retries, spawn};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 use super::local::map_own;
 use super::redact::redact_name;
-use super::retry::{Attempts, short_reason};
+#[cfg(feature = "remote")]
+use super::retry::Attempts;
+use super::retry::short_reason;
 use super::stores::Stores;
 use super::url::{ObjectName, StoreKind};
-#[cfg(feature = "remote")]
 use crate::error::{Error, Result, SelectionError, StorageError};
 
 /// Maximum size of a single-request upload, in bytes; longer files are uploaded in parts. S3 requires at

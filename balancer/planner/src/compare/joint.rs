@@ -2,9 +2,8 @@
 
 use super::data_blind;
 use crate::score::step_timeline::StepTimeline;
-use crate::space::bound;
-use crate::space::memory;
 use crate::space::{Candidate, SearchSpace};
+use crate::space::{bound, memory};
 
 /// Number of simulated plans.
 const TRIED: usize = 48;

@@ -7,9 +7,9 @@ use crate::dataset::Dataset;
 use crate::decode::{Collator, Decode, DecodePool, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
 use crate::deliver::settings::{LoaderSettings, shared_settings};
 use crate::deliver::watchdog::StallListener;
-use crate::error::Result;
 #[cfg(doc)]
-use crate::error::{Error, Result};
+use crate::error::Error;
+use crate::error::Result;
 use crate::fetch::Share;
 use crate::flow::{ErrorBudget, PrepareLog, SkipListener, SkipLog, TruncatedSample};
 use crate::order::LoaderState;

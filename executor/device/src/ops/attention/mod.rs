@@ -25,8 +25,7 @@ use super::real::Real;
 use crate::cpu::Cpu;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::Runtime;
-use crate::runtime::Tensor;
+use crate::runtime::{Runtime, Tensor};
 use crate::segments::{HostSegments, Segments, Tile};
 
 operation! {
