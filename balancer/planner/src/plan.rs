@@ -8,6 +8,7 @@ use super::search::{self, Search};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
+use std::cmp::Ordering;
 
 /// Finds the fastest plan.
 ///
@@ -31,9 +32,12 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     });
     let parts = parts.map(Part::search).collect::<Result<Vec<Part<'_>>>>()?;
     let promised_ns = parts.iter().filter_map(Part::promised_ns).fold(f64::INFINITY, f64::min);
+    let is_worth = |part: &&Part<'_>| part.promised_ns().is_none_or(|ns| ns <= WORTH_REFINING * promised_ns);
+    let (worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = parts.iter().partition(is_worth);
+    rest.sort_by(|one, other| one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal));
     let mut best: Option<PlanReport> = None;
-    for part in &parts {
-        if part.promised_ns().is_some_and(|ns| ns > WORTH_REFINING * promised_ns) {
+    for part in worth.into_iter().chain(rest) {
+        if best.as_ref().is_some_and(|best| best.is_ahead_of(part, promised_ns)) {
             continue;
         }
         match (part.report()?, &mut best) {
@@ -101,6 +105,15 @@ impl<'a> Part<'a> {
 }
 
 impl PlanReport {
+    /// Whether neither the plan nor the runner-up can be in a part: it promises far less, and less than the
+    /// runner-up.
+    fn is_ahead_of(&self, part: &Part<'_>, promised_ns: f64) -> bool {
+        let Some(ns) = part.promised_ns() else { return false };
+        let is_behind_runner_up = |next: &RunnerUp| next.step_seconds * 1e9 <= ns;
+        ns > WORTH_REFINING * promised_ns
+            && self.explanation.runner_up.as_ref().is_some_and(is_behind_runner_up)
+    }
+
     /// Adds the plans from a different part of the space: a placement, an expert-parallel degree.
     fn join(&mut self, mut other: Self) {
         if other.step_seconds < self.step_seconds {
