@@ -77,13 +77,19 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
         let is_other =
-            |plan: &&(Score, Candidate)| space.has_other_degrees(&plan.1.family, &best.candidate.family);
-        trials.iter().find(is_other).filter(|plan| scored.iter().all(|known| known.candidate != plan.1))
+            |candidate: &Candidate| space.has_other_degrees(&candidate.family, &best.candidate.family);
+        // Its score on the first batches is enough to explain why it is slower.
+        let tried = trials
+            .iter()
+            .find(|(_, candidate)| is_other(candidate))
+            .map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() });
+        let found = || finals.iter().find(|plan| is_other(&plan.candidate)).cloned();
+        tried.or_else(found)
     });
-    // Its score on the first batches is enough to explain why it is slower.
-    scored.extend(
-        runner_up.map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() }),
-    );
+    if let Some(plan) = runner_up.filter(|plan| scored.iter().all(|known| known.candidate != plan.candidate))
+    {
+        scored.push(plan);
+    }
     Ok(scored)
 }
 

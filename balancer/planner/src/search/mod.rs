@@ -302,13 +302,11 @@ impl<'a> Halving<'a> {
             if round == 2 {
                 scored = self.recount(scored, count);
             }
-            scored.truncate(keep);
-            left = scored.into_iter().map(|plan| plan.candidate).collect();
+            left = self.best(&scored, keep);
         }
         let (count, keep) = FINAL_ROUND;
-        let mut scored = self.finals(&left, count.min(batches))?;
-        scored.truncate(keep);
-        left = scored.into_iter().map(|plan| plan.candidate).collect();
+        let scored = self.finals(&left, count.min(batches))?;
+        left = self.best(&scored, keep);
         for plan in self.finals(&left, batches)? {
             if finals.iter().all(|known| known.candidate != plan.candidate) {
                 finals.push(plan);
@@ -316,6 +314,18 @@ impl<'a> Halving<'a> {
         }
         self.sort(finals, batches);
         Ok(has_room)
+    }
+
+    /// Lists the first plans, and the first with other degrees than the best: the runner-up.
+    fn best(&self, scored: &[ScoredPlan], keep: usize) -> Vec<Candidate> {
+        let (first, rest) = scored.split_at(keep.min(scored.len()));
+        let is_other = |plan: &&ScoredPlan| {
+            scored.first().is_some_and(|best| {
+                self.space.has_other_degrees(&plan.candidate.family, &best.candidate.family)
+            })
+        };
+        let other = if first.iter().any(|plan| is_other(&plan)) { None } else { rest.iter().find(is_other) };
+        first.iter().chain(other).map(|plan| plan.candidate).collect()
     }
 
     /// Scores plans on all batches in ascending order by bound, until no bound is below the best score.
