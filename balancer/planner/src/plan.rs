@@ -37,7 +37,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     rest.sort_by(|one, other| one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal));
     let mut best: Option<PlanReport> = None;
     for part in worth.into_iter().chain(rest) {
-        if best.as_ref().is_some_and(|best| best.is_ahead_of(part, promised_ns)) {
+        if best.as_ref().is_some_and(|best| best.outruns(part, promised_ns)) {
             continue;
         }
         match (part.report()?, &mut best) {
@@ -107,7 +107,7 @@ impl<'a> Part<'a> {
 impl PlanReport {
     /// Whether neither the plan nor the runner-up can be in a part: it promises far less, and less than the
     /// runner-up.
-    fn is_ahead_of(&self, part: &Part<'_>, promised_ns: f64) -> bool {
+    fn outruns(&self, part: &Part<'_>, promised_ns: f64) -> bool {
         let Some(ns) = part.promised_ns() else { return false };
         let is_behind_runner_up = |next: &RunnerUp| next.step_seconds * 1e9 <= ns;
         ns > WORTH_REFINING * promised_ns

@@ -1,4 +1,5 @@
-//! Converts names, paths, name lists and constructor arguments from Python.
+//! Converts names, paths and constructor arguments from Python, and delivered samples to the classes in
+//! `dflop.batches`.
 
 use super::arrays::array::{Array, numpy_from_stored};
 use super::arrays::framework::Framework;

@@ -78,7 +78,7 @@ const OPENERS: [(&str, &str); 18] = [
     ("executor/cuda/src/cudnn/cache.rs", "a cache of this user"),
     ("executor/cuda/src/compiler/mod.rs", "a cache of this user"),
     ("bindings/cli/src/report/origin.rs", "/proc"),
-    ("executor/src/step_record/writer.rs", "the record that the command line names"),
+    ("executor/src/step_record/mod.rs", "the record that the command line names"),
     ("bindings/cli/src/commands/stream/mod.rs", "/proc"),
     ("executor/src/run/", "/proc, and files that the run has written"),
     ("bindings/cli/src/commands/train/report.rs", "files that the run has written"),
