@@ -30,10 +30,16 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         let options = problem.options.each_placement();
         options.map(|options| PlanProblem { options, ..problem.clone() })
     });
-    let parts = parts.map(Part::search).collect::<Result<Vec<Part<'_>>>>()?;
-    let promised_ns = parts.iter().filter_map(Part::promised_ns).fold(f64::INFINITY, f64::min);
+    let (mut promised_ns, mut searched) = (f64::INFINITY, Vec::new());
+    for problem in parts {
+        let part = Part::search(problem, WORTH_REFINING * promised_ns)?;
+        promised_ns = part.promised_ns().map_or(promised_ns, |ns| ns.min(promised_ns));
+        searched.push(part);
+    }
+    let parts = searched;
     let is_worth = |part: &&Part<'_>| part.promised_ns().is_none_or(|ns| ns <= WORTH_REFINING * promised_ns);
-    let (worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = parts.iter().partition(is_worth);
+    let hopeful = parts.iter().filter(|part| !part.search.is_hopeless);
+    let (worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = hopeful.partition(is_worth);
     rest.sort_by(|one, other| one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal));
     let mut best: Option<PlanReport> = None;
     for part in worth.into_iter().chain(rest) {
@@ -70,9 +76,9 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn search(problem: PlanProblem<'a>) -> Result<Self> {
+    fn search(problem: PlanProblem<'a>, limit_ns: f64) -> Result<Self> {
         let space = problem.space()?;
-        let search = Search::run(&space)?;
+        let search = Search::run(&space, limit_ns)?;
         Ok(Self { problem, space, search })
     }
 

@@ -39,24 +39,44 @@ pub(super) struct Search {
     pub(super) is_exhaustive: bool,
     /// Whether most promising plans do not fit into memory.
     pub(super) is_tight: bool,
+    /// Whether nothing was simulated, because all estimates exceed the limit.
+    pub(super) is_hopeless: bool,
 }
 
 impl Search {
     /// Sweeps and halves; repeats with more memory slack while most plans turn out not to fit.
-    pub(super) fn run(space: &SearchSpace<'_>) -> Result<Self> {
+    ///
+    /// - `limit_ns`: estimate in nanoseconds above which no plan is of interest
+    pub(super) fn run(space: &SearchSpace<'_>, limit_ns: f64) -> Result<Self> {
         let items = u64::from(space.workload.global_batch());
         let batches = space.workload.batches().len() as u64;
         let gpus = u64::from(space.cluster.gpus.max(64));
         let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
         let mut halving = Halving::new(space);
-        let mut search =
-            Self { finals: Vec::new(), bounded: 0, simulated: 0, is_exhaustive: false, is_tight: true };
+        let mut search = Self {
+            finals: Vec::new(),
+            bounded: 0,
+            simulated: 0,
+            is_exhaustive: false,
+            is_tight: true,
+            is_hopeless: false,
+        };
         for slack in SLACKS {
             let with_slack = space.with_slack(slack);
             let swept = sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
             search.bounded = swept.plans;
             // Several encoders have more GPU shares than the search covers.
             search.is_exhaustive = swept.is_all && space.encoders.len() == 1;
+            let estimate_ns = |plan: &Candidate| {
+                bound::estimate(space, &plan.family, plan.microbatches, plan.microbatches).estimate_ns
+            };
+            // Without slack the list starts with the lowest estimate.
+            search.is_hopeless = !swept.is_all
+                && slack <= SLACKS[0]
+                && swept.candidates.first().is_some_and(|plan| estimate_ns(plan) > limit_ns);
+            if search.is_hopeless {
+                break;
+            }
             if swept.is_all {
                 search.finals = halving.run_all(swept.candidates)?;
                 break;
@@ -259,6 +279,9 @@ const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 /// Number of batches in the first round with the better balancing, and number of finalists.
 const FINAL_ROUND: (usize, usize) = (12, 2);
 
+/// Number of batches that finalists are sorted by; the plan that is chosen among them is scored on all.
+const JUDGED_BATCHES: usize = 16;
+
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
 /// Maximum number of moves from the best plans to neighbors.
@@ -307,12 +330,13 @@ impl<'a> Halving<'a> {
         let (count, keep) = FINAL_ROUND;
         let scored = self.finals(&left, count.min(batches))?;
         left = self.best(&scored, keep);
-        for plan in self.finals(&left, batches)? {
+        let judged = JUDGED_BATCHES.min(batches);
+        for plan in self.finals(&left, judged)? {
             if finals.iter().all(|known| known.candidate != plan.candidate) {
                 finals.push(plan);
             }
         }
-        self.sort(finals, batches);
+        self.sort(finals, judged);
         Ok(has_room)
     }
 
