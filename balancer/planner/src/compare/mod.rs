@@ -132,6 +132,10 @@ pub struct MethodComparison {
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
+    problem.with_expert_parallel(found.plan.expert_parallel, |problem| compare_at_degree(problem, found))?
+}
+
+fn compare_at_degree(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
     let space = problem.space()?;
     let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
