@@ -214,27 +214,35 @@ class Stages:
             return 2 * sizes.hidden * (sizes.tokens if isinstance(sizes, Tower) else 1) / split
         return sizes.saved(own["tp"], split)
 
-    def working(self, stage: int) -> float:
-        """Returns the bytes per unit that exist while a microbatch is computed: a layer, the scores of all words."""
+    def working(self, stage: int, word_bytes: int) -> float:
+        """Returns the bytes per unit that exist while a microbatch is computed: a recomputed layer, or the scores of words."""
         own, sizes = self.own(), self.sizes()
         split = own["tp"] if self.setup.is_sequence_parallel else 1
         is_last = stage == len(own["layers"]) - 1 and isinstance(sizes, Llm)
-        return max(sizes.saved(own["tp"], split), 6 * sizes.vocab / own["tp"] if is_last else 0)
+        layer = sizes.saved(own["tp"], split) if own["recompute"] else 0
+        return max(layer, word_bytes * sizes.vocab / own["tp"] if is_last else 0)
 
     def bytes(self, stage: int, in_flight: int | None, ahead: int = 0) -> Bounds:
         """Returns the bytes of a stage that holds this many microbatches; `None` for all media of a batch at once."""
         own, load, layers = self.own(), self.setup.loads[self.place], self.own()["layers"][stage]
-        fewest, most = map(self.state, self.parameters(stage))
+        least, most = map(self.state, self.parameters(stage))
+        if layers == 0:
+            return Bounds(least, most)
         microbatches = self.plan["microbatches"] if in_flight is not None else 1
         held = in_flight or 1
+        # Media may be divided between ranks, tokens of a sample are not. A plan has room for the largest sample.
+        is_whole = self.plan["placement"] == "disaggregated" and self.plan["encoder_share"] == "sample"
+        largest = load.largest if isinstance(self.sizes(), Llm) or is_whole else 0
         # Windows of neighbors in flight cover all microbatches, so the fullest holds at least the mean window.
-        least_units = load.least / own["dp"] / math.ceil(microbatches / held)
+        units = max(largest, load.least / own["dp"] / math.ceil(microbatches / held))
+        one = max(largest, load.least / own["dp"] / microbatches)
+        if not self.is_frozen():
+            least += layers * self.saved() * units + self.working(stage, 2) * one
         held = min(microbatches, held + ahead)
         one = load.most / own["dp"] / microbatches + load.largest
-        is_kept = not self.is_frozen()
-        fewest += layers * self.saved() * least_units if is_kept else 0
-        most += layers * self.saved() * one * held + (self.working(stage) * one if layers else 0)
-        return Bounds(fewest, most)
+        # The activations of a layer that is not trained exist as well.
+        layer = self.sizes().saved(1, 1) if self.is_frozen() else 0
+        return Bounds(least, most + layers * self.saved() * one * held + max(layer, self.working(stage, 6)) * one)
 
 
 def in_flight(schedule: str, microbatches: int, stages_left: int) -> int:

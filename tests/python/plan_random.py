@@ -12,8 +12,8 @@ is the same for every program with the same models and columns. Checks:
 - `memory`: the memory of a plan is within bounds from published sizes, see `plan_memory.py`, and below the limit
 - `equal samples`: where samples are alike, "dflop" is no slower than "data-blind", the same plan without balance
 
-`--explicit` states placement, ZeRO stage 1 and shared media in all cases, so that programs with other defaults solve the same
-problems, and leaves out `space.encoder_share=medium`, which older programs do not know.
+`--explicit` states placement and ZeRO stage 1 in all cases, and shares tiles, or samples in native resolution, so that programs
+with other defaults solve the same problems. Programs without `space.encoder_share=medium` share these by default.
 
 Prints violations with command lines, and CPU time; writes `summary.json` into `--out`; exits with 1 if there is a violation.
 Needs no packages.
@@ -29,6 +29,7 @@ import random
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 
@@ -201,7 +202,7 @@ class Case:
         return [sample.media[encoder][0] for sample in self.samples]
 
 
-def draw_settings(rng: random.Random, model: Model, is_explicit: bool) -> dict[str, str]:
+def draw_settings(rng: random.Random, model: Model, arguments: argparse.Namespace) -> dict[str, str]:
     """Draws settings; a default is left out, unless settings are explicit."""
     is_native = any(model.unit(encoder) in ("patches", "tokens") for encoder in model.encoders)
     parts = rng.sample(["vision", "audio", "projector", "llm"], 2)
@@ -214,11 +215,13 @@ def draw_settings(rng: random.Random, model: Model, is_explicit: bool) -> dict[s
         "plan.schedule": rng.choice([None] * 7 + ["gpipe", "1f1b", "1f1b-ahead:2"]),
         "cost.freeze": rng.choice([None] * 4 + [",".join(part for part in parts if part in (*model.encoders, "projector", "llm"))]),
     }
-    if is_explicit:
-        shared = drawn["space.encoder_share"]
+    if arguments.explicit:
         drawn["space.placement"] = drawn["space.placement"] or "any"
         drawn["space.zero1"] = drawn["space.zero1"] or "true"
-        drawn["space.encoder_share"] = shared if shared in ("sample", "tile") else "sample"
+        drawn["space.encoder_share"] = "sample" if is_native else "tile"
+    if not arguments.has_medium:
+        # `simulate --shapes` of these programs does not accept it.
+        drawn["space.encoder_share"] = None
     return {key: value for key, value in drawn.items() if value}
 
 
@@ -245,9 +248,18 @@ def draw(number: int, known: dict[str, list[Model]], arguments: argparse.Namespa
             "--seed": str(rng.randrange(100)),
         },
         links=links if rng.random() < 0.35 else None,
-        settings=draw_settings(rng, model, arguments.explicit),
+        settings=draw_settings(rng, model, arguments),
         is_divided=rng.random() < arguments.divided,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A promise that does not hold, and the command lines that show it."""
+
+    check: str
+    reason: str
+    commands: list[str]
 
 
 @dataclasses.dataclass
@@ -255,18 +267,25 @@ class Answer:
     """What came of a case."""
 
     case: Case
-    runs: dict[str, Run]
+    commands: dict[str, list[str]]
+    runs: dict[str, Run] = dataclasses.field(default_factory=dict)
     # Checks that were made, those that could not be, and violations.
     made: set[str] = dataclasses.field(default_factory=set)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
-    violations: list[tuple[str, str]] = dataclasses.field(default_factory=list)
-    # Reported memory over least bound, by module.
-    memory: list[float] = dataclasses.field(default_factory=list)
+    violations: list[Violation] = dataclasses.field(default_factory=list)
+    # Reported memory over the least bound and over the greatest, by module.
+    memory: list[tuple[float, float]] = dataclasses.field(default_factory=list)
     # Methods whose placement is not searched, and that are faster.
     faster_elsewhere: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def add(self, check: str, reason: str) -> None:
-        self.violations.append((check, reason))
+    def run(self, name: str, seconds: float) -> Run:
+        self.runs[name] = run(self.commands[name], seconds)
+        return self.runs[name]
+
+    def add(self, check: str, reason: str, *names: str) -> None:
+        """Adds a violation that these commands show, by default the first two."""
+        commands = [shlex.join(self.commands[name]) for name in names or ("plan", "simulate")]
+        self.violations.append(Violation(check, reason, commands))
 
     def document(self) -> dict:
         """Returns the case for `summary.json`."""
@@ -278,7 +297,7 @@ class Answer:
             "methods": {name: [method["step_seconds"], method["fits"]] for name, method in self.methods().items()},
             "cpu_seconds": {name: round(one.cpu_seconds, 3) for name, one in self.runs.items()},
             "made": sorted(self.made), "left_out": self.left_out, "memory_over_least": self.memory,
-            "faster_elsewhere": self.faster_elsewhere, "violations": self.violations,
+            "faster_elsewhere": self.faster_elsewhere, "violations": [dataclasses.asdict(one) for one in self.violations],
         }
 
     def methods(self) -> dict[str, dict]:
@@ -321,7 +340,8 @@ def check_equal(answer: Answer) -> None:
 def check_slower(answer: Answer) -> None:
     answer.made.add("slower")
     ours = answer.methods()[OURS]
-    searched = answer.case.settings.get("space.placement") or "any"
+    default = "any" if "LLM's stages" in answer.runs["plan"].answer["searched"] else PLACEMENTS[0]
+    searched = answer.case.settings.get("space.placement", default)
     for name, method in answer.methods().items():
         longer = ours["step_seconds"] / method["step_seconds"]
         if not method["fits"] or longer <= SLOWER:
@@ -349,16 +369,18 @@ def check_any(answer: Answer, arguments: argparse.Namespace) -> None:
     answer.made.add("any")
     case = answer.case
     for placement in ["any", *PLACEMENTS]:
-        answer.runs[placement] = run(case.command(arguments, "plan", placement=placement), arguments.seconds)
-    alike = answer.runs["any"]
+        answer.commands[placement] = case.command(arguments, "plan", placement=placement)
+        one = answer.run(placement, arguments.seconds)
+        if one.failed:
+            answer.add("clean", f"{placement}: {one.failed}", placement)
+    alike = answer.runs["any"].answer
     for placement in PLACEMENTS:
-        alone = answer.runs[placement]
-        if alone.failed:
-            answer.add("clean", f"{placement}: {alone.failed}")
-        elif alone.answer and not alike.answer:
-            answer.add("any", f"\"{placement}\" has a plan that fits, \"any\" has none")
-        elif alone.answer and (longer := alike.answer["step_seconds"] / alone.answer["step_seconds"] - 1) > AS_FAST:
-            answer.add("any", f"\"any\" ({alike.answer['placement']}) takes {longer:.4%} longer than \"{placement}\"")
+        alone = answer.runs[placement].answer
+        if alone and not alike:
+            answer.add("any", f"\"{placement}\" has a plan that fits, \"any\" has none", "any", placement)
+        elif alone and (longer := alike["step_seconds"] / alone["step_seconds"] - 1) > AS_FAST:
+            reason = f"\"any\" ({alike['placement']}) takes {longer:.4%} longer than \"{placement}\""
+            answer.add("any", reason, "any", placement)
 
 
 def check_memory(answer: Answer) -> None:
@@ -390,14 +412,16 @@ def check_memory(answer: Answer) -> None:
     answer.made.add("memory")
     for name, gib, bound in zip(setup.modules, found, bounds, strict=True):
         least, most = bound.least / plan_memory.GIB, MEMORY_MOST * bound.most / plan_memory.GIB
-        answer.memory.append(round(gib / least, 4))
+        answer.memory.append((round(gib / least, 4), round(MEMORY_MOST * gib / most, 4)))
         if not least <= gib <= most:
             answer.add("memory", f"{name}: {gib:.3f} GiB are not within {least:.3f} and {most:.3f}")
 
 
 def judge(case: Case, arguments: argparse.Namespace) -> Answer:
     case.write(arguments)
-    answer = Answer(case, {name: run(case.command(arguments, name), arguments.seconds) for name in ("plan", "simulate")})
+    answer = Answer(case, {name: case.command(arguments, name) for name in ("plan", "simulate")})
+    for name in ("plan", "simulate"):
+        answer.run(name, arguments.seconds)
     if check_clean(answer):
         check_equal(answer)
         check_slower(answer)
@@ -426,24 +450,25 @@ def print_times(answers: list[Answer]) -> None:
             print(f"{name:<30} {len(found):>6} {statistics.median(found):>8.2f} {max(found):>8.2f}")
 
 
-def print_checks(answers: list[Answer], arguments: argparse.Namespace) -> dict[str, dict]:
+def print_checks(answers: list[Answer]) -> dict[str, dict]:
     """Prints every violation with the command lines, and returns counts by check."""
     counts = {}
     for check in CHECKS:
-        found = [(answer, reason) for answer in answers for kind, reason in answer.violations if kind == check]
+        found = [(answer, one) for answer in answers for one in answer.violations if one.check == check]
         made = sum(check in answer.made for answer in answers)
         left_out = collections.Counter(answer.left_out[check] for answer in answers if check in answer.left_out)
         violated = len({answer.case.number for answer, _ in found})
         counts[check] = {"cases": made, "violated": violated, "violations": len(found), "left_out": dict(left_out)}
         reasons = "".join(f", {count} left out ({reason})" for reason, count in left_out.items())
         print(f"\n{check}: {len(found)} violations in {violated} of {made} cases{reasons}")
-        for answer, reason in found:
-            print(f"  case {answer.case.number}, {answer.case.model.name}, {answer.case.family}: {reason}")
-            for name in ("plan", "simulate"):
-                print(f"    {shlex.join(answer.case.command(arguments, name))}")
-    ratios = [ratio for answer in answers for ratio in answer.memory]
-    if ratios:
-        print(f"\nmemory over the least bound: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+        for answer, one in found:
+            print(f"  case {answer.case.number}, {answer.case.model.name}, {answer.case.family}: {one.reason}")
+            for command in one.commands:
+                print(f"    {command}")
+    print()
+    for at, bound in enumerate(("least", "greatest")):
+        if ratios := [ratio[at] for answer in answers for ratio in answer.memory]:
+            print(f"memory over the {bound} bound: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
     elsewhere = [(ratio, answer) for answer in answers for ratio in answer.faster_elsewhere.values()]
     print(f"methods with a placement that is not searched and a shorter step: {len(elsewhere)}"
           + (f", up to {max(ratio for ratio, _ in elsewhere):.3f} times as fast" if elsewhere else ""))
@@ -469,6 +494,8 @@ def main() -> int:
     arguments = parse()
     arguments.out.mkdir(parents=True, exist_ok=True)
     known = models(arguments.dflop, arguments.out)
+    help_text = subprocess.run([arguments.dflop, "plan", "--help"], capture_output=True, text=True, check=True).stdout
+    arguments.has_medium = "`medium`" in help_text
     cases = [draw(number, known, arguments) for number in arguments.only or range(arguments.cases)]
     cases = [case for case in cases if case.gpus <= arguments.gpus_most]
     started, answers = time.monotonic(), []
@@ -480,7 +507,7 @@ def main() -> int:
     fitting = sum(answer.runs["plan"].answer is not None for answer in answers)
     print(f"{len(answers)} cases, {fitting} with a plan that fits, {time.monotonic() - started:.0f} s")
     print_times(answers)
-    counts = print_checks(answers, arguments)
+    counts = print_checks(answers)
     summary = {"seed": arguments.seed, "explicit": arguments.explicit, "checks": counts, "cases": [answer.document() for answer in answers]}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     return 1 if any(answer.violations for answer in answers) else 0
