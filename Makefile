@@ -363,12 +363,12 @@ planner-grid:
 	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/python/plan_grid.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-grid --jobs 2 $(GRID)
 
-# Plans CASES random problems and checks plans, methods and memory; RANDOM_GRID="--seed 2 --only 17" repeats one of another
+# Plans PROBLEMS random problems and checks plans, methods and memory; RANDOM_GRID="--seed 2 --only 17" repeats one of another
 # seed, OUT=DIRECTORY keeps `summary.json` and the tables of cases with violations.
-CASES ?= 100
+PROBLEMS ?= 100
 planner-random:
 	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
-	$(PYTHON) tests/python/plan_random.py --dflop $(BUILD)/release/dflop --cases $(CASES) --jobs 2 \
+	$(PYTHON) tests/python/plan_random.py --dflop $(BUILD)/release/dflop --cases $(PROBLEMS) --jobs 2 \
 		--out $(if $(OUT),$(OUT),$(BUILD)/plan-random) $(RANDOM_GRID)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
