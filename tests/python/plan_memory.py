@@ -15,6 +15,8 @@ import math
 
 GIB = 1 << 30
 PARAMETER, GRADIENT, OPTIMIZER = 2, 2, 12
+# Largest factor between a microbatch of small samples and the mean.
+UNBALANCED = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,18 +120,31 @@ MODELS: dict[str, tuple[list[Tower], Llm]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a module processes in a global batch: units in all samples, at least and at most, and in the largest sample."""
+    """What a module processes in a global batch of samples drawn from a table."""
 
+    # Units of each sample in the table, ascending.
+    units: list[int]
+    batch: int
+    # Bounds on the units of a batch, by four standard deviations.
     least: float
     most: float
-    largest: float
 
     @classmethod
     def drawn(cls, units: list[int], batch: int) -> "Load":
-        """Bounds the units of `batch` samples drawn from a table, by four standard deviations."""
         mean = math.fsum(units) / len(units)
         deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in units) / len(units) * batch)
-        return cls(max(0.0, batch * mean - 4 * deviation), batch * mean + 4 * deviation, max(units))
+        return cls(sorted(units), batch, max(0.0, batch * mean - 4 * deviation), batch * mean + 4 * deviation)
+
+    def largest(self, rank_samples: float = 0.5, place: int = 0) -> float:
+        """Returns the largest sample of the table, or one that is hardly exceeded at a place among as many samples."""
+        quantile = max(0.0, 1 - place / (2 * rank_samples))
+        return self.units[round(quantile * (len(self.units) - 1))]
+
+    def held(self, ranks: int, microbatches: int, held: int) -> float:
+        """Returns the units in `held` microbatches at most: balanced, or with a sample above the mean in each."""
+        mean, samples = self.most / ranks / microbatches, self.batch / ranks
+        above = (max(UNBALANCED * mean, self.largest(samples, place)) for place in range(1, held))
+        return mean + self.largest() + math.fsum(above)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,17 +247,17 @@ class Stages:
         held = in_flight or 1
         # Media may be divided between ranks, tokens of a sample are not. A plan has room for the largest sample.
         is_whole = self.plan["placement"] == "disaggregated" and self.plan["encoder_share"] == "sample"
-        largest = load.largest if isinstance(self.sizes(), Llm) or is_whole else 0
+        largest = load.largest() if isinstance(self.sizes(), Llm) or is_whole else 0
         # Windows of neighbors in flight cover all microbatches, so the fullest holds at least the mean window.
         units = max(largest, load.least / own["dp"] / math.ceil(microbatches / held))
         one = max(largest, load.least / own["dp"] / microbatches)
         if not self.is_frozen():
             least += layers * self.saved() * units + self.working(stage, 2) * one
-        held = min(microbatches, held + ahead)
-        one = load.most / own["dp"] / microbatches + load.largest
-        # The activations of a layer that is not trained exist as well.
-        layer = self.sizes().saved(1, 1) if self.is_frozen() else 0
-        return Bounds(least, most + layers * self.saved() * one * held + max(layer, self.working(stage, 6)) * one)
+        # A frozen encoder keeps the input of the projector alone, but the activations of a layer exist.
+        is_passed = self.is_frozen() and isinstance(self.sizes(), Tower)
+        one, all_held = (load.held(own["dp"], microbatches, many) for many in (1, min(microbatches, held + ahead)))
+        most += (1 if is_passed else layers) * self.saved() * all_held
+        return Bounds(least, most + max(self.sizes().saved(1, 1) if is_passed else 0, self.working(stage, 6)) * one)
 
 
 def in_flight(schedule: str, microbatches: int, stages_left: int) -> int:

@@ -76,7 +76,7 @@ class Model:
 
 
 def models(dflop: pathlib.Path, out: pathlib.Path) -> dict[str, list[Model]]:
-    """Lists the presets that can be planned, by kind; a table without columns tells which are needed."""
+    """Lists the presets that can be planned, by kind; the error for a table without columns names the columns."""
     found = collections.defaultdict(list)
     empty = out / "empty.csv"
     empty.write_text("none\n1\n")
@@ -450,18 +450,23 @@ def print_times(answers: list[Answer]) -> None:
             print(f"{name:<30} {len(found):>6} {statistics.median(found):>8.2f} {max(found):>8.2f}")
 
 
-def print_checks(answers: list[Answer]) -> dict[str, dict]:
-    """Prints every violation with the command lines, and returns counts by check."""
-    counts = {}
+def count(check: str, answers: list[Answer]) -> dict:
+    """Counts cases and violations of a check."""
+    return {
+        "cases": sum(check in answer.made for answer in answers),
+        "violated": sum(any(one.check == check for one in answer.violations) for answer in answers),
+        "violations": sum(one.check == check for answer in answers for one in answer.violations),
+        "left_out": dict(collections.Counter(answer.left_out[check] for answer in answers if check in answer.left_out)),
+    }
+
+
+def print_checks(answers: list[Answer]) -> None:
+    """Prints every violation with the command lines."""
     for check in CHECKS:
-        found = [(answer, one) for answer in answers for one in answer.violations if one.check == check]
-        made = sum(check in answer.made for answer in answers)
-        left_out = collections.Counter(answer.left_out[check] for answer in answers if check in answer.left_out)
-        violated = len({answer.case.number for answer, _ in found})
-        counts[check] = {"cases": made, "violated": violated, "violations": len(found), "left_out": dict(left_out)}
-        reasons = "".join(f", {count} left out ({reason})" for reason, count in left_out.items())
-        print(f"\n{check}: {len(found)} violations in {violated} of {made} cases{reasons}")
-        for answer, one in found:
+        counted = count(check, answers)
+        reasons = "".join(f", {number} left out ({reason})" for reason, number in counted["left_out"].items())
+        print(f"\n{check}: {counted['violations']} violations in {counted['violated']} of {counted['cases']} cases{reasons}")
+        for answer, one in ((answer, one) for answer in answers for one in answer.violations if one.check == check):
             print(f"  case {answer.case.number}, {answer.case.model.name}, {answer.case.family}: {one.reason}")
             for command in one.commands:
                 print(f"    {command}")
@@ -469,10 +474,16 @@ def print_checks(answers: list[Answer]) -> dict[str, dict]:
     for at, bound in enumerate(("least", "greatest")):
         if ratios := [ratio[at] for answer in answers for ratio in answer.memory]:
             print(f"memory over the {bound} bound: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
-    elsewhere = [(ratio, answer) for answer in answers for ratio in answer.faster_elsewhere.values()]
-    print(f"methods with a placement that is not searched and a shorter step: {len(elsewhere)}"
-          + (f", up to {max(ratio for ratio, _ in elsewhere):.3f} times as fast" if elsewhere else ""))
-    return counts
+    elsewhere = [ratio for answer in answers for ratio in answer.faster_elsewhere.values()]
+    most = f", up to {max(elsewhere):.3f} times as fast" if elsewhere else ""
+    print(f"methods with a placement that is not searched and a shorter step: {len(elsewhere)}{most}")
+
+
+def write_summary(answers: list[Answer], arguments: argparse.Namespace) -> None:
+    checks = {check: count(check, answers) for check in CHECKS}
+    cases = [answer.document() for answer in answers]
+    summary = {"dflop": str(arguments.dflop), "seed": arguments.seed, "explicit": arguments.explicit, "checks": checks, "cases": cases}
+    (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
 
 
 def parse() -> argparse.Namespace:
@@ -504,12 +515,12 @@ def main() -> int:
             answers.append(answer)
             if len(answers) % 20 == 0:
                 print(f"{len(answers)} of {len(cases)} cases, {time.monotonic() - started:.0f} s", file=sys.stderr)
+                write_summary(answers, arguments)
     fitting = sum(answer.runs["plan"].answer is not None for answer in answers)
     print(f"{len(answers)} cases, {fitting} with a plan that fits, {time.monotonic() - started:.0f} s")
     print_times(answers)
-    counts = print_checks(answers)
-    summary = {"seed": arguments.seed, "explicit": arguments.explicit, "checks": counts, "cases": [answer.document() for answer in answers]}
-    (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
+    print_checks(answers)
+    write_summary(answers, arguments)
     return 1 if any(answer.violations for answer in answers) else 0
 
 
