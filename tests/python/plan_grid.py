@@ -25,9 +25,12 @@ import os
 import pathlib
 import random
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 MODELS = [
@@ -132,18 +135,39 @@ def cells(count: int) -> list[Cell]:
     return chosen(MODELS, count) + chosen([SEVERAL_ENCODERS], count // 9)
 
 
-def run(command: list[str], seconds: float) -> tuple[dict | None, str | None]:
-    """Returns the answer of a command, or why there is none that is clean."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What came of a command."""
+
+    # `None` if no plan fits, and if the run is not clean.
+    answer: dict | None
+    # What the command printed as an error.
+    message: str
+    # Why the run is not clean.
+    failed: str | None
+    cpu_seconds: float
+
+
+def run(command: list[str], seconds: float) -> Run:
+    """Runs a command, for at most this time."""
     environment = os.environ | {"RUST_BACKTRACE": "0"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
-    except subprocess.TimeoutExpired:
-        return None, f"still running after {seconds:.0f} s"
-    if done.returncode == 0:
-        return json.loads(done.stdout), None
-    if done.returncode == 1 and "no plan fits" in done.stderr and "panicked" not in done.stderr:
-        return None, None
-    return None, f"exit status {done.returncode}: {done.stderr.strip()[:300]}"
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors, env=environment)
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0), errors.seek(0)
+        printed, message = output.read(), errors.read().strip()
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    if process.returncode == 0:
+        return Run(json.loads(printed), message, None, cpu_seconds)
+    if process.returncode == -signal.SIGKILL:
+        return Run(None, message, f"killed, perhaps after {seconds:.0f} s", cpu_seconds)
+    if process.returncode == 1 and "no plan fits" in message and "panicked" not in message:
+        return Run(None, message, None, cpu_seconds)
+    return Run(None, message, f"exit status {process.returncode}: {message[:300]}", cpu_seconds)
 
 
 def degrees(plan: dict) -> tuple:
@@ -154,12 +178,12 @@ def degrees(plan: dict) -> tuple:
 def judge(cell: Cell, arguments: argparse.Namespace) -> Answer:
     answer = Answer(cell)
     add = lambda check, reason: answer.violations.append((check, reason))
-    answer.plan, failed = run(cell.command(arguments, "plan"), arguments.seconds)
-    answer.compared, failed_too = run(cell.command(arguments, "simulate"), arguments.seconds)
-    for name, reason in (("plan", failed), ("simulate", failed_too)):
-        if reason:
-            add("clean", f"{name}: {reason}")
-    if failed or failed_too:
+    runs = {name: run(cell.command(arguments, name), arguments.seconds) for name in ("plan", "simulate")}
+    answer.plan, answer.compared = (one.answer for one in runs.values())
+    for name, one in runs.items():
+        if one.failed:
+            add("clean", f"{name}: {one.failed}")
+    if any(one.failed for one in runs.values()):
         return answer
     if (answer.plan is None) != (answer.compared is None):
         add("clean", "only one of the commands finds that no plan fits")
