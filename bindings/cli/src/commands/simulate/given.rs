@@ -38,7 +38,7 @@ struct FileFields {
 }
 
 /// Module in a given plan.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct GivenModule {
     name: String,
     degrees: Degrees,
@@ -83,7 +83,7 @@ impl GivenPlan {
         let PlanFile { model, modules, microbatches, placement, schedule, rounds_ahead, .. } = file;
         // The schedule's name includes the rounds ahead.
         let schedule = match rounds_ahead {
-            0 => schedule.parse()?,
+            0 => schedule.parse::<ScheduleKind>()?,
             _ => ScheduleKind::OneForwardOneBackward,
         };
         let placement = match placement {
@@ -109,7 +109,7 @@ impl GivenPlan {
     /// # Errors
     /// [`Failure::Misuse`] with the first such setting.
     pub(super) fn refuse_settings(&self, set: &SetArgs<SimulateAccepted>) -> Result<(), Failure> {
-        set.refuse(&OF_SEARCH, "has no effect with `--plan`, which has it; leave it out")?;
+        set.refuse(&OF_SEARCH, "has no effect with `--plan`, which searches no plans; leave it out")?;
         if self.file.is_some() {
             let reason = "has no effect with a plan file, which has it; leave it out";
             set.refuse(&["space.placement", "plan.schedule"], reason)?;
@@ -130,8 +130,8 @@ impl GivenPlan {
         microbatches: usize,
         space: &SpaceSettings,
     ) -> Result<ParallelismPlan, Failure> {
-        let planned = self.file.as_ref().and_then(|file| file.model.as_ref());
-        if let Some(model) = planned.filter(|model| **model != spec.name) {
+        let planned_for = self.file.as_ref().and_then(|file| file.model.as_ref());
+        if let Some(model) = planned_for.filter(|model| **model != spec.name) {
             return Err(misuse(format!("it is a plan for `{model}`, and the model is `{}`", spec.name)));
         }
         let (encoders, llm) = self.find_modules(problem)?;
@@ -142,6 +142,8 @@ impl GivenPlan {
             Some(file) => file.placement,
             None => placement(&encoders, llm, space),
         };
+        // Its number of stages is bounded by its layers, and so are the stages of joint encoders.
+        let planned_llm = llm.to_module(problem.llm.layers())?;
         let layers = problem.encoders.iter().map(|encoder| encoder.layers());
         let encoders = encoders.into_iter().zip(layers).map(|(encoder, layers)| match placement {
             Placement::Joint => encoder.to_joint_encoder(llm, layers),
@@ -149,7 +151,7 @@ impl GivenPlan {
         });
         Ok(ParallelismPlan {
             encoders: encoders.collect::<Result<_, Failure>>()?,
-            llm: llm.to_module(problem.llm.layers())?,
+            llm: planned_llm,
             expert_parallel: llm.expert_parallel,
             microbatches: match &self.file {
                 Some(file) => file.microbatches,
@@ -188,7 +190,7 @@ impl GivenPlan {
 
 /// Returns the placement in the settings; without one, joint if all encoders have the LLM's degrees.
 fn placement(encoders: &[&GivenModule], llm: &GivenModule, space: &SpaceSettings) -> Placement {
-    match space.placement.into() {
+    match <[bool; 3]>::from(space.placement) {
         [true, false, false] => Placement::Disaggregated,
         [false, true, false] => Placement::Colocated,
         [false, false, true] => Placement::Joint,

@@ -93,7 +93,7 @@ pub(super) struct MethodsReport {
     pub(super) is_measured: bool,
     pub(super) gpus: u32,
     pub(super) global_batch: u32,
-    /// Memory per GPU.
+    /// Memory per GPU, GiB.
     pub(super) memory_gib: f64,
     /// Factor from counted to allocated memory.
     pub(super) memory_margin: f64,
