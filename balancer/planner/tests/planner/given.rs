@@ -1,6 +1,6 @@
 //! Plans from anywhere have the scores of planned ones, and the reason where they cannot run.
 
-use super::closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
+use super::closed_form::{cluster, encoder, links, llm, problem, sizes};
 use super::disaggregated;
 use dflop_planner::{
     Degrees, Method, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload, compare,
@@ -42,10 +42,10 @@ fn a_found_plan_has_the_scores_of_its_search() {
         assert!((ours.step_seconds - found.step_seconds).abs() < 1e-12, "{placement:?} {ours:?}");
         assert!((ours.step_seconds_p95 - found.step_seconds_p95).abs() < 1e-12);
         assert!(found.lower_bound_seconds <= given.ideal_seconds && given.ideal_seconds <= ours.step_seconds);
-        let explanation = found.explanation;
+        let explanation = &found.explanation;
         assert_eq!(ours.memory, [explanation.encoder_memory[0], explanation.llm_memory]);
         assert!(ours.fits);
-        let compared = compare(&problem, &plan(&problem).unwrap()).unwrap();
+        let compared = compare(&problem, &found).unwrap();
         for score in &given.methods {
             let row = compared.methods.iter().find(|row| row.method == score.method).unwrap();
             assert_eq!((row.step_seconds, row.waits), (score.step_seconds, score.waits), "{placement:?}");
@@ -79,7 +79,7 @@ fn a_plan_that_no_search_lists_has_scores() {
     let score = evaluate(&problem, &even).unwrap();
     assert!((score.mean_seconds() - even_seconds).abs() < 1e-12);
     // A recomputed module takes longer and needs no option of a search.
-    uneven.llm.is_recomputed = true;
+    uneven.encoders[0].is_recomputed = true;
     let recomputed = compare_plan(&problem, &uneven).unwrap();
     assert!(recomputed.methods[3].step_seconds > uneven_seconds);
 }
@@ -117,7 +117,7 @@ fn memory_is_reported_and_not_refused() {
 
 #[test]
 fn a_plan_that_cannot_run_is_refused_with_the_part() {
-    let costs = (encoder(), ClosedForm { degrees: vec![1, 2, 4], ..llm() });
+    let costs = (encoder(), llm());
     let workload = Workload::draw(&sizes(), 96, 2, 3).unwrap();
     let mut problem = problem(&costs, &workload, cluster(16, 1 << 40));
     let base = disaggregated(degrees(1, 1, 4), degrees(2, 2, 2), 4);
