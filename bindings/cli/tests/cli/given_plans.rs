@@ -32,13 +32,13 @@ impl Inputs {
     fn simulate<'a>(&'a self, plan: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
         let given: &[&str] = if plan.is_empty() { &[] } else { &["--plan"] };
         let shapes = ["simulate", "--shapes", &self.shapes, "--steps", "4"];
-        [&shapes, &MODEL[..], &BATCHES, given, plan, more].concat()
+        [&shapes[..], &MODEL, &BATCHES, given, plan, more].concat()
     }
 
     /// Plan that `dflop plan --json` prints, and the file with it.
     fn plan(&self, settings: &[&str]) -> (Value, String) {
         let shapes = ["plan", "--shapes", &self.shapes, "--batches", "4", "--json"];
-        let plan = object(&[&shapes, &MODEL[..], &BATCHES, settings].concat());
+        let plan = object(&[&shapes[..], &MODEL, &BATCHES, settings].concat());
         let path = self.directory.path().join("plan.json");
         std::fs::write(&path, plan.to_string()).expect("a file");
         (plan, text(&path).to_owned())

@@ -252,7 +252,7 @@ fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
     let mut plan = matches.get_many::<String>("plan").into_iter().flatten().peekable();
     let has_plan = plan.peek().is_some();
     // A plan file has the number of microbatches; degrees do not.
-    let needs_microbatches = has_shapes && has_plan && plan.all(|value| is_degrees(value));
+    let needs_microbatches = has_shapes && plan.any(|value| is_degrees(value));
     let has_effect = |id: &str| {
         SHARED.contains(&id)
             || of_shapes.contains(&id) == has_shapes
