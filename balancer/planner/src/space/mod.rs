@@ -8,7 +8,6 @@
 
 pub(super) mod bound;
 mod families;
-mod given;
 mod gpu_shares;
 pub(super) mod joint;
 pub(super) mod memory;
@@ -19,7 +18,7 @@ use super::costs::{ModuleCosts, StagePart};
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
-use joint::{JointModules, JointShape};
+use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
 use std::fmt;
 
@@ -122,6 +121,20 @@ impl ModuleSpace {
         self.expert_gradient_bytes = by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part));
         self.shapes = shapes;
     }
+
+    /// Lists the tensor-parallel degrees that heads, costs and nodes allow.
+    pub(crate) fn tp_degrees(&self) -> impl Iterator<Item = u32> + '_ {
+        self.times.iter().map(|times| times.tp)
+    }
+
+    /// Adds the shape with these layers as the module's only shape; none if the module has no times at the
+    /// degree.
+    fn set_only_shape(&mut self, costs: &dyn ModuleCosts, tp: u32, module: ChainLayers) {
+        let times = self.times.iter().position(|times| times.tp == tp);
+        let ChainLayers { layers, is_recomputed } = module;
+        let shape = times.map(|times| StageShape::separate(costs, (times, tp), is_recomputed, layers));
+        self.set_shapes(costs, shape.into_iter().collect());
+    }
 }
 
 impl<'a> SearchSpace<'a> {
@@ -184,6 +197,37 @@ impl<'a> SearchSpace<'a> {
             slack: 1.0,
             workload,
         }
+    }
+
+    /// Adds the shapes for modules on separate GPUs, or for encoders on the LLM's GPUs.
+    ///
+    /// - `modules`: tensor-parallel degree and layers for each encoder and the LLM, which is last
+    pub(crate) fn add_separate(
+        &mut self,
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        modules: Vec<(u32, ChainLayers)>,
+    ) {
+        let spaces = self.encoders.iter_mut().chain([&mut self.llm]);
+        let costs = encoders.iter().copied().chain([llm]);
+        for ((space, costs), (tp, module)) in spaces.zip(costs).zip(modules) {
+            space.set_only_shape(costs, tp, module);
+        }
+    }
+
+    /// Adds the shape for joint stages; none if an encoder has no times on a single GPU, or the LLM has none
+    /// at the degree.
+    ///
+    /// - `modules`: layers of each encoder and the LLM, which is last
+    pub(crate) fn add_joint(
+        &mut self,
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        llm_tp: u32,
+        modules: Vec<ChainLayers>,
+    ) {
+        let shape = self.joint_modules(encoders, llm).given(llm_tp, modules);
+        self.joint.extend(shape);
     }
 
     /// Returns the modules whose layers form the chain of joint plans.
