@@ -109,7 +109,7 @@ fn a_plan_may_use_fewer_gpus_and_need_not_fit() {
     assert_eq!(few["plan"]["gpus_used"], 6);
     assert_eq!(few["plan"]["placement"], "disaggregated");
     for method in methods(&few) {
-        let [encoder, llm] = [0, 1].map(|module| &method["memory"][module]);
+        let [encoder, llm] = [0_usize, 1].map(|module| &method["memory"][module]);
         let gib = llm["gib"].as_f64().expect("a number");
         assert!((gib + llm["headroom_gib"].as_f64().expect("a number") - 80.0).abs() < 1e-6);
         assert_eq!(method["fits"], gib.max(encoder["gib"].as_f64().expect("a number")) <= 80.0 / 1.1);
