@@ -13,10 +13,7 @@ const BATCHES: usize = 12;
 pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explanation {
     let best = &finals[0];
     let bottleneck = find_bottleneck(space, best);
-    let bytes = |bytes: f64| ModuleBytes {
-        bytes: bytes as u64,
-        headroom_bytes: (space.cluster.memory_bytes as f64 - bytes) as i64,
-    };
+    let bytes = |bytes: f64| ModuleBytes::new(bytes, &space.cluster);
     // The sampled batches, and the longest sample overall, which may not be in them.
     let Candidate { family, microbatches } = best.candidate;
     let need = best.score.requirement().max(memory::requirement(space, &family, microbatches, microbatches));

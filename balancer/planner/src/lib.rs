@@ -7,8 +7,9 @@
 //!
 //! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`],
 //!   [`ModelCosts`], [`PlannedModel`]
-//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the same
-//!   way, [`compare`] compares with other planning and balancing methods
+//! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the search
+//!   space in the same way, [`compare`] compares with other planning and balancing methods, [`compare_plan`]
+//!   compares balancing methods on a plan from anywhere
 //! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
 //!   `search` (branch and bound, then successive halving), `explain` and `suggestion` (reasons)
 //!
@@ -33,7 +34,7 @@ mod suggestion;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
-pub use compare::{IdleBreakdown, Method, MethodComparison, MethodScore, compare};
+pub use compare::{IdleBreakdown, Method, MethodComparison, MethodScore, compare, compare_plan};
 pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,

@@ -79,7 +79,36 @@ impl<'a> PlanProblem<'a> {
         })
     }
 
+    /// Builds the space with all plans that a search covers.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the problem is invalid.
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
+        self.check()?;
+        let space = SearchSpace::new(&self.encoders, self.llm, self.workload, self.cluster, self.options);
+        let mut space = self.with_limits(space);
+        space.share_gpus();
+        Ok(space)
+    }
+
+    /// Builds the space without any plan.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the problem is invalid.
+    pub(super) fn space_without_shapes(&self) -> Result<SearchSpace<'a>> {
+        self.check()?;
+        let Self { encoders, llm, workload, .. } = self;
+        let space = SearchSpace::without_shapes(encoders, *llm, workload, self.cluster, self.options);
+        Ok(self.with_limits(space))
+    }
+
+    fn with_limits(&self, mut space: SearchSpace<'a>) -> SearchSpace<'a> {
+        space.encoder_split = self.encoder_split;
+        space.budget_bytes = self.cluster.memory_bytes as f64 / self.memory_margin;
+        space
+    }
+
+    fn check(&self) -> Result<()> {
         self.cluster.check()?;
         check_schedule(self.options.schedule)?;
         if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {
@@ -96,11 +125,7 @@ impl<'a> PlanProblem<'a> {
             let reason = "media in native resolution have no tiles: encoder ranks share whole samples";
             return Err(Error::Config { setting: "encoder_split", reason: reason.to_owned() });
         }
-        let mut space = SearchSpace::new(&self.encoders, self.llm, self.workload, self.cluster, self.options);
-        space.encoder_split = self.encoder_split;
-        space.budget_bytes = self.cluster.memory_bytes as f64 / self.memory_margin;
-        space.share_gpus();
-        Ok(space)
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Plan report: the plan with score, limits and runner-up.
 
+use super::cluster::Cluster;
 use super::costs::ExpertLoads;
 use super::problem::ParallelismPlan;
 
@@ -51,6 +52,13 @@ pub struct ModuleBytes {
     pub bytes: u64,
     /// Remaining memory in bytes, negative if the plan does not fit.
     pub headroom_bytes: i64,
+}
+
+impl ModuleBytes {
+    /// Compares used memory with the memory per GPU.
+    pub(super) fn new(bytes: f64, cluster: &Cluster) -> Self {
+        Self { bytes: bytes as u64, headroom_bytes: (cluster.memory_bytes as f64 - bytes) as i64 }
+    }
 }
 
 /// Best plan that differs in placement or degrees.

@@ -33,6 +33,7 @@ mod compute_device;
 mod config;
 mod inline;
 mod options;
+mod plan_file;
 mod rank;
 mod run_files;
 mod setup;
@@ -60,6 +61,7 @@ pub use config::{
     ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,
 };
 pub use options::{CorrectionSource, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests};
+pub use plan_file::{PlanFile, PlannedModule};
 pub use rank::rank_trace;
 pub use setup::Setup;
 

@@ -5,6 +5,7 @@ use crate::score::batch_balance::batch_rng;
 use crate::score::encoder_shares::MediaLoad;
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::StepTimeline;
+use crate::space::memory::MemoryRequirement;
 use crate::space::{Candidate, Family, SearchSpace};
 use crate::workload::ItemSize;
 use dflop_costmodel::MediaUnits;
@@ -57,12 +58,13 @@ pub(super) fn run_pipelines(
     timeline: &mut StepTimeline,
 ) -> Outcome {
     let alone = alone(candidate);
-    let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, bytes: 0.0 };
+    let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, requirement: MemoryRequirement::default() };
     for assignment in pipelines {
         let outcome = outcome::run(space, &alone, assignment, timeline);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
-        all.bytes = all.bytes.max(assignment.memory_requirement(space, &alone, &candidate.family).most());
+        let requirement = assignment.memory_requirement(space, &alone, &candidate.family);
+        all.requirement = all.requirement.max(requirement);
     }
     // The pipelines run independently and meet in the all-reduce at the end.
     all.makespan_ns += reduce_of_ranks_ns(space, candidate);

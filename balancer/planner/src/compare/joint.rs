@@ -58,7 +58,7 @@ pub(crate) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
         let batches = space.workload.batches().iter().take(BATCHES);
         let mut bytes = batches.map(|batch| {
             let pipelines = data_blind::pipelines(space, plan, batch);
-            data_blind::run_pipelines(space, plan, &pipelines, &mut timeline).bytes
+            data_blind::run_pipelines(space, plan, &pipelines, &mut timeline).requirement.most()
         });
         bytes.all(|bytes| bytes <= space.budget_bytes)
     };
@@ -78,7 +78,7 @@ pub(super) fn fastest(
             let pipelines = data_blind::pipelines(space, &candidate, batch);
             let outcome = data_blind::run_pipelines(space, &candidate, &pipelines, &mut timeline);
             sum_ns += u128::from(outcome.makespan_ns);
-            bytes = bytes.max(outcome.bytes);
+            bytes = bytes.max(outcome.requirement.most());
         }
         let rank = (bytes > space.budget_bytes, sum_ns);
         if best.as_ref().is_none_or(|(least, _)| rank < *least) {

@@ -20,8 +20,12 @@
 //! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches.
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
+//!
+//! For a plan from anywhere, only the methods that balance a given plan are compared, with a lower bound for
+//! this plan alone.
 
 mod data_blind;
+mod given;
 mod idle_breakdown;
 pub(super) mod joint;
 mod outcome;
@@ -31,13 +35,14 @@ pub(super) mod uniform;
 pub use idle_breakdown::IdleBreakdown;
 
 use super::problem::{ParallelismPlan, PlanProblem};
-use super::report::PlanReport;
+use super::report::{ModuleBytes, PlanReport};
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
 use super::score::step_timeline::StepTimeline;
-use super::space::{Candidate, SearchSpace, SearchSpaceOptions};
+use super::space::memory::{self, MemoryRequirement};
+use super::space::{Candidate, SearchSpace, SearchSpaceOptions, bound};
 use super::workload::ItemSize;
-use dflop_balancer::{Error, Result, Strategy};
+use dflop_balancer::{Result, Strategy};
 use idle_breakdown::WaitTimes;
 use outcome::Outcome;
 
@@ -80,6 +85,9 @@ impl Method {
         Self::Ours,
     ];
 
+    /// Methods that balance batches for a given plan: data-blind first, ours last.
+    pub const ON_GIVEN_PLAN: [Self; 4] = [Self::DataBlind, Self::Lpt, Self::LptSorted, Self::Ours];
+
     /// Returns the name that is printed.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -112,16 +120,19 @@ pub struct MethodScore {
     pub idle_fraction: f64,
     /// Idle fraction by cause.
     pub waits: IdleBreakdown,
+    /// Memory on each module's fullest GPU, encoders first, over all batches and with the longest sample.
+    pub memory: Vec<ModuleBytes>,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
 
-/// Scores for all methods on one problem's batches.
+/// Scores for several methods on one problem's batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodComparison {
-    /// Methods that have a plan, in [`Method::ALL`] order.
+    /// Methods that have a plan, in [`Method::ALL`] or [`Method::ON_GIVEN_PLAN`] order.
     pub methods: Vec<MethodScore>,
-    /// Lower bound on the mean makespan for any plan in the search space and any balancing, in seconds.
+    /// Lower bound on the mean makespan for any plan in the search space, or for the given plan, and any
+    /// balancing, in seconds.
     pub ideal_seconds: f64,
 }
 
@@ -130,29 +141,27 @@ pub struct MethodComparison {
 /// Data-blind samples and arbitrary microbatches come in a random order that depends only on the batch.
 ///
 /// # Errors
-/// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
+/// [`dflop_balancer::Error::Config`] if the plan does not suit the problem; the errors of [`super::plan`].
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
-    problem.with_expert_parallel(found.plan.expert_parallel, |problem| compare_at_degree(problem, found))?
-}
-
-fn compare_at_degree(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
-    let space = problem.space()?;
-    let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
-    let ours = found.plan.candidate(&space).ok_or_else(outside)?;
+    let mut ours = on_given_plan(problem, &found.plan)?.methods;
     // Other methods have different placements, under the same memory and link rules.
     let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
     let others = PlanProblem { options, ..problem.clone() }.space()?;
     let papers = paper::plans(&others);
     let mut methods = Vec::new();
     for method in Method::ALL {
-        let (space, candidates) = match method {
-            Method::DataBlindUniform => (&others, uniform::best(&others).into_iter().collect()),
-            Method::DataBlindJoint => (&others, joint::best(&others).into_iter().collect()),
-            Method::ByHand => (&others, joint::by_hand(&others).into_iter().collect()),
-            Method::Paper | Method::PaperSorted => (&others, papers.clone()),
-            Method::DataBlind | Method::Lpt | Method::LptSorted | Method::Ours => (&space, vec![ours]),
+        let candidates: Vec<Candidate> = match method {
+            Method::DataBlindUniform => uniform::best(&others).into_iter().collect(),
+            Method::DataBlindJoint => joint::best(&others).into_iter().collect(),
+            Method::ByHand => joint::by_hand(&others).into_iter().collect(),
+            Method::Paper | Method::PaperSorted => papers.clone(),
+            Method::DataBlind | Method::Lpt | Method::LptSorted | Method::Ours => {
+                let own = ours.iter().position(|score| score.method == method);
+                methods.extend(own.map(|own| ours.swap_remove(own)));
+                continue;
+            }
         };
-        let scores = candidates.iter().map(|candidate| judge(space, method, candidate));
+        let scores = candidates.iter().map(|candidate| judge(&others, method, candidate));
         let scores = scores.collect::<Result<Vec<MethodScore>>>()?;
         // A plan that fits beats any plan that does not.
         let rank = |score: &MethodScore| (!score.fits, score.step_seconds);
@@ -164,18 +173,54 @@ fn compare_at_degree(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<Me
     Ok(MethodComparison { methods, ideal_seconds: found.lower_bound_seconds })
 }
 
+/// Compares the [`Method::ON_GIVEN_PLAN`] methods on a plan from anywhere: the search space need not have it.
+///
+/// The plan may leave GPUs free, and stages may have any layers. A method fits if the memory that is reported
+/// does, with the problem's margin. The scores of a plan from [`super::plan`] are those in [`compare`].
+///
+/// # Errors
+/// [`dflop_balancer::Error::Config`] with the part of the plan that model, cluster or placement do not allow.
+pub fn compare_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
+    let mut compared = on_given_plan(problem, plan)?;
+    let budget_bytes = problem.cluster.memory_bytes as f64 / problem.memory_margin;
+    for score in &mut compared.methods {
+        score.fits &= score.memory.iter().all(|memory| memory.bytes as f64 <= budget_bytes);
+    }
+    Ok(compared)
+}
+
+fn on_given_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
+    problem.with_expert_parallel(plan.expert_parallel, |problem| at_degree(problem, plan))?
+}
+
+/// Compares the methods on a given plan if the costs are at the plan's expert-parallel degree.
+fn at_degree(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
+    let (space, candidate) = given::space_with(problem, plan)?;
+    let methods = Method::ON_GIVEN_PLAN.iter().map(|method| judge(&space, *method, &candidate));
+    Ok(MethodComparison {
+        methods: methods.collect::<Result<Vec<MethodScore>>>()?,
+        ideal_seconds: bound::lower_bound_ns(&space, &candidate) / 1e9,
+    })
+}
+
 fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Result<MethodScore> {
     let batches = space.workload.batches();
     let mut timeline = StepTimeline::default();
-    let (mut score, mut busy_ns, mut bytes) = (Score::default(), 0.0, 0.0_f64);
+    let (mut score, mut busy_ns) = (Score::default(), 0.0);
+    let mut requirement = MemoryRequirement::default();
     let mut waits = WaitTimes::default();
     for batch in batches {
         let (outcome, of_batch) = run_batch(space, method, candidate, batch, &mut timeline)?;
         score.makespans_ns.push(outcome.makespan_ns);
         busy_ns += outcome.busy_ns;
-        bytes = bytes.max(outcome.bytes);
+        requirement = requirement.max(outcome.requirement);
         waits += of_batch;
     }
+    let fits = requirement.most() <= space.budget_bytes;
+    // The longest sample overall may not be in the batches.
+    let Candidate { family, microbatches } = candidate;
+    let need = requirement.max(memory::requirement(space, family, *microbatches, *microbatches));
+    let modules = need.encoder_bytes[..family.encoders.len()].iter().copied().chain([need.llm_bytes]);
     let steps_ns = score.mean_ns() * batches.len() as f64;
     let all_ns = steps_ns * f64::from(space.gpus(&candidate.family));
     Ok(MethodScore {
@@ -185,7 +230,8 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
         step_seconds_p95: score.p95_ns() as f64 / 1e9,
         idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
         waits: waits.over(steps_ns),
-        fits: bytes <= space.budget_bytes,
+        memory: modules.map(|bytes| ModuleBytes::new(bytes, &space.cluster)).collect(),
+        fits,
     })
 }
 

@@ -5,6 +5,7 @@ use crate::score;
 use crate::score::batch_balance::{GroupOrder, WORK, balance_batch, cells};
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
+use crate::space::memory::MemoryRequirement;
 use crate::space::shape::StageShape;
 use crate::space::{Candidate, SearchSpace};
 use crate::workload::ItemSize;
@@ -16,8 +17,8 @@ pub(super) struct Outcome {
     pub(super) makespan_ns: u64,
     /// Computing time, summed over GPUs, nanoseconds.
     pub(super) busy_ns: f64,
-    /// Memory on the fullest GPU.
-    pub(super) bytes: f64,
+    /// Memory on each module's fullest GPU.
+    pub(super) requirement: MemoryRequirement,
 }
 
 /// Assigns a strategy's microbatches to slots in an order that does not depend on microbatch times.
@@ -43,7 +44,7 @@ pub(super) fn run(
     Outcome {
         makespan_ns: score::makespan_ns(space, candidate, assignment, timeline),
         busy_ns: busy_gpu_ns(space, candidate, assignment),
-        bytes: assignment.requirement(space, candidate).most(),
+        requirement: assignment.requirement(space, candidate),
     }
 }
 

@@ -36,6 +36,15 @@ pub(super) struct JointModules<'a> {
     pub(super) llm: (&'a dyn ModuleCosts, &'a [TpTimes]),
 }
 
+/// A module's layers by chain stage.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ChainLayers {
+    /// Number of layers in each stage; stages may be empty.
+    pub(crate) layers: Vec<u32>,
+    /// Whether the backward pass recomputes the layers.
+    pub(crate) is_recomputed: bool,
+}
+
 /// LLM degree, stages, and whether encoders and LLM are recomputed.
 #[derive(Clone, Copy)]
 struct JointCut {
@@ -44,14 +53,23 @@ struct JointCut {
     again: [bool; 2],
 }
 
+impl JointCut {
+    /// Adds recomputation to each module's layers, LLM last.
+    fn modules(self, layers: Vec<Vec<u32>>) -> Vec<ChainLayers> {
+        let llm = layers.len().saturating_sub(1);
+        let module = |(index, layers): (usize, Vec<u32>)| ChainLayers {
+            layers,
+            is_recomputed: self.again[usize::from(index == llm)],
+        };
+        layers.into_iter().enumerate().map(module).collect()
+    }
+}
+
 impl JointModules<'_> {
     /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if
     /// an encoder has no times on a single GPU.
     pub(super) fn shapes(&self, workload: &Workload, gpus: u32, choices: &[bool]) -> Vec<JointShape> {
-        let single = |(_, times): &(_, &[TpTimes])| times.iter().position(|times| times.tp == 1);
-        let Some(singles) = self.encoders.iter().map(single).collect::<Option<Vec<usize>>>() else {
-            return Vec::new();
-        };
+        let Some(singles) = self.singles() else { return Vec::new() };
         let both = |llm: &bool| choices.iter().map(move |encoder| [*encoder, *llm]).collect();
         let recomputed: Vec<[bool; 2]> =
             choices.iter().flat_map(|llm| -> Vec<[bool; 2]> { both(llm) }).collect();
@@ -67,24 +85,37 @@ impl JointModules<'_> {
                     let by_hand = by_hand(&layers, pp);
                     let balanced = self.chain(workload, &singles, cut, gpus).cut(&layers, pp as usize);
                     if balanced != by_hand {
-                        shapes.push(self.shape(balanced, &singles, cut, false));
+                        shapes.push(self.shape(cut.modules(balanced), &singles, degree, false));
                     }
-                    shapes.push(self.shape(by_hand, &singles, cut, true));
+                    shapes.push(self.shape(cut.modules(by_hand), &singles, degree, true));
                 }
             }
         }
         shapes
     }
 
-    /// Builds a shape from the layers of each module by stage, LLM last.
+    /// Builds the shape with these layers, LLM last; `None` if an encoder has no times on a single GPU, or
+    /// the LLM has none at the degree.
+    pub(super) fn given(&self, llm_tp: u32, modules: Vec<ChainLayers>) -> Option<JointShape> {
+        let degree = self.llm.1.iter().position(|times| times.tp == llm_tp)?;
+        Some(self.shape(modules, &self.singles()?, degree, false))
+    }
+
+    /// Returns the index of each encoder's times on a single GPU.
+    fn singles(&self) -> Option<Vec<usize>> {
+        let single = |(_, times): &(_, &[TpTimes])| times.iter().position(|times| times.tp == 1);
+        self.encoders.iter().map(single).collect()
+    }
+
+    /// Builds a shape from the layers of each module, LLM last.
     fn shape(
         &self,
-        layers: Vec<Vec<u32>>,
+        modules: Vec<ChainLayers>,
         singles: &[usize],
-        JointCut { degree, pp, again }: JointCut,
+        degree: usize,
         is_by_hand: bool,
     ) -> JointShape {
-        let stages: Vec<usize> = (0..pp as usize).collect();
+        let stages: Vec<usize> = (0..modules.first().map_or(0, |module| module.layers.len())).collect();
         let gradients = |costs: &dyn ModuleCosts, shape: &StageShape| {
             let of = |stage: &usize| {
                 let part = shape.part(*stage);
@@ -92,17 +123,17 @@ impl JointModules<'_> {
             };
             stages.iter().map(of).collect::<Vec<f64>>()
         };
-        let mut layers = layers.into_iter();
+        let mut modules = modules.into_iter();
         let mut gradient_bytes = Vec::with_capacity(self.encoders.len() + 1);
-        let mut shape = |(costs, _): (&dyn ModuleCosts, &[TpTimes]), (index, tp), is_again| {
-            let layers = layers.next().unwrap_or_default();
-            let shape = StageShape::from_layers(costs, (index, tp), is_again, layers, &stages);
+        let mut shape = |(costs, _): (&dyn ModuleCosts, &[TpTimes]), (index, tp)| {
+            let ChainLayers { layers, is_recomputed } = modules.next().unwrap_or_default();
+            let shape = StageShape::from_layers(costs, (index, tp), is_recomputed, layers, &stages);
             gradient_bytes.push(gradients(costs, &shape));
             shape
         };
         let encoders = self.encoders.iter().zip(singles);
-        let encoders = encoders.map(|(module, single)| shape(*module, (*single, 1), again[0])).collect();
-        let llm = shape(self.llm, (degree, self.llm.1[degree].tp), again[1]);
+        let encoders = encoders.map(|(module, single)| shape(*module, (*single, 1))).collect();
+        let llm = shape(self.llm, (degree, self.llm.1[degree].tp));
         JointShape { encoders, llm, gradient_bytes, is_by_hand }
     }
 

@@ -18,7 +18,7 @@ use super::costs::{ModuleCosts, StagePart};
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
-use joint::{JointModules, JointShape};
+use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
 use std::fmt;
 
@@ -105,22 +105,35 @@ struct ItemMean {
 }
 
 impl ModuleSpace {
-    fn new(
-        costs: &dyn ModuleCosts,
-        times: Vec<TpTimes>,
-        item: ItemMean,
-        gpus: u32,
-        options: SearchSpaceOptions,
-    ) -> Self {
-        let shapes = shapes(costs, &times, item, gpus, options);
+    fn without_shapes(name: &'static str, costs: &dyn ModuleCosts, times: Vec<TpTimes>) -> Self {
         Self {
-            name: costs.name(),
-            gradient_bytes: by_stage(&shapes, |tp, part| costs.gradient_bytes(tp, part)),
-            expert_gradient_bytes: by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part)),
-            border_bytes: costs.border_bytes(),
+            name,
             times,
-            shapes,
+            shapes: Vec::new(),
+            border_bytes: costs.border_bytes(),
+            gradient_bytes: Vec::new(),
+            expert_gradient_bytes: Vec::new(),
         }
+    }
+
+    fn set_shapes(&mut self, costs: &dyn ModuleCosts, shapes: Vec<StageShape>) {
+        self.gradient_bytes = by_stage(&shapes, |tp, part| costs.gradient_bytes(tp, part));
+        self.expert_gradient_bytes = by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part));
+        self.shapes = shapes;
+    }
+
+    /// Lists the tensor-parallel degrees that heads, costs and nodes allow.
+    pub(crate) fn tp_degrees(&self) -> impl Iterator<Item = u32> + '_ {
+        self.times.iter().map(|times| times.tp)
+    }
+
+    /// Adds the shape with these layers as the module's only shape; none if the module has no times at the
+    /// degree.
+    fn set_only_shape(&mut self, costs: &dyn ModuleCosts, tp: u32, module: ChainLayers) {
+        let times = self.times.iter().position(|times| times.tp == tp);
+        let ChainLayers { layers, is_recomputed } = module;
+        let shape = times.map(|times| StageShape::separate(costs, (times, tp), is_recomputed, layers));
+        self.set_shapes(costs, shape.into_iter().collect());
     }
 }
 
@@ -132,47 +145,49 @@ impl<'a> SearchSpace<'a> {
         cluster: Cluster,
         options: SearchSpaceOptions,
     ) -> Self {
+        let mut space = Self::without_shapes(encoders, llm, workload, cluster, options);
+        // Stages in joint plans have no experts that ranks share.
+        if options.is_joint && llm.expert_parallel() == 1 {
+            let modules = space.joint_modules(encoders, llm);
+            space.joint = modules.shapes(workload, cluster.gpus, options.recomputations());
+        }
+        let items = f64::from(workload.global_batch());
+        for (encoder, (module, costs)) in space.encoders.iter_mut().zip(encoders).enumerate() {
+            let media = workload.media(encoder);
+            let mean = ItemMean { units: media.batch_units / items, pairs: media.batch_pairs / items };
+            let shapes = shapes(*costs, &module.times, mean, cluster.gpus, options);
+            module.set_shapes(*costs, shapes);
+        }
+        let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
+        let shapes = shapes(llm, &space.llm.times, text, cluster.gpus, options);
+        space.llm.set_shapes(llm, shapes);
+        space
+    }
+
+    /// Builds the space without any plan: modules with times at the degrees that heads, costs and nodes
+    /// allow.
+    pub(super) fn without_shapes(
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        workload: &'a Workload,
+        cluster: Cluster,
+        options: SearchSpaceOptions,
+    ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
             // A group stays within a node, so its degree must divide the node.
             let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
             costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
         };
-        let encoder_times: Vec<Vec<TpTimes>> = encoders
-            .iter()
-            .enumerate()
-            .map(|(encoder, costs)| {
-                let times = |tp| TpTimes::for_encoder(*costs, tp, workload, encoder);
-                degrees(*costs).into_iter().map(times).collect()
-            })
-            .collect();
-        let llm_times: Vec<TpTimes> =
-            degrees(llm).into_iter().map(|tp| TpTimes::for_llm(llm, tp, workload)).collect();
-        let items = f64::from(workload.global_batch());
-        let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
-        let of_encoders = encoders.iter().copied().zip(&encoder_times);
-        let modules = JointModules {
-            encoders: of_encoders.map(|(costs, times)| (costs, times.as_slice())).collect(),
-            llm: (llm, &llm_times),
+        let module = |(encoder, costs): (usize, &&dyn ModuleCosts)| {
+            let times = |tp| TpTimes::for_encoder(*costs, tp, workload, encoder);
+            let name = if encoders.len() == 1 { "encoder" } else { costs.name() };
+            ModuleSpace::without_shapes(name, *costs, degrees(*costs).into_iter().map(times).collect())
         };
-        // Stages in joint plans have no experts that ranks share.
-        let joint = if options.is_joint && llm.expert_parallel() == 1 {
-            modules.shapes(workload, cluster.gpus, options.recomputations())
-        } else {
-            Vec::new()
-        };
-        let module = |(encoder, times): (usize, Vec<TpTimes>)| {
-            let media = workload.media(encoder);
-            let mean = ItemMean { units: media.batch_units / items, pairs: media.batch_pairs / items };
-            let mut module = ModuleSpace::new(encoders[encoder], times, mean, cluster.gpus, options);
-            if encoders.len() == 1 {
-                module.name = "encoder";
-            }
-            module
-        };
+        let llm_times = degrees(llm).into_iter().map(|tp| TpTimes::for_llm(llm, tp, workload)).collect();
         Self {
-            joint,
-            encoders: encoder_times.into_iter().enumerate().map(module).collect(),
-            llm: ModuleSpace { name: "llm", ..ModuleSpace::new(llm, llm_times, text, cluster.gpus, options) },
+            joint: Vec::new(),
+            encoders: encoders.iter().enumerate().map(module).collect(),
+            llm: ModuleSpace::without_shapes("llm", llm, llm_times),
             gpu_shares: GpuShares::default(),
             cluster,
             expert_parallel: llm.expert_parallel(),
@@ -181,6 +196,50 @@ impl<'a> SearchSpace<'a> {
             encoder_split: EncoderSplit::default(),
             slack: 1.0,
             workload,
+        }
+    }
+
+    /// Adds the shapes for modules on separate GPUs, or for encoders on the LLM's GPUs.
+    ///
+    /// - `modules`: tensor-parallel degree and layers for each encoder and the LLM, which is last
+    pub(crate) fn add_separate(
+        &mut self,
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        modules: Vec<(u32, ChainLayers)>,
+    ) {
+        let spaces = self.encoders.iter_mut().chain([&mut self.llm]);
+        let costs = encoders.iter().copied().chain([llm]);
+        for ((space, costs), (tp, module)) in spaces.zip(costs).zip(modules) {
+            space.set_only_shape(costs, tp, module);
+        }
+    }
+
+    /// Adds the shape for joint stages; none if an encoder has no times on a single GPU, or the LLM has none
+    /// at the degree.
+    ///
+    /// - `modules`: layers of each encoder and the LLM, which is last
+    pub(crate) fn add_joint(
+        &mut self,
+        encoders: &[&dyn ModuleCosts],
+        llm: &dyn ModuleCosts,
+        llm_tp: u32,
+        modules: Vec<ChainLayers>,
+    ) {
+        let shape = self.joint_modules(encoders, llm).given(llm_tp, modules);
+        self.joint.extend(shape);
+    }
+
+    /// Returns the modules whose layers form the chain of joint plans.
+    fn joint_modules<'s>(
+        &'s self,
+        encoders: &[&'s dyn ModuleCosts],
+        llm: &'s dyn ModuleCosts,
+    ) -> JointModules<'s> {
+        let encoders = encoders.iter().zip(&self.encoders);
+        JointModules {
+            encoders: encoders.map(|(costs, module)| (*costs, module.times.as_slice())).collect(),
+            llm: (llm, &self.llm.times),
         }
     }
 

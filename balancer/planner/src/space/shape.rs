@@ -155,8 +155,18 @@ impl StageShape {
                 Some(uneven_layers(costs.layers(), pp, outside_as_layers)).filter(|layers| *layers != even)?
             }
         };
+        Some(Self::separate(costs, (times, tp), is_recomputed, layers))
+    }
+
+    /// Builds a shape for stages on separate GPUs, each with at least one layer.
+    pub(crate) fn separate(
+        costs: &dyn ModuleCosts,
+        (times, tp): (usize, u32),
+        is_recomputed: bool,
+        layers: Vec<u32>,
+    ) -> Self {
         let stages = fullest_stages(&layers);
-        Some(Self::from_layers(costs, (times, tp), is_recomputed, layers, &stages))
+        Self::from_layers(costs, (times, tp), is_recomputed, layers, &stages)
     }
 
     /// Builds a shape from layers per stage, zero allowed; `stages` lists the stages that may be the fullest.

@@ -5,8 +5,8 @@ use dflop_costmodel::model::{ExpertsDetails, ExpertsSpec, LayerSet};
 use dflop_costmodel::{DevicePreset, ExpertImbalance, ModelSpec};
 use dflop_planner::{
     Cluster, Degrees, EncoderSplit, ExpertParallel, ModelCostsBuilder, ModuleCosts, ModulePlan,
-    ParallelismPlan, Placement, PlanProblem, PlannedModel, SearchSpaceOptions, StagePart, Workload, evaluate,
-    plan,
+    ParallelismPlan, Placement, PlanProblem, PlannedModel, SearchSpaceOptions, StagePart, Workload, compare,
+    evaluate, plan,
 };
 
 /// Two experts out of eight in each layer, in four layers.
@@ -75,6 +75,9 @@ fn a_small_cluster_gets_the_degree_of_brute_force() {
         assert!(tried > 20, "{tried}");
         assert!((best - found.step_seconds).abs() < 1e-12, "{best} {found:?}");
         assert!(found.lower_bound_seconds <= best);
+        let compared = compare(&problem, &found).unwrap();
+        let ours = compared.methods.last().unwrap();
+        assert!((ours.step_seconds - found.step_seconds).abs() < 1e-12, "{ours:?}");
         let loads = found.expert_loads.unwrap();
         assert!(1.0 <= loads.expected && loads.expected <= loads.worst);
     }

@@ -2,6 +2,7 @@
 
 mod closed_form;
 mod experts;
+mod given;
 mod joint;
 mod several_encoders;
 

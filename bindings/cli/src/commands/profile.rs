@@ -18,6 +18,9 @@ use crate::output::{Output, format_bytes, place_file, write_json};
 use dflop_executor::run::ComputeDevice;
 use dflop_loader::model::{ModelDirectory, checkpoint_path, read_profile};
 
+/// Number of runs per microbatch in the check.
+const CHECK_REPEATS: usize = 7;
+
 /// Measure the modules of a model on this machine's CPU or GPU, through the executor, into a profile that
 /// `--profile` reads.
 ///
@@ -65,9 +68,6 @@ pub(crate) struct ProfileArgs {
     /// Number of microbatches in the check.
     #[arg(long, value_name = "N", default_value_t = 48, requires = "check")]
     microbatches: usize,
-    /// Number of runs per microbatch in the check, at least 5.
-    #[arg(long, value_name = "N", default_value_t = 7, requires = "check")]
-    repeats: usize,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -165,7 +165,6 @@ fn check_arguments(args: &ProfileArgs) -> Result<(), Failure> {
         (args.seconds_max > 0.0, "`seconds-max`: must be above 0"),
         (args.layers != Some(0), "`layers`: must be at least 1"),
         (args.microbatches >= 2, "`microbatches`: must be at least 2"),
-        (args.repeats >= 5, "`repeats`: must be at least 5"),
     ] {
         if !is_good {
             return Err(Failure::Misuse(format!("invalid {problem}")));
@@ -221,7 +220,7 @@ fn run_check<D: Device>(
     warn(predictor.profile_warnings());
     let options = CheckOptions {
         microbatches: args.microbatches,
-        repeats: args.repeats,
+        repeats: CHECK_REPEATS,
         tokens_max: args.tokens_max,
         seed: args.seed,
     };

@@ -6,6 +6,7 @@ mod confined;
 mod contract;
 mod cuda;
 mod documents;
+mod given_plans;
 mod index_cache;
 mod memory;
 mod methods;

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::command::{dflop, object, text};
 
 /// Samples with 0 to 10 tiles and up to 8,000 tokens.
-fn shapes(directory: &Path) -> std::path::PathBuf {
+pub(crate) fn shapes(directory: &Path) -> std::path::PathBuf {
     let mut table = "tiles,seq_len\n".to_owned();
     for at in 0..200_u32 {
         let tiles = at * 7919 % 11;

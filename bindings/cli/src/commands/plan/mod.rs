@@ -24,8 +24,8 @@ use crate::output::{Output, write_json};
 use crate::report::write_report;
 use dflop_loader::model::{model_profile, read_profile};
 use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
-pub(crate) use report::DegreesJson;
 use report::PlanJson;
+pub(crate) use report::{DegreesJson, ModuleMemoryJson, plan_schedule};
 use samples::{SampleArgs, Samples};
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;

@@ -126,9 +126,9 @@ struct MemoryJson {
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
-struct ModuleMemoryJson {
-    gib: f64,
-    headroom_gib: f64,
+pub(crate) struct ModuleMemoryJson {
+    pub(crate) gib: f64,
+    pub(crate) headroom_gib: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -324,7 +324,7 @@ impl PlanJson {
 }
 
 /// Returns the schedule for a plan from a search with a schedule.
-fn plan_schedule(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
+pub(crate) fn plan_schedule(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
     match plan.rounds_ahead {
         0 => searched,
         rounds => ScheduleKind::EncoderAhead { rounds },

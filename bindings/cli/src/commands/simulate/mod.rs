@@ -2,6 +2,7 @@
 //!
 //! Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
 
+mod given;
 mod shapes;
 
 use crate::args::ReportArgs;
@@ -19,6 +20,7 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::LaunchLimit;
 use dflop_loader::settings::PlanSettings;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
+use given::{HAS_MICROBATCHES, is_degrees};
 use serde::Serialize;
 use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs};
 use std::io::Write;
@@ -37,9 +39,9 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 ///
 /// A pipeline schedule sums predicted times; no device is measured. With `--shapes` and `--gpus` instead of a
 /// dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism,
-/// data-blind with our plan, LPT, the paper's, and ours. Plans are made for `plan.schedule`, for `zb-h1` as
-/// for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the
-/// requested simulation are rejected.
+/// data-blind with our plan, LPT, the paper's, and ours; with `--plan` also, the ways to fill that plan's
+/// microbatches. Plans are made for `plan.schedule`, for `zb-h1` as for 1F1B; `--shapes` accepts `gpipe`,
+/// `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]
@@ -247,7 +249,15 @@ fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
     let has_shapes = matches.contains_id("shapes");
     let of_shapes = ShapesArgs::augment_args(Command::default());
     let of_shapes: Vec<&str> = of_shapes.get_arguments().map(|arg| arg.get_id().as_str()).collect();
-    let has_effect = |id: &str| SHARED.contains(&id) || of_shapes.contains(&id) == has_shapes;
+    let mut plan = matches.get_many::<String>("plan").into_iter().flatten().peekable();
+    let has_plan = plan.peek().is_some();
+    // A plan file has the number of microbatches; degrees do not.
+    let needs_microbatches = has_shapes && plan.any(|value| is_degrees(value));
+    let has_effect = |id: &str| {
+        SHARED.contains(&id)
+            || of_shapes.contains(&id) == has_shapes
+            || (id == "microbatches" && needs_microbatches)
+    };
     let all = SimulateArgs::augment_args(Command::default());
     let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
     let Some(arg) = all.get_arguments().filter(is_given).find(|arg| !has_effect(arg.get_id().as_str()))
@@ -255,6 +265,10 @@ fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
         return Ok(());
     };
     let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
-    let reason = if has_shapes { OF_DATASET } else { OF_SHAPES };
+    let reason = match (has_shapes, arg.get_id().as_str()) {
+        (true, "microbatches") if has_plan => HAS_MICROBATCHES,
+        (true, _) => OF_DATASET,
+        (false, _) => OF_SHAPES,
+    };
     Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("`{flag}` {reason}")))
 }

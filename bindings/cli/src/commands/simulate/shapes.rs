@@ -1,10 +1,15 @@
-//! `dflop simulate --shapes`: compares whole methods, planning and balancing, on a table of shapes.
+//! `dflop simulate --shapes`: compares whole methods, planning and balancing, on a table of shapes; with
+//! `--plan`, balancing on one plan.
 //!
 //! Fills the `dflop simulate` report.
 
+use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs, SimulateReport};
 use crate::args::PREVIEWS;
-use crate::commands::plan::{DegreesJson, check_space, cluster, costs, encoder_split, search_space, shapes};
+use crate::commands::plan::{
+    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, plan_schedule, search_space,
+    shapes,
+};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::collect::PlannedSteps;
@@ -13,7 +18,10 @@ use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::DevicePreset;
 use dflop_loader::StepPlanner;
-use dflop_planner::{IdleBreakdown, MethodComparison, MethodScore, PlanProblem, Workload, compare, plan};
+use dflop_planner::{
+    IdleBreakdown, MethodComparison, MethodScore, ParallelismPlan, PlanProblem, Workload, compare,
+    compare_plan, plan,
+};
 use serde::Serialize;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -65,6 +73,15 @@ pub(super) struct ShapesArgs {
     /// with a profile or in the basic space].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
     links: Option<PathBuf>,
+    /// Plan to simulate instead of a search: a file that `dflop plan --json` printed, or degrees for each
+    /// module, such as `llm=tp4,pp2,dp8 vision=tp1,dp16`, with `--microbatches`.
+    ///
+    /// Modules are `llm`, `vision` and `audio`, or `encoder` for a single encoder. A missing degree is 1;
+    /// `epN` divides the LLM's experts, and `recompute` recomputes a module's layers. Layers are split
+    /// evenly; with joint placement the first stage has the encoders. The placement is `space.placement`
+    /// [default: joint if all encoders have the LLM's degrees, else disaggregated].
+    #[arg(long, value_name = "FILE|DEGREES", num_args = 1.., help_heading = "Shapes")]
+    plan: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -76,12 +93,28 @@ pub(super) struct MethodsReport {
     pub(super) is_measured: bool,
     pub(super) gpus: u32,
     pub(super) global_batch: u32,
-    /// Lower bound on the step time for every plan in [`MethodsReport::searched`] and every balance, mean
-    /// over the steps.
+    /// Memory per GPU, GiB.
+    pub(super) memory_gib: f64,
+    /// Factor from counted to allocated memory.
+    pub(super) memory_margin: f64,
+    /// Lower bound on the step time for every plan in [`MethodsReport::searched`], or for the given plan, and
+    /// every balance, mean over the steps.
     pub(super) ideal_seconds: f64,
-    /// Plans that were searched, for people.
-    pub(super) searched: String,
+    /// Plans that were searched, for people; missing for a given plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) searched: Option<String>,
+    /// Given plan.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) plan: Option<GivenPlanJson>,
     pub(super) strategies: Vec<MethodReport>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct GivenPlanJson {
+    #[serde(flatten)]
+    pub(super) degrees: DegreesJson,
+    pub(super) schedule: String,
+    pub(super) gpus_used: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -98,9 +131,18 @@ pub(super) struct MethodReport {
     pub(super) exposed_communication_seconds: f64,
     /// The first method's seconds over this method's seconds.
     pub(super) speedup: f64,
+    /// Memory on each module's fullest GPU, encoders first.
+    pub(super) memory: Vec<NamedMemoryJson>,
     /// Whether every step fits into memory.
     pub(super) fits: bool,
     pub(super) plan: DegreesJson,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct NamedMemoryJson {
+    pub(super) name: &'static str,
+    #[serde(flatten)]
+    pub(super) memory: ModuleMemoryJson,
 }
 
 impl ShapesArgs {
@@ -117,7 +159,12 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
-    check_space(&args.set, is_full, settings.plan.schedule)?;
+    let given = GivenPlan::read(&args.shapes.plan)?;
+    let schedule = given.as_ref().and_then(GivenPlan::schedule).unwrap_or(settings.plan.schedule);
+    match &given {
+        Some(given) => given.refuse_settings(&args.set)?,
+        None => check_space(&args.set, is_full, schedule)?,
+    }
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
@@ -132,11 +179,16 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &costs.llm,
         workload: &workload,
         cluster,
-        options: search_space(&settings.space, is_full, settings.plan.schedule),
+        options: search_space(&settings.space, is_full, schedule),
         encoder_split: encoder_split(&settings.space, &spec)?,
         memory_margin: settings.space.memory_margin,
     };
-    let compared = compare(&problem, &plan(&problem)?)?;
+    let given = given.map(|given| given.to_plan(&problem, &spec, planned.microbatches, &settings.space));
+    let given = given.transpose()?;
+    let compared = match &given {
+        Some(given) => compare_plan(&problem, given)?,
+        None => compare(&problem, &plan(&problem)?)?,
+    };
     let report = MethodsReport {
         steps: batches,
         model: model.name(),
@@ -144,8 +196,11 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         is_measured: profile.is_some(),
         gpus: cluster.gpus,
         global_batch,
+        memory_gib: *memory_gib,
+        memory_margin: problem.memory_margin,
         ideal_seconds: compared.ideal_seconds,
-        searched: problem.searched(),
+        searched: given.is_none().then(|| problem.searched()),
+        plan: given.map(|plan| GivenPlanJson::new(&plan, &problem)),
         strategies: reports(&compared, &problem.encoder_names()),
     };
     if let Some(path) = args.report.path() {
@@ -154,8 +209,23 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
+impl GivenPlanJson {
+    fn new(plan: &ParallelismPlan, problem: &PlanProblem<'_>) -> Self {
+        Self {
+            degrees: DegreesJson::new(plan, &problem.encoder_names()),
+            schedule: plan_schedule(plan, problem.options.schedule).to_string(),
+            gpus_used: plan.gpus(),
+        }
+    }
+}
+
 fn reports(compared: &MethodComparison, encoders: &[&'static str]) -> Vec<MethodReport> {
     let first = compared.methods.first().map_or(0.0, |method| method.step_seconds);
+    let memory = |score: &MethodScore| {
+        let names = encoders.iter().copied().chain(["llm"]);
+        let named = names.zip(&score.memory);
+        named.map(|(name, memory)| NamedMemoryJson { name, memory: (*memory).into() }).collect()
+    };
     let report = |score: &MethodScore| MethodReport {
         name: score.method.name(),
         step_seconds: score.step_seconds,
@@ -164,6 +234,7 @@ fn reports(compared: &MethodComparison, encoders: &[&'static str]) -> Vec<Method
         waits: score.waits,
         exposed_communication_seconds: score.waits.messages_fraction * score.step_seconds,
         speedup: if score.step_seconds > 0.0 { first / score.step_seconds } else { 1.0 },
+        memory: memory(score),
         fits: score.fits,
         plan: DegreesJson::new(&score.plan, encoders),
     };
@@ -177,22 +248,60 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
         out,
         "simulated: {steps} steps of {global_batch} samples, {model} on {gpus} x {device} ({source})"
     )?;
-    writeln!(out, "{:<20} {:>9} {:>9} {:>8} {:>9}  plan", "", "step s", "p95 s", "idle", "speed-up")?;
+    if let Some(plan) = &report.plan {
+        writeln!(out, "{}", plan.text(*gpus))?;
+    }
+    let last = if report.plan.is_some() { "GiB per GPU, headroom in parentheses" } else { "plan" };
+    writeln!(out, "{:<20} {:>9} {:>9} {:>8} {:>9}  {last}", "", "step s", "p95 s", "idle", "speed-up")?;
     for method in &report.strategies {
         let MethodReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup, .. } = method;
         let idle = bubble_fraction * 100.0;
         write!(
             out,
             "{name:<20} {step_seconds:>9.4} {step_seconds_p95:>9.4} {idle:>6.1} % {speedup:>8.2}x  {}",
-            method.plan
+            if report.plan.is_some() { memory_text(&method.memory) } else { method.plan.to_string() }
         )?;
         writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
         let exposed = method.exposed_communication_seconds;
         let waits = waits_text(&method.waits);
         writeln!(out, "    waits for: {waits}; exposed communication {exposed:.4} s")?;
     }
-    writeln!(out, "{:<20} {:>9.4} of plans with {}", "lower bound", report.ideal_seconds, report.searched)?;
+    let bounded = report
+        .searched
+        .as_ref()
+        .map_or_else(|| "this plan".to_owned(), |plans| format!("plans with {plans}"));
+    writeln!(out, "{:<20} {:>9.4} of {bounded}", "lower bound", report.ideal_seconds)?;
+    if report.plan.is_some() {
+        writeln!(out, "{}", report.limit_text())?;
+    }
     Ok(())
+}
+
+impl GivenPlanJson {
+    /// Describes the plan on a cluster with this many GPUs.
+    fn text(&self, gpus: u32) -> String {
+        let Self { degrees, schedule, gpus_used } = self;
+        format!("plan: {degrees}, {schedule}, {gpus_used} of {gpus} GPUs")
+    }
+}
+
+impl MethodsReport {
+    /// Describes the memory limit.
+    fn limit_text(&self) -> String {
+        let Self { memory_gib, memory_margin, .. } = self;
+        let most = memory_gib / memory_margin;
+        format!(
+            "memory per GPU: {memory_gib:.1} GiB; a plan fits up to {most:.1} GiB (margin {memory_margin})"
+        )
+    }
+}
+
+/// Lists each module's memory with the headroom.
+fn memory_text(memory: &[NamedMemoryJson]) -> String {
+    let module = |NamedMemoryJson { name, memory }: &NamedMemoryJson| {
+        format!("{name} {:.1} ({:.1})", memory.gib, memory.headroom_gib)
+    };
+    memory.iter().map(module).collect::<Vec<_>>().join(", ")
 }
 
 /// Names the largest waits with the fraction of GPU time.
@@ -265,12 +374,19 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
         steps: *steps as u64,
         plan: method.plan.to_string(),
     };
+    let bound = methods.ideal_seconds;
+    let about = match &methods.plan {
+        Some(_) => {
+            format!("Ways to fill the microbatches of one plan. No balance has a step below {bound:.4} s.")
+        }
+        None => format!(
+            "Whole methods: parallelism and balance. No plan of those searched and no balance has a step below {bound:.4} \
+             s."
+        ),
+    };
     let study = Study {
         name: format!("{model} on {gpus} GPUs"),
-        about: format!(
-            "Whole methods: parallelism and balance. No plan of those searched and no balance has a step below {:.4} s.",
-            methods.ideal_seconds
-        ),
+        about,
         modules: Vec::new(),
         strategies: methods.strategies.iter().map(result).collect(),
         samples: Vec::new(),
@@ -285,7 +401,15 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
     report.fact("Cluster", format!("{gpus} GPUs"));
     report.fact("Global batch", format!("{global_batch} samples"));
     report.fact("Steps", steps.to_string());
-    report.notes.push(format!("Plans searched: {}.", methods.searched));
+    if let Some(plan) = &methods.plan {
+        report.fact("Plan", format!("{}, {}", plan.degrees, plan.schedule));
+        report.fact("GPUs used", plan.gpus_used.to_string());
+        for method in &methods.strategies {
+            report.fact(&format!("GiB per GPU, {}", method.name), memory_text(&method.memory));
+        }
+        report.notes.push(format!("The headroom is in parentheses; {}.", methods.limit_text()));
+    }
+    report.notes.extend(methods.searched.as_ref().map(|plans| format!("Plans searched: {plans}.")));
     report.studies.push(study);
     report
 }
