@@ -72,9 +72,9 @@ impl FromStr for Synchronization {
             "microbatch" => Ok(Self::PerMicrobatch),
             _ => {
                 let ranks = text.strip_prefix("microbatch:").and_then(|ranks| ranks.parse().ok());
-                ranks.map(Self::PerShardGroup).ok_or_else(|| {
-                    format!("expected step, microbatch or microbatch:RANKS, found `{text}`")
-                })
+                ranks
+                    .map(Self::PerShardGroup)
+                    .ok_or_else(|| format!("expected step, microbatch or microbatch:RANKS, found `{text}`"))
             }
         }
     }
