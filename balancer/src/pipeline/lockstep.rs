@@ -37,8 +37,8 @@ pub fn lockstep_ns(ranks_ns: &[Vec<Vec<u64>>]) -> u64 {
 /// Partitions an instance into microbatches whose modules are balanced each for itself, slot by slot.
 ///
 /// Items move and change places between all microbatches, as long as [`lockstep_ns`] falls; early in the
-/// search small rises are accepted. Pure and deterministic like [`balance`](crate::balance), and caps hold for
-/// every microbatch.
+/// search small rises are accepted. Pure and deterministic like [`balance`](crate::balance), and caps hold
+/// for every microbatch.
 ///
 /// # Errors
 /// [`Error::Config`] if `dp_size` does not divide the number of groups; the errors of

@@ -1,8 +1,8 @@
 //! Assigns items to groups of ranks that meet in every layer, as the shard groups of HSDP do.
 //!
-//! The ranks in a group share the model's parameters and run in lockstep. Groups hold a copy of the model each
-//! and wait for each other only at the end of the step, so the step takes the slowest group's time. Groups of
-//! one rank are plain data parallelism; a group of all ranks is FSDP.
+//! The ranks in a group share the model's parameters and run in lockstep. Groups hold a copy of the model
+//! each and wait for each other only at the end of the step, so the step takes the slowest group's time.
+//! Groups of one rank are plain data parallelism; a group of all ranks is FSDP.
 
 use std::num::NonZeroUsize;
 
@@ -156,7 +156,8 @@ fn times_ns(instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Vec<Vec<Vec<u64>>> 
     ranks.iter().map(|rank| rank.iter().map(microbatch).collect()).collect()
 }
 
-/// Returns the mean rank's time, or the longest item's: the slowest group takes at least the mean group's time.
+/// Returns the mean rank's time, or the longest item's: the slowest group takes at least the mean group's
+/// time.
 fn bound(instance: &Instance, dp_size: usize) -> LowerBound {
     let all_ns = instance.rows_ns().iter().copied().fold(0, u64::saturating_add);
     bound_from_mean(instance, all_ns.div_ceil(dp_size as u64))

@@ -8,8 +8,8 @@
 //! quantities to measured points, which replace the formulas if there are any. [`PipelineMemory`] covers all
 //! stages in a pipeline.
 //!
-//! [`ModuleMemory`] computes stage memory as a function of tokens, for a planner. [`ReplicaMemory`] is for ranks
-//! without a pipeline.
+//! [`ModuleMemory`] computes stage memory as a function of tokens, for a planner. [`ReplicaMemory`] is for
+//! ranks without a pipeline.
 //!
 //! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit or 32-bit
 //! activations ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass;

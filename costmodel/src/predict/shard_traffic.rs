@@ -2,8 +2,8 @@
 //!
 //! In a shard group every layer's parameters are gathered before the forward pass and again before the
 //! backward pass, and its gradients are summed and divided after the backward pass. Across groups, and under
-//! DDP, gradients are summed once per step, in the last backward pass. Each of these runs while the next layer
-//! computes; a layer waits for what takes longer than that.
+//! DDP, gradients are summed once per step, in the last backward pass. Each of these runs while the next
+//! layer computes; a layer waits for what takes longer than that.
 //!
 //! # Source
 //! Zhao et al., "`PyTorch` FSDP", 2023, arXiv:2304.11277, section 3.
@@ -44,8 +44,8 @@ pub struct ModuleTraffic {
 }
 
 impl DeviceLinks {
-    /// Returns the seconds for an all-reduce of `bytes` on each of `ranks` ranks that are `gpus_per_rank` GPUs
-    /// apart.
+    /// Returns the seconds for an all-reduce of `bytes` on each of `ranks` ranks that are `gpus_per_rank`
+    /// GPUs apart.
     ///
     /// Inside a node this is a single ring. Between nodes, the ranks in each node first sum parts locally,
     /// every rank then sums its part across nodes over its own network card, and the ranks in a node exchange

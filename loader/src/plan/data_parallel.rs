@@ -1,7 +1,7 @@
 //! Compares ways to balance ranks that each run a whole model: DDP, FSDP and HSDP.
 //!
-//! Every way is judged by the same predicted times, and by what ranks do besides: they wait for parameters and
-//! gradients of others, as far as computing does not hide that, and hold the activations of their largest
+//! Every way is judged by the same predicted times, and by what ranks do besides: they wait for parameters
+//! and gradients of others, as far as computing does not hide that, and hold the activations of their largest
 //! microbatch.
 
 use std::num::NonZeroU32;
@@ -50,7 +50,8 @@ pub struct RankSummary {
 }
 
 impl RankTraining<'_> {
-    /// Returns the communication of every module, encoders first; `None` without links or a pipeline's planner.
+    /// Returns the communication of every module, encoders first; `None` without links or a pipeline's
+    /// planner.
     #[must_use]
     pub fn traffic(&self, planner: &StepPlanner) -> Option<Vec<ModuleTraffic>> {
         let (links, synchronization) = (self.links?, planner.synchronization()?);

@@ -1,7 +1,7 @@
 //! Plans for ranks without a pipeline, whose modules run in sequence on one device.
 //!
-//! DDP, FSDP and HSDP run a model like this. A microbatch time is the sum over the modules, and a rank time the sum
-//! over the microbatches; the step time depends on when ranks wait for each other.
+//! DDP, FSDP and HSDP run a model like this. A microbatch time is the sum over the modules, and a rank time
+//! the sum over the microbatches; the step time depends on when ranks wait for each other.
 
 use std::fmt;
 use std::num::NonZeroUsize;

@@ -292,10 +292,11 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if shard groups do not divide the ranks, if the stages do not name every model module or do not fit the
-    /// schedule, if the global batch has fewer samples than there are microbatches on all ranks or more than
-    /// the datasets, if the tail drops every sample, or if mixture weights do not fit the datasets;
-    /// [`Error::State`] if a state does not fit, with the shard that changed.
+    /// [`Error::Config`] if a count is zero, if shard groups do not divide the ranks, if the stages do not
+    /// name every model module or do not fit the schedule, if the global batch has fewer samples than there
+    /// are microbatches on all ranks or more than the datasets, if the tail drops every sample, or if mixture
+    /// weights do not fit the datasets; [`Error::State`] if a state does not fit, with the shard that
+    /// changed.
     pub fn build(self) -> Result<StepPlanner> {
         let zero_cost = self.model.predict(&SampleShape::default());
         let zero_cost =

@@ -1,6 +1,7 @@
 //! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
 //!
-//! A dataset is simulated on a pipeline, or on ranks that run the whole model. Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
+//! A dataset is simulated on a pipeline, or on ranks that run the whole model. Rejects flags that have no
+//! effect: dataset flags with `--shapes`, and shape flags without it.
 
 mod ranks;
 mod shapes;
@@ -34,18 +35,18 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
 
-/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop; or FSDP, with `--gpus`.
+/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop; with `--gpus`, FSDP.
 ///
-/// A pipeline schedule sums predicted times; no device is measured. With `--gpus` and a dataset, every GPU runs
-/// the whole model: FSDP, DDP with `plan.synchronize=step`, HSDP in groups of N with
+/// A pipeline schedule sums predicted times; no device is measured. With `--gpus` and a dataset, every GPU
+/// runs the whole model: FSDP, DDP with `plan.synchronize=step`, HSDP in groups of N with
 /// `plan.synchronize=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
-/// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what takes
-/// longer.
+/// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
+/// takes longer.
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
-/// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours. Plans are made for `plan.schedule`, for `zb-h1` as
-/// for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the
-/// requested simulation are rejected.
+/// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours. Plans are made
+/// for `plan.schedule`, for `zb-h1` as for 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags
+/// that have no effect on the requested simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]
@@ -131,7 +132,7 @@ impl StrategyReport {
 impl Args for SimulateCommand {
     /// Requires a dataset only if no shapes are given.
     fn augment_args(command: Command) -> Command {
-        // The same arguments as `order`; shapes replace the dataset and the number of ranks, and GPUs the ranks.
+        // The same arguments as `order`; shapes replace the dataset and the ranks, GPUs replace the ranks.
         SimulateArgs::augment_args(command)
             .mut_arg("shards", no_dataset)
             .mut_arg("dp_size", no_dp_size)
@@ -173,7 +174,9 @@ fn no_global_batch(arg: Arg) -> Arg {
     arg.required(false)
         .required_unless_present("gpus")
         .default_value_if("gpus", ArgPredicate::IsPresent, "0")
-        .help("Number of samples in a global batch, over all DP ranks [default: 8 per microbatch, with `--gpus`]")
+        .help(
+            "Number of samples in a global batch, over all ranks [default, with `--gpus`: 8 per microbatch]",
+        )
 }
 
 pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {

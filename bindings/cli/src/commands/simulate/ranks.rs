@@ -120,7 +120,8 @@ impl SimulateArgs {
     }
 }
 
-/// Describes ranks for people, such as `FSDP over 8 GPUs`, or `pipeline of 1 vision and 4 llm stages x 8 ranks`.
+/// Describes ranks for people, such as `FSDP over 8 GPUs`, or `pipeline of 1 vision and 4 llm stages x 8
+/// ranks`.
 pub(super) fn layout(planner: &StepPlanner) -> String {
     let ranks = planner.dp_size();
     if let Some(synchronization) = planner.synchronization() {
