@@ -18,6 +18,7 @@ mod plan;
 mod plan_grid;
 mod plan_samples;
 mod profiles;
+mod ranks;
 mod real_input;
 mod remote;
 mod reports;

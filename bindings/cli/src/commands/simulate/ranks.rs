@@ -1,5 +1,4 @@
-//! `dflop simulate --gpus`: compares strategies on a dataset for ranks that each run the whole model, as with
-//! DDP, FSDP and HSDP.
+//! `dflop simulate --gpus`: compares strategies for ranks that run the whole model: DDP, FSDP and HSDP.
 //!
 //! Fills the `dflop simulate` report.
 
