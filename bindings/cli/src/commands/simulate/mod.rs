@@ -174,9 +174,7 @@ fn no_global_batch(arg: Arg) -> Arg {
     arg.required(false)
         .required_unless_present("gpus")
         .default_value_if("gpus", ArgPredicate::IsPresent, "0")
-        .help(
-            "Number of samples in a global batch, over all ranks [default, with `--gpus`: 8 per microbatch]",
-        )
+        .help("Number of samples in a global batch [default: 8 per microbatch with `--gpus`]")
 }
 
 pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {
