@@ -12,6 +12,7 @@ use std::cmp::Reverse;
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
+use super::config::PadTo;
 use super::lockstep::step_ns;
 use super::padding::Padding;
 use super::planner::StepPlanner;
@@ -51,7 +52,7 @@ impl StepPlanner {
         let groups = self.dp_size() * self.microbatches();
         let instance = Instance::with_empty_groups(groups, 1, tokens.clone())?;
         let instance = instance.tokens(tokens.clone())?.bytes(bytes)?;
-        let capacity = self.pad_to().filter(|to| to.layout.is_packed()).map(|to| to.capacity_tokens());
+        let capacity = self.pad_to().filter(|to| to.layout.is_packed()).map(PadTo::capacity_tokens);
         let tokens_max = [self.caps().tokens_max, capacity].into_iter().flatten().min();
         let caps = Caps { tokens_max, ..self.caps() };
         let found = balance(&instance, Strategy::KARMARKAR_KARP, &caps, &mut Budget::work(0))?;
