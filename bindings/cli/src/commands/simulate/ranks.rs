@@ -56,6 +56,8 @@ struct RankReport {
     strategy: StrategyReport,
     /// Mean seconds per step in which GPUs wait for parameters and gradients; not part of the step time.
     exposed_communication_seconds: Option<f64>,
+    /// Speed-up with exposed communication in both steps.
+    communicating_speedup: Option<f64>,
     /// Memory per GPU with this strategy's largest microbatch.
     memory_bytes: u64,
     fits: bool,
@@ -208,9 +210,16 @@ pub(super) fn run(
 
 fn strategies(names: &[&'static str], summaries: &[RankSummary], memory_max: u64) -> Vec<RankReport> {
     let blind_seconds = summaries.first().map_or(0.0, |blind| blind.steps.mean_seconds());
+    let whole_seconds = |summary: &RankSummary| Some(summary.steps.mean_seconds() + summary.exposed_seconds?);
+    let blind_whole_seconds = summaries.first().and_then(whole_seconds);
+    let speedup = |summary: &RankSummary| {
+        let seconds = whole_seconds(summary).filter(|seconds| *seconds > 0.0)?;
+        Some(blind_whole_seconds? / seconds)
+    };
     let report = |(name, summary): (&'static str, &RankSummary)| RankReport {
         strategy: StrategyReport::new(name, &summary.steps, blind_seconds),
         exposed_communication_seconds: summary.exposed_seconds,
+        communicating_speedup: speedup(summary),
         memory_bytes: summary.memory.total(),
         fits: summary.memory.total() <= memory_max,
     };
@@ -335,6 +344,10 @@ fn print(out: &mut impl Write, report: &RanksReport, memory_gib: f64) -> Result<
     )?;
     print_strategies(out, report, memory_gib)?;
     writeln!(out, "{}", about_communication(report))?;
+    let ours = report.strategies.last().filter(|ours| ours.exposed_communication_seconds > Some(0.0));
+    if let Some(speedup) = ours.and_then(|ours| ours.communicating_speedup) {
+        writeln!(out, "with exposed communication, dflop has a speed-up of {speedup:.2}x")?;
+    }
     print_memory(out, &report.memory, memory_gib)?;
     print_launch_limits(out, &report.launch_limits)
 }
@@ -345,7 +358,7 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
         "{:<12} {:>12} {:>12} {:>8} {:>9} {:>10} {:>8}",
         "", "step s", "p95 s", "idle", "speed-up", "exposed s", "GiB"
     )?;
-    for RankReport { strategy, exposed_communication_seconds, memory_bytes, fits } in &report.strategies {
+    for RankReport { strategy, exposed_communication_seconds, memory_bytes, fits, .. } in &report.strategies {
         let StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup, .. } = strategy;
         let exposed = exposed_communication_seconds.map_or_else(|| "-".to_owned(), |own| format!("{own:.5}"));
         let idle = bubble_fraction * 100.0;
