@@ -301,7 +301,7 @@ fn run_report(
         let timelines = study.steps.iter_mut().flat_map(|step| &mut step.timelines);
         let later = timelines.filter(|timeline| timeline.strategy > 0);
         later.for_each(|timeline| timeline.strategy += by_tokens.len());
-        for (at, report) in by_tokens.iter().enumerate() {
+        for (at, report) in by_tokens.iter().copied().enumerate() {
             study.strategies.insert(1 + at, result(report));
         }
     }
