@@ -50,7 +50,8 @@ pub use partition::{
 };
 pub use pipeline::{
     PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
-    assign_ranks, balance_lockstep, balance_pipeline, lockstep_ns, peak_order, search_pipeline,
+    assign_ranks, balance_lockstep, balance_pipeline, balance_shard_groups, lockstep_ns, peak_order,
+    search_pipeline, shard_groups_ns,
 };
 pub use simulate::{
     Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,

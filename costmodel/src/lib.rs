@@ -62,8 +62,9 @@ pub use model::{
 pub use module::{Module, ModuleTimes};
 pub use predict::{
     AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate,
-    ExpertImbalance, LaunchLimit, LayerTimes, MicrobatchCurve, ModuleAccuracy, PartAccuracy, PointAccuracy,
-    PredictedTime, Prediction, ProfileCheck, ProfileOptions, ProfileWarning, SampleCost, Unpredicted,
+    ExpertImbalance, LaunchLimit, LayerTimes, MicrobatchCurve, ModuleAccuracy, ModuleTraffic, PartAccuracy,
+    PointAccuracy, PredictedTime, Prediction, ProfileCheck, ProfileOptions, ProfileWarning, RankLayout,
+    SampleCost, Unpredicted,
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR, median, nearest_rank, percentile};

@@ -248,6 +248,17 @@ mod tests {
         }
     }
 
+    /// Ranks without a pipeline are costed by the same formula.
+    #[test]
+    fn sums_take_as_long_as_for_ranks_without_a_pipeline() {
+        let links = dflop_costmodel::DevicePreset::named("h100").unwrap().links().unwrap();
+        for (ranks, gpus_per_rank) in [(8, 1), (16, 1), (4, 2), (2, 8), (6, 1), (8, 4)] {
+            let seconds = links.all_reduce_seconds(1e9, ranks, gpus_per_rank, 8);
+            let planned_ns = Links::from(links).all_reduce_ns(1e9, ranks, gpus_per_rank, 8);
+            assert!((planned_ns / 1e9 / seconds - 1.0).abs() < 1e-9, "{ranks} {gpus_per_rank}");
+        }
+    }
+
     #[test]
     fn every_card_of_a_node_sends_its_part() {
         let link = |bytes_per_second| Link { bytes_per_second, latency_seconds: 0.0 };

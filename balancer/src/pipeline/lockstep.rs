@@ -92,7 +92,11 @@ pub fn balance_lockstep(
 fn bound(instance: &Instance, dp_size: usize) -> LowerBound {
     let mean =
         |module: usize| instance.module_ns(module).fold(0, u64::saturating_add).div_ceil(dp_size as u64);
-    let mean_ns = (0..instance.modules()).map(mean).fold(0, u64::saturating_add);
+    bound_from_mean(instance, (0..instance.modules()).map(mean).fold(0, u64::saturating_add))
+}
+
+/// Returns a bound on the mean rank's time, or the longest item's time if that is longer.
+pub(super) fn bound_from_mean(instance: &Instance, mean_ns: u64) -> LowerBound {
     let items = 0..instance.items() as u32;
     let longest_ns = items.map(|item| instance.times_ns(item).iter().sum::<u64>()).max().unwrap_or(0);
     if longest_ns > mean_ns {

@@ -19,9 +19,11 @@ mod order;
 mod pass_graph;
 mod relaxation;
 mod search;
+mod shard_groups;
 mod timeline;
 
 pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
 pub use config::{PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit};
 pub use lockstep::{balance_lockstep, lockstep_ns};
 pub use order::{assign_ranks, peak_order};
+pub use shard_groups::{balance_shard_groups, shard_groups_ns};

@@ -58,7 +58,7 @@ class Balanced(WithExample):
             self.assertEqual(sorted(keys), sorted(expected))
 
     def test_balance_beats_dealing_round(self) -> None:
-        for meet in ("step", "microbatch"):
+        for meet in ("step", "microbatch", "microbatch:2"):
             predicted = {}
             for strategy in ("search", "data-blind"):
                 plan = dflop.Plan(synchronize=meet, strategy=strategy)

@@ -28,6 +28,16 @@ class Commands(WithExample):
         self.assertEqual(names, ["data-blind", "lpt", "dflop"])
         self.assertGreaterEqual(report["strategies"][2]["speedup"], 1.0)
 
+    def test_simulate_runs_whole_models_on_gpus(self) -> None:
+        for synchronize, layout in (("microbatch", "FSDP over 2 GPUs"), ("step", "DDP over 2 GPUs")):
+            report = dflop.simulate(
+                self.shards, model=self.model, gpus=2, steps=2, plan={"synchronize": synchronize}
+            )
+            self.assertEqual(report["layout"], layout)
+            names = [strategy["name"] for strategy in report["strategies"]]
+            self.assertEqual(names, ["data-blind", "tokens", "lpt", "dflop"])
+            self.assertGreaterEqual(report["strategies"][3]["speedup"], 1.0)
+
     def test_plan_finds_a_parallelism(self) -> None:
         shapes = self.directory / "shapes.csv"
         dice = random.Random(0)

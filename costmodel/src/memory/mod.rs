@@ -8,7 +8,8 @@
 //! quantities to measured points, which replace the formulas if there are any. [`PipelineMemory`] covers all
 //! stages in a pipeline.
 //!
-//! [`ModuleMemory`] computes stage memory as a function of tokens, for a planner.
+//! [`ModuleMemory`] computes stage memory as a function of tokens, for a planner. [`ReplicaMemory`] is for
+//! ranks without a pipeline.
 //!
 //! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit or 32-bit
 //! activations ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass;
@@ -21,6 +22,7 @@
 
 mod activation;
 mod pipeline;
+mod replica;
 mod stage;
 mod state;
 
@@ -32,6 +34,7 @@ use std::collections::BTreeMap;
 
 pub use activation::{ActivationBytes, Execution, Kernels, Precision, SavedActivations};
 pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
+pub use replica::{ModuleParameters, RankMemory, ReplicaMemory};
 pub use stage::{FitError, MeasuredMemory, MemoryPoint, ModuleMemory, StageByTokens};
 pub use state::{StageLayers, StateBytes, encoder_parameters};
 

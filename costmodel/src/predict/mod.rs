@@ -22,6 +22,7 @@ mod microbatch_curve;
 mod module_timing;
 mod predicted_time;
 mod profile_timing;
+mod shard_traffic;
 mod workload;
 
 pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};
@@ -33,6 +34,7 @@ pub use layer_times::LayerTimes;
 pub use microbatch_curve::{LaunchLimit, MicrobatchCurve};
 pub use predicted_time::{ExpertImbalance, PredictedTime, ProfileWarning};
 pub use profile_timing::ProfileOptions;
+pub use shard_traffic::{ModuleTraffic, RankLayout};
 
 #[cfg(test)]
 mod tests;

@@ -23,6 +23,51 @@ pub struct StrategySummary {
     pub bubble_fraction: f64,
     /// Fraction of microbatch time in which launches limit a module, the mean over the steps.
     pub launch_limited: f64,
+    /// Lower bound of the step in seconds, the mean over the steps.
+    pub bound_seconds: f64,
+}
+
+/// Sums over the planned steps of a strategy.
+#[derive(Debug, Default)]
+pub(super) struct StepSums {
+    step_seconds: Vec<f64>,
+    busy_ns: u128,
+    available_ns: u128,
+    launch_limited: f64,
+    bound_seconds: f64,
+}
+
+impl StepSums {
+    /// Adds a step.
+    ///
+    /// - `busy_ns`, `devices`: time summed over the devices, and their number
+    fn add(&mut self, plan: &StepPlan, makespan_ns: u64, busy_ns: u128, devices: usize) {
+        self.step_seconds.push(makespan_ns as f64 / 1e9);
+        self.busy_ns += busy_ns;
+        self.available_ns += devices as u128 * u128::from(makespan_ns);
+        self.launch_limited += plan.launch_limited_share();
+        self.bound_seconds += plan.bound.ns as f64 / 1e9;
+    }
+
+    /// Adds a step of ranks that run all modules.
+    pub(super) fn add_lockstep(&mut self, plan: &StepPlan) {
+        let times = times_ns(plan);
+        let busy_ns = times.iter().flatten().flatten().copied().map(u128::from).sum();
+        self.add(plan, plan.makespan_ns, busy_ns, times.len());
+    }
+
+    pub(super) fn summary(self, strategy: Strategy) -> StrategySummary {
+        let Self { step_seconds, busy_ns, available_ns, launch_limited, bound_seconds } = self;
+        let steps = step_seconds.len().max(1) as f64;
+        let is_idle = available_ns == 0;
+        StrategySummary {
+            strategy,
+            step_seconds,
+            bubble_fraction: if is_idle { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 },
+            launch_limited: launch_limited / steps,
+            bound_seconds: bound_seconds / steps,
+        }
+    }
 }
 
 impl StrategySummary {
@@ -64,29 +109,20 @@ fn summarize(
     if schedule != ScheduleKind::ZeroBubble {
         planner = planner.schedule(schedule)?;
     }
-    let (mut step_seconds, mut busy_ns, mut available_ns) = (Vec::new(), 0u128, 0u128);
-    let mut launch_limited = 0.0;
+    let mut sums = StepSums::default();
     for step in steps {
         let plan = planner.plan(step)?;
-        launch_limited += plan.launch_limited_share();
         if planner.is_lockstep() {
-            let times = times_ns(&plan);
-            busy_ns += times.iter().flatten().flatten().copied().map(u128::from).sum::<u128>();
-            available_ns += times.len() as u128 * u128::from(plan.makespan_ns);
-            step_seconds.push(plan.makespan_ns as f64 / 1e9);
+            sums.add_lockstep(&plan);
             continue;
         }
         let simulations = simulate_plan(&planner, &plan, schedule)?;
         let makespan_ns = simulations.iter().map(|simulation| simulation.makespan_ns).max().unwrap_or(0);
-        for simulation in simulations {
-            busy_ns += simulation.busy_ns.iter().copied().map(u128::from).sum::<u128>();
-            available_ns += simulation.busy_ns.len() as u128 * u128::from(makespan_ns);
-        }
-        step_seconds.push(makespan_ns as f64 / 1e9);
+        let busy_ns = simulations.iter().flat_map(|simulation| &simulation.busy_ns);
+        let devices = simulations.iter().map(|simulation| simulation.busy_ns.len()).sum();
+        sums.add(&plan, makespan_ns, busy_ns.copied().map(u128::from).sum(), devices);
     }
-    let bubble_fraction = if available_ns == 0 { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 };
-    launch_limited /= step_seconds.len().max(1) as f64;
-    Ok(StrategySummary { strategy, step_seconds, bubble_fraction, launch_limited })
+    Ok(sums.summary(strategy))
 }
 
 /// Simulates every DP rank in a planned step, `[dp_size]`: a pipeline with the stages of all modules,

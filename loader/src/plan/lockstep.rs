@@ -1,9 +1,13 @@
 //! Plans for ranks without a pipeline, whose modules run in sequence on one device.
 //!
-//! DDP and FSDP run a model like this. A microbatch time is the sum over the modules, and a rank time the sum
-//! over the microbatches; the step time depends on when ranks wait for each other.
+//! DDP, FSDP and HSDP run a model like this. A microbatch time is the sum over the modules, and a rank time
+//! the sum over the microbatches; the step time depends on when ranks wait for each other.
 
-use dflop_balancer::lockstep_ns;
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::str::FromStr;
+
+use dflop_balancer::shard_groups_ns;
 use dflop_costmodel::{MicrobatchConstants, SampleCost};
 
 use super::step_plan::StepPlan;
@@ -19,6 +23,61 @@ pub enum Synchronization {
     /// left the encoder, so a microbatch takes the slowest rank's time in the encoder and the slowest rank's
     /// time in the LLM, and the step is the sum over microbatches. Modules are therefore balanced apart.
     PerMicrobatch,
+    /// In every layer within shard groups of this many consecutive ranks, and at the end of a step across
+    /// groups, as HSDP does: the step time is the slowest group's, and each group runs as under
+    /// [`Self::PerMicrobatch`]. Groups of one rank are [`Self::PerStep`].
+    PerShardGroup(NonZeroUsize),
+}
+
+impl Synchronization {
+    /// Returns the number of consecutive ranks that meet in every layer.
+    ///
+    /// - `dp_size`: number of data-parallel ranks
+    #[must_use]
+    pub fn shard_ranks(self, dp_size: usize) -> NonZeroUsize {
+        match self {
+            Self::PerStep => NonZeroUsize::MIN,
+            Self::PerMicrobatch => NonZeroUsize::new(dp_size).unwrap_or(NonZeroUsize::MIN),
+            Self::PerShardGroup(ranks) => ranks,
+        }
+    }
+
+    /// Whether ranks meet before the end of a step.
+    #[must_use]
+    pub fn meets_in_layers(self) -> bool {
+        match self {
+            Self::PerStep => false,
+            Self::PerMicrobatch => true,
+            Self::PerShardGroup(ranks) => ranks.get() > 1,
+        }
+    }
+}
+
+impl fmt::Display for Synchronization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PerStep => f.pad("step"),
+            Self::PerMicrobatch => f.pad("microbatch"),
+            Self::PerShardGroup(ranks) => write!(f, "microbatch:{ranks}"),
+        }
+    }
+}
+
+impl FromStr for Synchronization {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "step" => Ok(Self::PerStep),
+            "microbatch" => Ok(Self::PerMicrobatch),
+            _ => {
+                let ranks = text.strip_prefix("microbatch:").and_then(|ranks| ranks.parse().ok());
+                ranks
+                    .map(Self::PerShardGroup)
+                    .ok_or_else(|| format!("expected step, microbatch or microbatch:RANKS, found `{text}`"))
+            }
+        }
+    }
 }
 
 /// Returns the constants that every microbatch has, over all modules: only modules in which each sample has
@@ -60,14 +119,7 @@ pub(super) fn times_ns(plan: &StepPlan) -> Vec<Vec<Vec<u64>>> {
 
 /// Returns the step time in nanoseconds.
 pub(super) fn step_ns(plan: &StepPlan, synchronization: Synchronization) -> u64 {
-    let times = times_ns(plan);
-    match synchronization {
-        Synchronization::PerStep => {
-            let rank = |rank: &Vec<Vec<u64>>| rank.iter().flatten().copied().fold(0, u64::saturating_add);
-            times.iter().map(rank).max().unwrap_or(0)
-        }
-        Synchronization::PerMicrobatch => lockstep_ns(&times),
-    }
+    shard_groups_ns(&times_ns(plan), synchronization.shard_ranks(plan.ranks.len()))
 }
 
 #[cfg(test)]
@@ -75,6 +127,17 @@ mod tests {
     use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, SampleShape};
 
     use super::*;
+
+    #[test]
+    fn a_synchronization_is_read_as_it_is_written() {
+        for text in ["step", "microbatch", "microbatch:8"] {
+            assert_eq!(text.parse::<Synchronization>().unwrap().to_string(), text);
+        }
+        for text in ["steps", "microbatch:", "microbatch:0", "microbatch:-1", "microbatch:8:1"] {
+            let refused = text.parse::<Synchronization>().unwrap_err();
+            assert!(refused.contains("microbatch:RANKS"), "{refused}");
+        }
+    }
 
     #[test]
     fn microbatches_run_longest_first_on_every_rank() {

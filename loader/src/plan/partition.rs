@@ -1,6 +1,6 @@
 //! Partitions the samples in a step into ranks and microbatches, by predicted cost.
 
-use dflop_balancer::{Budget, Caps, Instance, Strategy, balance_lockstep, balance_pipeline};
+use dflop_balancer::{Budget, Caps, Instance, Strategy, balance_pipeline, balance_shard_groups};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
 use super::config::PlanConfig;
@@ -22,10 +22,12 @@ impl StepPlanner {
         let PlanConfig { strategy, caps, work, dp_size, .. } = &self.config;
         let solve = |caps: &Caps| {
             let mut budget = Budget::work(*work);
-            if self.balances_modules_apart() {
-                balance_lockstep(instance, *dp_size, caps, &mut budget)
-            } else {
-                balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut budget)
+            match self.config.synchronization.filter(|_| self.balances_modules_apart()) {
+                Some(synchronization) => {
+                    let shard_ranks = synchronization.shard_ranks(*dp_size);
+                    balance_shard_groups(instance, *dp_size, shard_ranks, caps, &mut budget)
+                }
+                None => balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut budget),
             }
         };
         if strategy.is_blind() || caps.tokens_max.is_some() {
@@ -45,7 +47,7 @@ impl StepPlanner {
     /// Returns whether ranks meet in every module and the search balances each module for itself.
     pub(super) fn balances_modules_apart(&self) -> bool {
         let PlanConfig { strategy, synchronization, pad_to, .. } = &self.config;
-        *synchronization == Some(Synchronization::PerMicrobatch)
+        synchronization.is_some_and(Synchronization::meets_in_layers)
             && *strategy == Strategy::SEARCH
             && pad_to.is_none()
     }

@@ -159,7 +159,7 @@ impl StepPlanner {
             let partition = instance.and_then(|instance| self.partition(&instance, &costs));
             partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
-        let is_sorted = self.config.synchronization == Some(Synchronization::PerMicrobatch)
+        let is_sorted = self.config.synchronization.is_some_and(Synchronization::meets_in_layers)
             && !self.config.strategy.is_blind()
             && !self.balances_modules_apart();
         if is_sorted {
@@ -193,6 +193,12 @@ impl StepPlanner {
     #[must_use]
     pub fn is_lockstep(&self) -> bool {
         self.config.synchronization.is_some()
+    }
+
+    /// Returns the point at which ranks wait for each other; `None` for a pipeline.
+    #[must_use]
+    pub fn synchronization(&self) -> Option<Synchronization> {
+        self.config.synchronization
     }
 
     /// Applies a correction from the table's step on, in every clone of this planner, including the clone in
@@ -305,9 +311,10 @@ impl StepPlanner {
     /// where stages hold multiple modules.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
-        let objective = match self.config.synchronization {
-            Some(Synchronization::PerMicrobatch) => PipelineObjective::MinMax,
-            Some(Synchronization::PerStep) | None => PipelineObjective::Makespan,
+        let objective = if self.config.synchronization.is_some_and(Synchronization::meets_in_layers) {
+            PipelineObjective::MinMax
+        } else {
+            PipelineObjective::Makespan
         };
         let pipeline = PipelineConfig::new(self.config.dp_size, self.config.stages.clone())
             .module_dp_sizes(self.config.module_dp_sizes.clone())

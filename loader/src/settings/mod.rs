@@ -34,9 +34,7 @@ use serde_json::{Map, Value};
 pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
 #[cfg(feature = "schema")]
 pub use described::Described;
-pub use planning::{
-    CostSettings, OrderSettings, PlanSettings, RecomputationName, SynchronizationName, TailName,
-};
+pub use planning::{CostSettings, OrderSettings, PlanSettings, RecomputationName, TailName};
 #[cfg(feature = "processors")]
 pub use processor::{
     BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings,

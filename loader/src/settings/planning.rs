@@ -139,8 +139,11 @@ pub struct PlanSettings {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub schedule: ScheduleKind,
     /// Without a pipeline, when ranks wait for each other: at the end of a `step`, as in DDP with accumulated
-    /// gradients, or in every `microbatch`, as in FSDP.
-    pub synchronize: SynchronizationName,
+    /// gradients; in every `microbatch`, as in FSDP; or in every microbatch within groups of N ranks,
+    /// `microbatch:N`, as in HSDP.
+    #[serde(with = "text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub synchronize: Synchronization,
     /// Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
     pub tokens_max: Option<u64>,
     /// Maximum payload bytes of a microbatch. Default: no limit.
@@ -154,19 +157,10 @@ impl Default for PlanSettings {
             search_effort: 20_000,
             stages: None,
             schedule: ScheduleKind::OneForwardOneBackward,
-            synchronize: SynchronizationName::default(),
+            synchronize: Synchronization::default(),
             tokens_max: None,
             bytes_max: None,
         }
-    }
-}
-
-choices! {
-    /// Names of [`Synchronization`].
-    SynchronizationName for Synchronization {
-        #[default]
-        Step, "step" => Synchronization::PerStep;
-        Microbatch, "microbatch" => Synchronization::PerMicrobatch;
     }
 }
 

@@ -1,8 +1,15 @@
 //! Checks plans for ranks that run all modules in sequence on one device.
 
-use dflop_balancer::Strategy;
+use std::num::NonZeroUsize;
+
+use dflop_balancer::{Strategy, lockstep_ns};
+use dflop_costmodel::memory::ReplicaMemory;
+use dflop_costmodel::{DevicePreset, ModelSpec};
 use dflop_loader::sample::BatchLayout;
-use dflop_loader::{BalancedLoader, Error, Microbatch, StepPlan, StepPlannerBuilder, Synchronization};
+use dflop_loader::{
+    BalancedLoader, Error, Microbatch, RankBalance, RankTraining, StepPlan, StepPlannerBuilder,
+    Synchronization, compare_ranks,
+};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::{planning, run};
 use futures::StreamExt;
@@ -104,4 +111,100 @@ fn one_device_has_no_pipeline_stages() {
     let data = data();
     let refused = builder(&data).one_device(Synchronization::PerStep).stages(vec![1, 1, 1]).build();
     assert!(matches!(refused, Err(Error::Config { setting: "stages", .. })), "{refused:?}");
+}
+
+/// Plans 24 samples over 4 ranks with 2 microbatches each.
+fn four_ranks(data: &TempDataset, meet: Synchronization) -> StepPlannerBuilder {
+    planning::builder(data.index(), 24, 4).microbatches(2).one_device(meet)
+}
+
+fn shard_groups(ranks: usize) -> Synchronization {
+    Synchronization::PerShardGroup(NonZeroUsize::new(ranks).unwrap())
+}
+
+#[test]
+fn shard_groups_wait_for_each_other_at_the_end_of_a_step_only() {
+    let data = data();
+    let plan = |meet, strategy| four_ranks(&data, meet).strategy(strategy).build().unwrap().plan(0).unwrap();
+    let meets = [Synchronization::PerStep, shard_groups(2), Synchronization::PerMicrobatch];
+    let blind = meets.map(|meet| plan(meet, Strategy::ROUND_ROBIN).makespan_ns);
+    assert!(blind.is_sorted() && blind[0] < blind[2], "one plan: {blind:?}");
+    let balanced = plan(shard_groups(2), Strategy::SEARCH);
+    let rank = |rank: usize| (0..2).map(|slot| balanced.microbatch_ns(rank, slot)).collect::<Vec<_>>();
+    let ranks: Vec<Vec<Vec<u64>>> = (0..4).map(rank).collect();
+    assert_eq!(balanced.makespan_ns, ranks.chunks(2).map(lockstep_ns).max().unwrap());
+    assert!(balanced.bound.ns <= balanced.makespan_ns && balanced.makespan_ns < blind[1]);
+    let mut places: Vec<u32> = balanced.ranks.iter().flatten().flatten().copied().collect();
+    places.sort_unstable();
+    assert_eq!(places, (0..24).collect::<Vec<u32>>());
+}
+
+#[test]
+fn shard_groups_of_one_rank_are_ddp_and_of_all_ranks_fsdp() {
+    let data = data();
+    let (ddp, fsdp) = (Synchronization::PerStep, Synchronization::PerMicrobatch);
+    for strategy in [Strategy::ROUND_ROBIN, Strategy::LPT, Strategy::SEARCH] {
+        let plan = |meet| {
+            let plan = four_ranks(&data, meet).strategy(strategy).build().unwrap().plan(0).unwrap();
+            (plan.ranks, plan.makespan_ns, plan.bound)
+        };
+        assert_eq!(plan(shard_groups(1)), plan(ddp), "{strategy}");
+        assert_eq!(plan(shard_groups(4)), plan(fsdp), "{strategy}");
+    }
+    let refused = four_ranks(&data, shard_groups(3)).build();
+    assert!(matches!(refused, Err(Error::Config { setting: "synchronize", .. })), "{refused:?}");
+}
+
+#[test]
+fn a_plan_by_tokens_evens_tokens_and_nothing_else() {
+    let data = data();
+    let planner = four_ranks(&data, Synchronization::PerMicrobatch).build().unwrap();
+    let (by_tokens, by_time) = (planner.plan_by_tokens(0).unwrap(), planner.plan(0).unwrap());
+    let tokens = |plan: &StepPlan| -> Vec<u64> {
+        let sum = |places: &Vec<u32>| {
+            places.iter().map(|&place| u64::from(plan.costs[place as usize].tokens)).sum()
+        };
+        plan.ranks.iter().flatten().map(sum).collect()
+    };
+    let spread = |tokens: &[u64]| tokens.iter().max().unwrap() - tokens.iter().min().unwrap();
+    assert!(spread(&tokens(&by_tokens)) <= spread(&tokens(&by_time)));
+    assert_eq!(tokens(&by_tokens).iter().sum::<u64>(), tokens(&by_time).iter().sum::<u64>());
+    assert!(by_tokens.ranks.iter().all(|rank| rank.len() == 2));
+    assert!(by_tokens.makespan_ns >= by_time.makespan_ns);
+    assert_eq!(planner.plan_by_tokens(0).unwrap().digest, by_tokens.digest);
+    let pipeline = planning::builder(data.index(), 24, 4).build().unwrap();
+    assert!(matches!(pipeline.plan_by_tokens(0), Err(Error::Config { setting: "strategy", .. })));
+}
+
+#[test]
+fn ways_to_balance_ranks_are_compared_with_communication_and_memory() {
+    let data = data();
+    let spec = ModelSpec::preset("omni-7b").unwrap();
+    let links = DevicePreset::named("h100").unwrap().links();
+    let training = RankTraining { memory: ReplicaMemory::new(&spec), links, gpus_per_node: 8 };
+    let balances = [
+        RankBalance::Strategy(Strategy::ROUND_ROBIN),
+        RankBalance::Tokens,
+        RankBalance::Strategy(Strategy::SEARCH),
+    ];
+    let compared = |meet| {
+        let planner = four_ranks(&data, meet).build().unwrap();
+        compare_ranks(&planner, &balances, 0..2, &training).unwrap()
+    };
+    let fsdp = compared(Synchronization::PerMicrobatch);
+    let seconds: Vec<f64> = fsdp.iter().map(|summary| summary.steps.mean_seconds()).collect();
+    assert!(seconds[2] < seconds[1] && seconds[2] < seconds[0], "{seconds:?}");
+    assert!(fsdp[2].steps.bound_seconds > 0.0 && fsdp[2].steps.bound_seconds <= seconds[2]);
+    for summary in &fsdp {
+        assert_eq!((summary.steps.step_seconds.len(), summary.microbatch_tokens.len()), (2, 3));
+        assert!((0.0..1.0).contains(&summary.steps.bubble_fraction));
+        assert!(summary.exposed_seconds.is_some_and(|seconds| seconds >= 0.0));
+    }
+    let ddp = compared(Synchronization::PerStep);
+    assert_eq!(ddp[0].memory.activations, fsdp[0].memory.activations, "the same microbatches");
+    assert!(ddp[0].memory.optimizer >= 4 * fsdp[0].memory.optimizer - 48);
+    let unlinked = RankTraining { links: None, ..training.clone() };
+    let planner = four_ranks(&data, Synchronization::PerStep).build().unwrap();
+    let unlinked = compare_ranks(&planner, &balances[..1], 0..1, &unlinked).unwrap();
+    assert_eq!(unlinked[0].exposed_seconds, None);
 }

@@ -43,6 +43,11 @@ impl<A: Accepted> SetArgs<A> {
         Ok(Settings::from_pairs(&self.pairs)?)
     }
 
+    /// Whether a setting is given.
+    pub(crate) fn is_given(&self, name: &str) -> bool {
+        self.pairs.iter().any(|pair| is_in(pair, name))
+    }
+
     /// Refuses settings that have no effect beside other arguments.
     ///
     /// - `without_effect`: groups and single settings

@@ -6,9 +6,9 @@ use super::set::{Accepted, SetArgs};
 use crate::failure::Failure;
 use clap::Args;
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::settings::{Settings, SynchronizationName, TailName};
+use dflop_loader::settings::{Settings, TailName};
 use dflop_loader::store::file;
-use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder};
+use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder, Synchronization};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -32,6 +32,9 @@ pub(crate) struct StepPlanArgs {
     /// End after this many epochs over every dataset [default: no end].
     #[arg(long, value_name = "N")]
     pub(crate) epochs: Option<u64>,
+    /// Whether ranks without `plan.stages` run all modules even if they wait only at the end of a step.
+    #[arg(skip)]
+    pub(crate) is_one_device: bool,
 }
 
 /// State to resume from.
@@ -123,7 +126,7 @@ pub(crate) fn check_layout<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -
 
 impl StepPlanArgs {
     /// Builds the planner; step 0 starts at the first sample of the first epoch, unless the run is resumed.
-    /// Without `plan.stages` every module is a pipeline stage.
+    /// Without `plan.stages` every module is a pipeline stage, unless ranks run all modules.
     pub(crate) fn planner(
         &self,
         settings: &Settings,
@@ -137,9 +140,10 @@ impl StepPlanArgs {
             .microbatches(self.microbatches)
             .seed(self.seed);
         builder = settings.order.apply(settings.plan.apply(builder));
-        match (&settings.plan.stages, settings.plan.synchronize) {
-            (Some(_), _) | (None, SynchronizationName::Step) => {}
-            (None, synchronize) => builder = builder.one_device(synchronize.into()),
+        let synchronize = settings.plan.synchronize;
+        let is_one_device = self.is_one_device || synchronize != Synchronization::PerStep;
+        if is_one_device && settings.plan.stages.is_none() {
+            builder = builder.one_device(synchronize);
         }
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);

@@ -19,6 +19,7 @@ mod plan;
 mod plan_grid;
 mod plan_samples;
 mod profiles;
+mod ranks;
 mod real_input;
 mod remote;
 mod reports;

@@ -186,8 +186,7 @@ fn plans_are_made_for_schedules_with_one_backward_pass() {
 #[test]
 fn flags_of_shapes_are_refused_with_a_dataset() {
     for flag in [
-        &["--gpus", "8"][..],
-        &["--gpus-per-node", "8"],
+        &["--gpus-per-node", "8"][..],
         &["--memory-gib", "80"],
         &["--links", "links.json"],
         &["--set", "space.recompute=true"],

@@ -75,8 +75,9 @@ def plan_parallelism(
 def simulate(
     dataset: Dataset | Names | None = None,
     *,
-    global_batch_size: int,
+    global_batch_size: int | None = None,
     model: Model = "omni-7b",
+    gpus: int | None = None,
     dp_size: int | None = None,
     microbatches: int | None = None,
     stages: Sequence[int] | None = None,
@@ -84,13 +85,15 @@ def simulate(
     schedule: str = "1f1b",
     **flags: Any,
 ) -> dict[str, Any]:
-    """Simulates pipelines on global batches of a dataset: data-blind, LPT and dflop.
+    """Simulates FSDP or pipelines on global batches of a dataset: data-blind, LPT and dflop.
 
     Args:
-        dataset: a `Dataset`, or shards. Without one, but with the flags ``shapes`` and ``gpus``, whole
-            methods are compared.
-        global_batch_size: samples of a step, over all ranks.
+        dataset: a `Dataset`, or shards. Without one, but with ``gpus`` and the flag ``shapes``, whole methods
+            are compared.
+        global_batch_size: samples of a step, over all ranks. Default, with ``gpus``: 8 per microbatch.
         model: preset, directory of a checkpoint, or a `ModelDescription`.
+        gpus: number of GPUs that each run the whole model, in place of ``dp_size``: FSDP, DDP with
+            ``plan={"synchronize": "step"}``, HSDP with ``plan={"synchronize": "microbatch:N"}``.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.
@@ -100,7 +103,7 @@ def simulate(
 
     Returns:
         ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``
-        each.
+        each; with ``gpus`` also a balance by tokens, ``lower_bound_seconds``, ``communication``, ``memory``.
 
     Raises:
         ConfigError: flags are invalid.
@@ -112,10 +115,13 @@ def simulate(
         ... )
         >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
         [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.06)]
+        >>> dflop.simulate("shards/", model="model/", gpus=4, steps=1)["layout"]
+        'FSDP over 4 GPUs'
     """
     flags |= {
         "global_batch_size": global_batch_size,
         "model": model,
+        "gpus": gpus,
         "dp_size": dp_size,
         "microbatches": microbatches,
     }

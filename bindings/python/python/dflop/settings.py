@@ -43,7 +43,8 @@ class Plan(_Settings):
         schedule: Schedule that runs the stages: ``gpipe``, ``1f1b``, ``zb-h1``, ``1f1b-ahead:R`` with
             encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline rank.
         synchronize: Without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
-            with accumulated gradients, or in every ``microbatch``, as in FSDP.
+            with accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within
+            groups of N ranks, ``microbatch:N``, as in HSDP.
         tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
         bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
@@ -73,7 +74,7 @@ class Plan(_Settings):
     search_effort: int = 20_000
     stages: Sequence[int] | None = None
     schedule: str = "1f1b"
-    synchronize: Literal["step", "microbatch"] = "step"
+    synchronize: str = "step"
     tokens_max: int | None = None
     bytes_max: int | None = None
     cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None

@@ -114,7 +114,7 @@ impl<'py> Settings<'py> {
         let mut planner = run.apply(StepPlanner::builder(mixture, model.costs));
         planner = plan.apply(order.apply(planner));
         if plan.stages.is_none() {
-            planner = planner.one_device(plan.synchronize.into());
+            planner = planner.one_device(plan.synchronize);
         }
         if let Some(function) = &model.cost {
             planner = planner.cost_function(function.clone());

@@ -136,7 +136,7 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Runs all modules of a rank in sequence on one device, as DDP and FSDP do, instead of a pipeline:
+    /// Runs all modules of a rank in sequence on one device, as DDP, FSDP and HSDP do, instead of a pipeline:
     /// a sample costs the sum over the modules. Default: pipeline stages, see [`Self::stages`].
     ///
     /// - `synchronization`: when data-parallel ranks wait for each other
@@ -292,10 +292,11 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if the stages do not name every model module or do not fit the
-    /// schedule, if the global batch has fewer samples than there are microbatches on all ranks or more than
-    /// the datasets, if the tail drops every sample, or if mixture weights do not fit the datasets;
-    /// [`Error::State`] if a state does not fit, with the shard that changed.
+    /// [`Error::Config`] if a count is zero, if shard groups do not divide the ranks, if the stages do not
+    /// name every model module or do not fit the schedule, if the global batch has fewer samples than there
+    /// are microbatches on all ranks or more than the datasets, if the tail drops every sample, or if mixture
+    /// weights do not fit the datasets; [`Error::State`] if a state does not fit, with the shard that
+    /// changed.
     pub fn build(self) -> Result<StepPlanner> {
         let zero_cost = self.model.predict(&SampleShape::default());
         let zero_cost =
@@ -380,6 +381,12 @@ impl StepPlannerBuilder {
         }
         if self.config.microbatches == 0 {
             return invalid("microbatches", "must be at least 1".into());
+        }
+        if let Some(Synchronization::PerShardGroup(ranks)) = self.config.synchronization
+            && !self.config.dp_size.is_multiple_of(ranks.get())
+        {
+            let reason = format!("shard groups of {ranks} ranks do not divide {} ranks", self.config.dp_size);
+            return invalid("synchronize", reason);
         }
         check_at_most("global_batch", self.global_batch, GLOBAL_BATCH_MAX)?;
         check_at_most("first_epoch", self.first_epoch, COUNT_MAX)?;

@@ -1,8 +1,10 @@
 //! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
 //!
-//! Rejects flags that have no effect: dataset flags with `--shapes`, and shape flags without it.
+//! A dataset is simulated on a pipeline, or on ranks that run the whole model. Rejects flags that have no
+//! effect: dataset flags with `--shapes`, and shape flags without it.
 
 mod given;
+mod ranks;
 mod shapes;
 
 use crate::args::ReportArgs;
@@ -22,7 +24,7 @@ use dflop_loader::settings::PlanSettings;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use given::{HAS_MICROBATCHES, is_degrees};
 use serde::Serialize;
-use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs};
+use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs, SimulatedSteps};
 use std::io::Write;
 
 pub(crate) use shapes::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
@@ -35,13 +37,19 @@ pub(crate) const COMPARED: [(Strategy, &str); 3] =
 #[derive(Debug)]
 pub(crate) struct SimulateCommand(SimulateArgs);
 
-/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop.
+/// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop; with `--gpus`, FSDP.
 ///
-/// A pipeline schedule sums predicted times; no device is measured. With `--shapes` and `--gpus` instead of a
-/// dataset, whole methods are compared, planning and balancing: data-blind with uniform parallelism,
-/// data-blind with our plan, LPT, the paper's, and ours; with `--plan` also, the ways to fill that plan's
-/// microbatches. Plans are made for `plan.schedule`, for `zb-h1` as for 1F1B; `--shapes` accepts `gpipe`,
-/// `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested simulation are rejected.
+/// A pipeline schedule sums predicted times; no device is measured. With `--gpus` and a dataset, every GPU
+/// runs the whole model: FSDP, DDP with `plan.synchronize=step`, HSDP in groups of N with
+/// `plan.synchronize=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
+/// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
+/// takes longer.
+///
+/// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
+/// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`
+/// also, the ways to fill that plan's microbatches. Plans are made for `plan.schedule`, for `zb-h1` as for
+/// 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested
+/// simulation are rejected.
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]
@@ -68,6 +76,8 @@ accepted!(SimulateAccepted: "plan.schedule", "plan.stages", "plan.search_effort"
 #[derive(Debug, Serialize)]
 struct SimulateReport {
     steps: u64,
+    /// Such as `pipeline of 1 vision and 4 llm stages x 8 ranks`.
+    layout: String,
     schedule: String,
     model: String,
     device: String,
@@ -93,6 +103,21 @@ pub(crate) struct StrategyReport {
 }
 
 impl StrategyReport {
+    /// Reports a strategy.
+    ///
+    /// - `blind_seconds`: mean step of the data-blind strategy
+    fn new(name: &'static str, summary: &StrategySummary, blind_seconds: f64) -> Self {
+        let step_seconds = summary.mean_seconds();
+        Self {
+            name,
+            step_seconds,
+            step_seconds_p95: summary.p95_seconds(),
+            bubble_fraction: summary.bubble_fraction,
+            speedup: if step_seconds > 0.0 { blind_seconds / step_seconds } else { 1.0 },
+            launch_limited: summary.launch_limited,
+        }
+    }
+
     /// Converts to a study strategy.
     pub(crate) fn to_result(&self, steps: u64) -> StrategyResult {
         StrategyResult {
@@ -110,8 +135,11 @@ impl StrategyReport {
 impl Args for SimulateCommand {
     /// Requires a dataset only if no shapes are given.
     fn augment_args(command: Command) -> Command {
-        // The same arguments as `order`; shapes replace the dataset and the number of ranks.
-        SimulateArgs::augment_args(command).mut_arg("shards", no_dataset).mut_arg("dp_size", no_dp_size)
+        // The same arguments as `order`; shapes replace the dataset and the ranks, GPUs replace the ranks.
+        SimulateArgs::augment_args(command)
+            .mut_arg("shards", no_dataset)
+            .mut_arg("dp_size", no_dp_size)
+            .mut_arg("global_batch_size", no_global_batch)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -122,7 +150,9 @@ impl Args for SimulateCommand {
 impl FromArgMatches for SimulateCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         check(matches)?;
-        SimulateArgs::from_arg_matches(matches).map(Self)
+        let mut args = SimulateArgs::from_arg_matches(matches)?;
+        args.use_gpus_as_ranks(is_given(matches, "global_batch_size"));
+        Ok(Self(args))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -136,13 +166,18 @@ fn no_dataset(arg: Arg) -> Arg {
 }
 
 /// Turns the number of DP ranks into an optional argument with shapes, where the parallelism plan determines
-/// it.
+/// it, and with GPUs, which are ranks.
 fn no_dp_size(arg: Arg) -> Arg {
-    arg.required(false).required_unless_present("shapes").default_value_if(
-        "shapes",
-        ArgPredicate::IsPresent,
-        "1",
-    )
+    let arg = arg.required(false).required_unless_present_any(["shapes", "gpus"]);
+    arg.default_value_ifs([("shapes", ArgPredicate::IsPresent, "1"), ("gpus", ArgPredicate::IsPresent, "1")])
+}
+
+/// Turns the number of samples into an optional argument with GPUs.
+fn no_global_batch(arg: Arg) -> Arg {
+    arg.required(false)
+        .required_unless_present("gpus")
+        .default_value_if("gpus", ArgPredicate::IsPresent, "0")
+        .help("Number of samples in a global batch [default: 8 per microbatch with `--gpus`]")
 }
 
 pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Failure> {
@@ -154,6 +189,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     let mut settings = args.set.settings()?;
     check_plan_settings(&args.set, &settings)?;
     check_layout(&args.set, &settings)?;
+    args.synchronize_ranks(&mut settings)?;
     // The comparison plans for the schedule; a planner has none for `zb-h1`.
     let schedule = std::mem::replace(&mut settings.plan.schedule, PlanSettings::default().schedule);
     let planner = args.planned.planner(&settings, &ResumeArgs::default())?;
@@ -163,8 +199,13 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if steps == 0 {
         return Err(Failure::Misuse("invalid `steps`: must be at least 1".into()));
     }
+    if planner.is_lockstep() {
+        // Ranks that run all modules have no other schedule.
+        return ranks::run(args, &settings, &planner.schedule(schedule)?, steps, out);
+    }
     let report = SimulateReport {
         steps,
+        layout: ranks::layout(&planner),
         schedule: schedule.to_string(),
         model: args.planned.plan.model.name(),
         device: args.planned.plan.model.device_name(),
@@ -173,7 +214,21 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         strategies: compare(&planner, steps, schedule)?,
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &shapes::dataset_report(args, schedule, &planner, &report)?)?;
+        let SimulateReport { layout, model, device, is_measured, launch_limits, .. } = &report;
+        let results = report.strategies.iter().map(|strategy| strategy.to_result(steps)).collect();
+        let (planner, is_measured) = (&planner, *is_measured);
+        let simulated = SimulatedSteps {
+            planner,
+            schedule,
+            steps,
+            model,
+            device,
+            is_measured,
+            launch_limits,
+            layout,
+            results,
+        };
+        write_report(path, &shapes::dataset_report(args, &simulated)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
@@ -186,21 +241,16 @@ pub(crate) fn compare(
 ) -> Result<Vec<StrategyReport>, Failure> {
     let summaries = compare_strategies(planner, &COMPARED.map(|(strategy, _)| strategy), 0..steps, schedule)?;
     let blind_seconds = summaries[0].mean_seconds();
-    let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| StrategyReport {
-        name,
-        step_seconds: summary.mean_seconds(),
-        step_seconds_p95: summary.p95_seconds(),
-        bubble_fraction: summary.bubble_fraction,
-        speedup: if summary.mean_seconds() > 0.0 { blind_seconds / summary.mean_seconds() } else { 1.0 },
-        launch_limited: summary.launch_limited,
+    let report = |(summary, (_, name)): (&StrategySummary, (Strategy, &'static str))| {
+        StrategyReport::new(name, summary, blind_seconds)
     };
     Ok(summaries.iter().zip(COMPARED).map(report).collect())
 }
 
 fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
-    let SimulateReport { steps, schedule, model, device, is_measured, .. } = report;
+    let SimulateReport { steps, layout, schedule, model, device, is_measured, .. } = report;
     let source = if *is_measured { "measured" } else { "a stated rate" };
-    writeln!(out, "simulated: {steps} {schedule} steps, {model} on {device} ({source})")?;
+    writeln!(out, "simulated: {layout}, {steps} {schedule} steps, {model} on {device} ({source})")?;
     print_strategies(out, &report.strategies)?;
     print_launch_limits(out, &report.launch_limits)?;
     let ours = report.strategies.last().filter(|ours| ours.launch_limited > 0.0);
@@ -238,15 +288,22 @@ pub(crate) fn print_strategies(
 }
 
 /// Arguments that both simulations accept.
-const SHARED: [&str; 9] =
-    ["model", "device", "profile", "global_batch_size", "seed", "steps", "json", "report", "pairs"];
+const SHARED: [&str; 10] =
+    ["model", "device", "profile", "global_batch_size", "seed", "steps", "json", "report", "pairs", "gpus"];
+/// Arguments of shapes that a dataset accepts with GPUs as ranks.
+const OF_GPUS: [&str; 2] = ["gpus_per_node", "memory_gib"];
+
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::CommandLine)
+}
 
 /// Checks that every flag on the command line has an effect.
 ///
 /// # Errors
-/// [`ErrorKind::ArgumentConflict`] that names the first flag without effect, and what the flag belongs to.
+/// [`ErrorKind::ArgumentConflict`] that names the first flag without effect, and what the flag belongs to;
+/// [`ErrorKind::MissingRequiredArgument`] without a number of samples for shapes.
 fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
-    let has_shapes = matches.contains_id("shapes");
+    let (has_shapes, has_gpus) = (matches.contains_id("shapes"), matches.contains_id("gpus"));
     let of_shapes = ShapesArgs::augment_args(Command::default());
     let of_shapes: Vec<&str> = of_shapes.get_arguments().map(|arg| arg.get_id().as_str()).collect();
     let mut plan = matches.get_many::<String>("plan").into_iter().flatten().peekable();
@@ -254,21 +311,32 @@ fn check(matches: &ArgMatches) -> Result<(), clap::Error> {
     // A plan file has the number of microbatches; degrees do not.
     let needs_microbatches = has_shapes && plan.any(|value| is_degrees(value));
     let has_effect = |id: &str| {
+        let is_of_gpus = has_gpus && OF_GPUS.contains(&id);
         SHARED.contains(&id)
+            || is_of_gpus
             || of_shapes.contains(&id) == has_shapes
             || (id == "microbatches" && needs_microbatches)
     };
     let all = SimulateArgs::augment_args(Command::default());
-    let is_given = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
-    let Some(arg) = all.get_arguments().filter(is_given).find(|arg| !has_effect(arg.get_id().as_str()))
-    else {
-        return Ok(());
-    };
-    let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
-    let reason = match (has_shapes, arg.get_id().as_str()) {
-        (true, "microbatches") if has_plan => HAS_MICROBATCHES,
-        (true, _) => OF_DATASET,
-        (false, _) => OF_SHAPES,
-    };
-    Err(clap::Error::raw(ErrorKind::ArgumentConflict, format!("`{flag}` {reason}")))
+    let mut given = all.get_arguments().filter(|arg| is_given(matches, arg.get_id().as_str()));
+    let conflict = |problem: String| Err(clap::Error::raw(ErrorKind::ArgumentConflict, problem));
+    if let Some(arg) = given.find(|arg| !has_effect(arg.get_id().as_str())) {
+        let flag = arg.get_long().map_or_else(|| arg.get_id().to_string(), |long| format!("--{long}"));
+        let reason = match (has_shapes, arg.get_id().as_str()) {
+            (true, "microbatches") if has_plan => HAS_MICROBATCHES,
+            (true, _) => OF_DATASET,
+            (false, _) => OF_SHAPES,
+        };
+        return conflict(format!("`{flag}` {reason}"));
+    }
+    if has_shapes && !is_given(matches, "global_batch_size") {
+        let problem = "`--shapes` needs `--global-batch-size`";
+        return Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, problem));
+    }
+    if !has_shapes && has_gpus && is_given(matches, "dp_size") {
+        let problem =
+            "`--dp-size` has no effect with `--gpus`, whose GPUs are the ranks; leave out one of both";
+        return conflict(problem.to_owned());
+    }
+    Ok(())
 }

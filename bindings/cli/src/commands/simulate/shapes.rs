@@ -4,7 +4,7 @@
 //! Fills the `dflop simulate` report.
 
 use super::given::GivenPlan;
-use super::{COMPARED, SimulateArgs, SimulateReport};
+use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
 use crate::commands::plan::{
     DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, plan_schedule, search_space,
@@ -16,7 +16,7 @@ use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps, write_report};
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::DevicePreset;
+use dflop_costmodel::{DevicePreset, LaunchLimit};
 use dflop_loader::StepPlanner;
 use dflop_planner::{
     IdleBreakdown, MethodComparison, MethodScore, ParallelismPlan, PlanProblem, Workload, compare,
@@ -60,7 +60,7 @@ pub(super) struct ShapesArgs {
     /// sample, optional.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
-    /// Number of GPUs in the cluster.
+    /// Number of GPUs in the cluster; with a dataset, ranks that each run the whole model.
     #[arg(long, value_name = "N", help_heading = "Shapes")]
     gpus: Option<u32>,
     /// GPUs per node.
@@ -148,6 +148,18 @@ pub(super) struct NamedMemoryJson {
 impl ShapesArgs {
     pub(super) fn path(&self) -> Option<&Path> {
         self.shapes.as_deref()
+    }
+
+    pub(super) const fn gpus(&self) -> Option<u32> {
+        self.gpus
+    }
+
+    pub(super) const fn gpus_per_node(&self) -> u32 {
+        self.gpus_per_node
+    }
+
+    pub(super) const fn memory_gib(&self) -> f64 {
+        self.memory_gib
     }
 }
 
@@ -322,16 +334,28 @@ pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order rou
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \
     schedule. They weigh samples against each other; absolute times need a measured profile.";
 
+/// Simulated steps of a dataset.
+#[derive(Debug)]
+pub(super) struct SimulatedSteps<'a> {
+    pub(super) planner: &'a StepPlanner,
+    pub(super) schedule: ScheduleKind,
+    pub(super) steps: u64,
+    pub(super) model: &'a str,
+    pub(super) device: &'a str,
+    pub(super) is_measured: bool,
+    pub(super) launch_limits: &'a [LaunchLimit],
+    pub(super) layout: &'a str,
+    /// Results of the strategies in [`COMPARED`].
+    pub(super) results: Vec<StrategyResult>,
+}
+
 /// Returns the report on a simulated dataset.
 pub(super) fn dataset_report(
     args: &SimulateArgs,
-    schedule: ScheduleKind,
-    planner: &StepPlanner,
-    simulated: &SimulateReport,
+    simulated: &SimulatedSteps<'_>,
 ) -> Result<RunReport, Failure> {
-    let SimulateReport { steps, schedule: _, model, device, is_measured, launch_limits, strategies } =
-        simulated;
-    let results = strategies.iter().map(|strategy| strategy.to_result(*steps));
+    let &SimulatedSteps { planner, schedule, steps, model, device, is_measured, .. } = simulated;
+    let results = simulated.results.iter().cloned();
     let first = planner.first_step();
     let planned = PlannedSteps {
         planner,
@@ -346,17 +370,21 @@ pub(super) fn dataset_report(
         RunReport::new("simulate", format!("Simulated steps of {name}"), Origin::for_this_process());
     report.verdict = compare_steps(&study);
     report.fact("Model", model);
-    let source = if *is_measured { "a measured profile" } else { "a stated rate" };
+    let source = if is_measured { "a measured profile" } else { "a stated rate" };
     report.fact("Device", format!("{device}, {source}"));
-    let stages: usize = planner.pipeline().stages.iter().sum();
-    report.fact("Cluster", format!("{} DP ranks × {stages} stages", planner.dp_size()));
-    report.fact("Schedule", format!("{schedule}, {} microbatches per rank", planner.microbatches()));
+    report.fact("Cluster", simulated.layout);
+    let microbatches = format!("{} microbatches per rank", planner.microbatches());
+    if planner.is_lockstep() {
+        report.fact("Schedule", microbatches);
+    } else {
+        report.fact("Schedule", format!("{schedule}, {microbatches}"));
+    }
     report.fact("Global batch", format!("{} samples", args.planned.plan.global_batch_size));
     report.fact("Steps", steps.to_string());
     if !is_measured {
         report.notes.push(ABOUT_STATED_RATES.to_owned());
     }
-    report.notes.extend(launch_limits.iter().map(|limit| format!("{limit}.")));
+    report.notes.extend(simulated.launch_limits.iter().map(|limit| format!("{limit}.")));
     report.notes.extend(note);
     report.studies.push(study);
     Ok(report)

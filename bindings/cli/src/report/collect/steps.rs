@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use dflop_balancer::schedule::{PassKind, ScheduleKind};
-use dflop_balancer::{Event, Strategy};
-use dflop_loader::{StepPlan, StepPlanner, simulate_plan};
+use dflop_balancer::{Event, Strategy, split_time};
+use dflop_loader::{StepPlan, StepPlanner, Synchronization, simulate_plan};
 
 use super::described::SampleTable;
 use crate::failure::Failure;
@@ -66,6 +66,26 @@ fn timeline(
     };
     let groups = plan.ranks.iter().flatten();
     let groups = groups.map(|places| places.iter().map(&mut index_of).collect()).collect();
+    let (rows, makespan_ns) = match planner.synchronization() {
+        Some(meet) if meet.meets_in_layers() => (lockstep_rows(planner, plan, meet), plan.makespan_ns),
+        _ => pipeline_rows(planner, plan, schedule)?,
+    };
+    Ok(Timeline {
+        strategy,
+        makespan_ns,
+        loads_ns: loads_ns(planner, plan),
+        rows,
+        groups,
+        unlisted: Vec::new(),
+    })
+}
+
+/// Simulates every rank for itself; returns the rows, and the slowest rank's makespan in nanoseconds.
+fn pipeline_rows(
+    planner: &StepPlanner,
+    plan: &StepPlan,
+    schedule: ScheduleKind,
+) -> Result<(Vec<Row>, u64), Failure> {
     let (mut rows, mut makespan_ns, mut first_group) = (Vec::new(), 0, 0);
     for (rank, simulation) in simulate_plan(planner, plan, schedule)?.into_iter().enumerate() {
         makespan_ns = makespan_ns.max(simulation.makespan_ns);
@@ -76,14 +96,34 @@ fn timeline(
         rows.append(&mut own);
         first_group += plan.ranks[rank].len() as u32;
     }
-    Ok(Timeline {
-        strategy,
-        makespan_ns,
-        loads_ns: loads_ns(planner, plan),
-        rows,
-        groups,
-        unlisted: Vec::new(),
-    })
+    Ok((rows, makespan_ns))
+}
+
+/// Returns a row for each rank, whose passes through a module start when the shard group has met.
+fn lockstep_rows(planner: &StepPlanner, plan: &StepPlan, meet: Synchronization) -> Vec<Row> {
+    let shard_ranks = meet.shard_ranks(plan.ranks.len()).get();
+    let (slots, modules) = (planner.microbatches(), planner.model().modules().len());
+    let mut rows: Vec<Row> = (0..plan.ranks.len()).flat_map(|rank| rows_of_rank(planner, rank)).collect();
+    for (group, rows) in rows.chunks_mut(shard_ranks).enumerate() {
+        let mut start_ns = 0;
+        for slot in 0..slots {
+            let passes = (0..modules).map(|module| (module, PassCode::Forward));
+            let passes = passes.chain((0..modules).rev().map(|module| (module, PassCode::Backward)));
+            for (module, pass) in passes {
+                let mut slowest_ns = 0;
+                for (rank, row) in rows.iter_mut().enumerate() {
+                    let rank = group * shard_ranks + rank;
+                    let (forward_ns, backward_ns) = split_time(plan.microbatch_ns(rank, slot)[module]);
+                    let length_ns = if pass == PassCode::Forward { forward_ns } else { backward_ns };
+                    let (microbatch, group) = (slot as u32, (rank * slots + slot) as u32);
+                    row.bars.push(Bar { start_ns, length_ns, pass, microbatch, group });
+                    slowest_ns = slowest_ns.max(length_ns);
+                }
+                start_ns += slowest_ns;
+            }
+        }
+    }
+    rows
 }
 
 /// Returns a row for each stage on a rank, without bars.
