@@ -31,7 +31,10 @@ class Runner:
         return done.stdout.strip()
 
     def run(self, command: Command) -> dict[str, Any]:
-        """Returns `command`, `answer`, `wall_seconds`, `cpu_seconds`; `refused` replaces the answer of a failed command."""
+        """Returns `command`, `answer`, `wall_seconds`, `cpu_seconds`.
+
+        A command that fails has its message as `refused` in place of an answer.
+        """
         start = time.perf_counter()
         with subprocess.Popen(
             [self.dflop, *command.arguments, "--json"],

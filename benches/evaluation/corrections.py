@@ -45,7 +45,9 @@ def run(directory: Path, steps: int) -> dict[str, Any]:
         "interval_steps": INTERVAL,
         "noise": NOISE,
         "steps": steps,
-        "rows": [_replay(directory / f"texts-{share}-{added}", share, added, steps) for share, added in cases],
+        "rows": [
+            _replay(directory / f"texts-{share}-{added}", share, added, steps) for share, added in cases
+        ],
     }
 
 
@@ -135,5 +137,6 @@ def _imbalance(ranks: list[list[float]]) -> float:
 def _rank_seconds(plan: Any, seconds: list[float]) -> list[list[float]]:
     """Returns the time of every microbatch, by rank."""
     return [
-        [sum(seconds[plan.samples[item][1]] for item in microbatch) for microbatch in rank] for rank in plan.ranks
+        [sum(seconds[plan.samples[item][1]] for item in microbatch) for microbatch in rank]
+        for rank in plan.ranks
     ]

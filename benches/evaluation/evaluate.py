@@ -36,7 +36,11 @@ EFFORT = {"full": (50, 10.0, 96), "quick": (2, 1.0, 48)}
 def main() -> None:
     """Runs the chosen studies and writes the page."""
     options = _options()
-    results = json.loads(options.results.read_text(encoding="utf-8")) if options.results.exists() else {"studies": {}}
+    results = (
+        json.loads(options.results.read_text(encoding="utf-8"))
+        if options.results.exists()
+        else {"studies": {}}
+    )
     if not options.page:
         with tempfile.TemporaryDirectory() as directory:
             _run(options, results, Path(directory))
@@ -44,9 +48,13 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dflop", type=Path, default=ROOT / "target/release/dflop", help="the command")
-    parser.add_argument("--results", type=Path, help="JSON with all figures [default: today's in benches/results]")
+    parser.add_argument(
+        "--results", type=Path, help="JSON with all figures [default: today's in benches/results]"
+    )
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="directory of the page")
     parser.add_argument("--only", nargs="+", choices=STUDIES, default=STUDIES, help="studies to run")
     parser.add_argument("--quick", action="store_true", help="few steps and short limits")
@@ -86,7 +94,11 @@ def _run(options: argparse.Namespace, results: dict[str, Any], directory: Path) 
         else:
             print("corrections: skipped, the Python package dflop is not installed")
             continue
-        study = {"date": str(datetime.date.today()), "effort": effort, "wall_seconds": time.perf_counter() - begin}
+        study = {
+            "date": str(datetime.date.today()),
+            "effort": effort,
+            "wall_seconds": time.perf_counter() - begin,
+        }
         results["studies"][name] = study | found
         options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"{name}: {study['wall_seconds']:.0f} s", flush=True)

@@ -1,4 +1,4 @@
-"""Writes `docs/evaluation.md` and the figures from stored results; every number in the text is computed here."""
+"""Writes `docs/evaluation.md` and the figures from stored results, so that text and numbers agree."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ SECTIONS = [
     ("corrections", overheads.adaptive),
     ("start", overheads.first_minutes),
 ]
-PYTHON_RUN, TRAIN_RUN, GPU_RUN = "2026-11-22-python.txt", "2026-11-22-training.txt", "2026-11-28-predict-recorded.txt"
+PYTHON_RUN, TRAIN_RUN, GPU_RUN = (
+    "2026-11-22-python.txt",
+    "2026-11-22-training.txt",
+    "2026-11-28-predict-recorded.txt",
+)
 # Measured gains: run, simulated, measured, file in `benches/results`.
 MEASURED = [
     ("CPU: DDP on two ranks, mostly short texts, wall time", "1.20", "1.17", PYTHON_RUN),
@@ -51,14 +55,15 @@ def _head(results: dict[str, Any], stored: Path) -> list[str]:
     return [
         "# Evaluation",
         filled(
-            "This page repeats the evaluation in the DFLOP paper (An et al., PACMMOD 2026, arXiv:2603.25120, section 5) "
-            "with dflop, as far as it can be simulated. **Step times are simulated from stated A100 rates; no cluster "
-            "was measured**; [measured gains](#measured-gains) are at the end."
+            """This page repeats the evaluation in the DFLOP paper (An et al., PACMMOD 2026,
+            arXiv:2603.25120, section 5) with dflop, as far as it can be simulated. **Step times are
+            simulated from stated A100 rates; no cluster was measured**; [measured
+            gains](#measured-gains) are at the end."""
         ),
         filled(
-            f"{only}`{results['version']}`, {results['machine']}, {' and '.join(dates)}; all figures and command lines "
-            f"are in [the results](../benches/results/{stored.name}). This command writes the page, the figures and "
-            "the results:"
+            f"""{only}`{results["version"]}`, {results["machine"]}, {" and ".join(dates)}; all figures and
+            command lines are in [the results](../benches/results/{stored.name}). This command writes
+            the page, the figures and the results:"""
         ),
         fence("make evaluation"),
         *_methods(),
@@ -67,7 +72,11 @@ def _head(results: dict[str, Any], stored: Path) -> list[str]:
 
 def _methods() -> list[str]:
     rows = [
-        ["by hand, joint", "the smallest TP, then the fewest stages that fit, encoder first", "dealt, one sample each"],
+        [
+            "by hand, joint",
+            "the smallest TP, then the fewest stages that fit, encoder first",
+            "dealt, one sample each",
+        ],
         ["lpt, sorted", "the dflop plan", "LPT, sorted by size"],
         ["data-blind, joint", "both modules on every rank, tuned", "dealt"],
         ["data-blind, uniform", "equal TP and DP degrees for both modules, tuned", "dealt"],
@@ -78,10 +87,11 @@ def _methods() -> list[str]:
         "## Methods",
         table(["method", "plan", "microbatches"], rows),
         filled(
-            "[Planning](planning.md) describes them. Columns *over* show the step time of a method over that of dflop. "
-            "\\* marks methods that do not fit into memory on some batch; a dash, methods without a plan that fits. "
-            "*bound / step* is a lower bound for every searched plan over the dflop step: 1 would be optimal. A "
-            "baseline that is busy half of the time can be beaten at most 2 times on the same plan."
+            """[Planning](planning.md) describes them. Columns *over* show the step time of a method over
+            that of dflop. \\* marks methods that do not fit into memory on some batch; a dash, methods
+            without a plan that fits. *bound / step* is a lower bound for every searched plan over the
+            dflop step: 1 would be optimal. A baseline that is busy half of the time can be beaten at
+            most 2 times on the same plan."""
         ),
     ]
 
@@ -95,10 +105,10 @@ def _inputs(results: dict[str, Any]) -> list[str]:
     return [
         "## Samples",
         filled(
-            "The paper's datasets are not included. Samples are drawn with seed "
-            f"{results['shapes_seed']} from log-normal distributions (sigma in parentheses), in proportion to the "
-            f"paper's dataset sizes, {shapes.SAMPLES:,} in a table, and the models' token rules turn them into encoder "
-            "tiles and LLM positions:"
+            f"""The paper's datasets are not included. Samples are drawn with seed {results["shapes_seed"]}
+            from log-normal distributions (sigma in parentheses), in proportion to the paper's dataset
+            sizes, {shapes.SAMPLES:,} in a table, and the models' token rules turn them into encoder
+            tiles and LLM positions:"""
         ),
         table(["dataset", "samples in the paper", "drawn as"], [*parts, ["audio", "", shapes.AUDIO]]),
         filled("Median, 95th percentile and maximum of the shape tables, which the first command writes:"),
@@ -109,26 +119,30 @@ def _inputs(results: dict[str, Any]) -> list[str]:
 
 def _measured() -> list[str]:
     rows = [
-        [run, simulated, measured, f"[{name}](../benches/results/{name})"] for run, simulated, measured, name in MEASURED
+        [run, simulated, measured, f"[{name}](../benches/results/{name})"]
+        for run, simulated, measured, name in MEASURED
     ]
     return [
         "## Measured gains",
-        filled("Speed-up of a balanced over a data-blind cut, predicted and measured; [Measured](measured.md) has more:"),
+        filled(
+            """Speed-up of a balanced over a data-blind cut, predicted and measured; [Measured](measured.md)
+            has more:"""
+        ),
         table(["run", "predicted", "measured", "output"], rows),
         filled(
-            "Gains on the CPU stay below the prediction because ranks share caches, and the H200 agrees within 2 % "
-            "where the device is the limit; ranks are computed one after another on it, so gradient sums are missing. "
-            "On these samples LPT is as good as the search, and where launches are the limit equal tokens are "
-            "better than both."
+            """Gains on the CPU are 2 to 4 % smaller than predicted, and those on the H200 agree within 2 %
+            where the device is the limit; it computes ranks one after another, so gradient sums are
+            missing. On these samples LPT is as good as the search, and where launches are the limit
+            equal tokens are better than both."""
         ),
     ]
 
 
 def _missing(studies: dict[str, Any]) -> list[str]:
     missing = [
-        "a plan by hand, balanced by dflop: no command balances a given plan; the ablation has a limit instead",
+        "a plan by hand, balanced by dflop: no command balances a given plan; the ablation has limits",
         "the training hours of the paper: its datasets and its A100 cluster are not available",
-        "Megatron-LM and PyTorch themselves: the plans `by hand, joint` and `data-blind, uniform` represent them",
+        "Megatron-LM and PyTorch: the plans `by hand, joint` and `data-blind, uniform` represent them",
         "the memory and throughput profiles of an A100, and the cost of tracking on a GPU",
     ]
     if "corrections" not in studies:

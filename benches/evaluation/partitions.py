@@ -6,6 +6,7 @@ global batch. `ranks`: a single time per sample and rank, for trainers whose ran
 
 import json
 import multiprocessing
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -21,11 +22,18 @@ SAMPLES_PER_MICROBATCH = 16
 SAMPLES_PER_RANK = [1, 2, 4, 8, 16]
 RANKS = 64
 THREADS = 2
-# FLOPs forward and backward of SigLIP-so400m per tile and Qwen2.5-7B per position, at a common rate in FLOP/s.
+# Sizes of SigLIP-so400m and Qwen2.5-7B; FLOPs forward and backward run at a common rate in FLOP/s.
 ENCODER = {"layers": 27, "hidden": 1152, "ffn": 4304, "patches": 729}
 LLM = {"layers": 28, "hidden": 3584, "kv_share": 4 / 28, "ffn": 18944, "vocabulary": 152_064}
 FLOPS_PER_SECOND = 150e12
-MICROBATCH_STRATEGIES = ["data-blind", "lpt", "kk", "multi_lpt", "search"]
+# Strategies for microbatches: name here, strategy, and work units if not the default.
+STRATEGIES = {
+    "data-blind": ("data-blind", None),
+    "lpt": ("lpt", None),
+    "multi_lpt": ("multi_lpt", None),
+    "search": ("search", None),
+    "long search": ("search", 200_000),
+}
 
 
 def encoder_ns(tiles: int) -> int:
@@ -55,10 +63,19 @@ def run(runner: Runner, rows: list[tuple[int, int]], seconds: float) -> dict[str
     }
 
 
-def _balanced(runner: Runner, instance: dict[str, Any], strategy: str) -> dict[str, Any]:
+def cost_variation(rows: list[tuple[int, int]]) -> float:
+    """Returns the coefficient of variation of the sample times."""
+    times = [encoder_ns(tiles) + llm_ns(tokens) for tiles, tokens in rows]
+    return statistics.pstdev(times) / statistics.mean(times)
+
+
+def _balanced(
+    runner: Runner, instance: dict[str, Any], strategy: str, work: int | None = None
+) -> dict[str, Any]:
     path = runner.directory / f"{instance['name']}.json"
     path.write_text(json.dumps(instance), encoding="utf-8")
-    done = runner.run(Command(["balance", "--instance", path.name, "--strategy", strategy]))
+    effort = [] if work is None else ["--search-effort", str(work)]
+    done = runner.run(Command(["balance", "--instance", path.name, "--strategy", strategy, *effort]))
     return {"command": done["command"], **done["answer"]}
 
 
@@ -69,10 +86,14 @@ def _microbatches(runner: Runner, rows: list[tuple[int, int]], seconds: float) -
     share = sum(llm for _, llm in times) / sum(encoder for encoder, _ in times)
     times = [[round(encoder * share), llm] for encoder, llm in times]
     instance = {"name": f"microbatches-{len(rows)}", "n": len(rows), "m": groups, "c": 2, "d": times}
-    found = {strategy: _balanced(runner, instance, strategy) for strategy in MICROBATCH_STRATEGIES}
+    found = {name: _balanced(runner, instance, *strategy) for name, strategy in STRATEGIES.items()}
     bound = max(one["lower_bound_ns"] for one in found.values())
     methods = {
-        name: {"seconds": one["solve_ms"] / 1e3, "gap": one["makespan_ns"] / bound - 1, "command": one["command"]}
+        name: {
+            "seconds": one["solve_ms"] / 1e3,
+            "gap": one["makespan_ns"] / bound - 1,
+            "command": one["command"],
+        }
         for name, one in found.items()
     }
     for name, one in found.items():

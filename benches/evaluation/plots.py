@@ -1,4 +1,4 @@
-"""Draws the figures of the evaluation as SVG that follows the theme of the system, and is legible on a phone."""
+"""Draws the figures as SVG that follows the theme of the system and is legible on a phone."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-# Names of colors with their light and dark value; drawings are made with the light values, then these are replaced.
+# Light and dark value of each color; drawings are made with light values, which variables then replace.
 COLORS = {
     "ink": ("#1a2029", "#e6e9ee"),
     "soft": ("#5a6572", "#9aa5b1"),
@@ -31,12 +31,13 @@ WIDTH_INCHES = 6.2
 
 
 class Series(NamedTuple):
-    """Values of a method, by position; `None` where the method has no plan."""
+    """Values of a method, by position; `None` where the method has no plan. Limits have open marks."""
 
     name: str
     color: str
     marker: str
     values: list[float | None]
+    is_limit: bool = False
 
 
 def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -56,7 +57,9 @@ def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
             "grid.color": LIGHT["grid"],
         }
     )
-    figure, axes = pyplot.subplots(panels, 1, figsize=(WIDTH_INCHES, height), squeeze=False, layout="constrained")
+    figure, axes = pyplot.subplots(
+        panels, 1, figsize=(WIDTH_INCHES, height), squeeze=False, layout="constrained"
+    )
     for one in axes[:, 0]:
         one.spines[["top", "right"]].set_visible(False)
         one.set_axisbelow(True)
@@ -66,8 +69,11 @@ def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
 def _end(figure: Figure, path: Path, described: str, columns: int) -> None:
     """Adds the legend below, writes the file, and gives colors and fonts to the style sheet."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, handletextpad=0.4)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, handletextpad=0.4
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
+    figure.get_layout_engine().set(w_pad=0.1)
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     path.write_text(themed(path.read_text(encoding="utf-8"), described), encoding="utf-8")
@@ -91,7 +97,9 @@ def themed(drawing: str, described: str) -> str:
     return drawing[:start].replace("<svg", '<svg role="img"', 1) + "\n" + style + drawing[start:].lstrip("\n")
 
 
-def dots(path: Path, labels: list[str], series: list[Series], axis: str, limits: tuple[float, float | None]) -> None:
+def dots(
+    path: Path, labels: list[str], series: list[Series], axis: str, limits: tuple[float, float | None]
+) -> None:
     """Draws a row for each label, with a mark for each series."""
     figure, [axes] = _begin(1.25 + 0.42 * len(labels))
     rows = range(len(labels))
@@ -101,7 +109,9 @@ def dots(path: Path, labels: list[str], series: list[Series], axis: str, limits:
             [value for value, _ in pairs],
             [row for _, row in pairs],
             s=64,
-            color=LIGHT[one.color],
+            facecolor=LIGHT["page" if one.is_limit else one.color],
+            edgecolor=LIGHT[one.color],
+            linewidth=1.5,
             marker=one.marker,
             label=one.name,
             zorder=3,
@@ -109,14 +119,20 @@ def dots(path: Path, labels: list[str], series: list[Series], axis: str, limits:
     axes.set_yticks(list(rows), labels)
     axes.tick_params(length=0)
     axes.invert_yaxis()
-    axes.set_xlim(*limits)
+    most = max(value for one in series for value in one.values if value is not None)
+    axes.set_xlim(limits[0], 1.05 * most if limits[1] is None else limits[1])
     axes.set_xlabel(axis)
     axes.grid(axis="both")
     _end(figure, path, _described(axis, labels, series), 3)
 
 
 def lines(
-    path: Path, positions: list[int], series: list[Series], axes_names: tuple[str, str], *, starts_at_zero: bool = True
+    path: Path,
+    positions: list[int],
+    series: list[Series],
+    axes_names: tuple[str, str],
+    *,
+    starts_at_zero: bool = True,
 ) -> None:
     """Draws a line for each series over positions on a logarithmic axis."""
     figure, [axes] = _begin(4.0)
@@ -128,7 +144,11 @@ def lines(
 
 
 def two_panels(
-    path: Path, positions: list[int], panels: list[tuple[str, list[Series]]], axis: str, floors: tuple[float, float]
+    path: Path,
+    positions: list[int],
+    panels: list[tuple[str, list[Series]]],
+    axis: str,
+    floors: tuple[float, float],
 ) -> None:
     """Draws two panels with logarithmic axes, one below the other; values under a floor are drawn on it."""
     figure, all_axes = _begin(6.4, len(panels))
@@ -141,7 +161,9 @@ def two_panels(
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     all_axes[-1].set_xlabel(axis)
-    described = "; ".join(_described(name, [str(one) for one in positions], series) for name, series in panels)
+    described = "; ".join(
+        _described(name, [str(one) for one in positions], series) for name, series in panels
+    )
     _end(figure, path, described, 3)
 
 

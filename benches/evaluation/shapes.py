@@ -42,7 +42,9 @@ def _words(source: random.Random, median: float, sigma: float) -> int:
     return max(4, round(source.lognormvariate(math.log(median), sigma)))
 
 
-def _image(source: random.Random, megapixels: float, sigma: float, aspect: float, spread: float) -> tuple[int, int]:
+def _image(
+    source: random.Random, megapixels: float, sigma: float, aspect: float, spread: float
+) -> tuple[int, int]:
     """Draws an image; `aspect` is the median height over width."""
     pixels = 1e6 * source.lognormvariate(math.log(megapixels), sigma)
     ratio = source.lognormvariate(math.log(aspect), spread)
@@ -76,9 +78,13 @@ def _video(source: random.Random) -> Media:
 PARTS = {
     "LLaVA-Wild": Part(28, "an image, median 0.27 megapixels (sigma 0.3); median 96 words (0.9)", _photo),
     "AI2D": Part(18, "a diagram, median 0.25 megapixels (0.6); median 30 words (0.4)", _diagram),
-    "InfographicVQA": Part(19, "an image, median 2.2 megapixels (0.7), 2.2 times as high as wide (0.6)", _infographic),
+    "InfographicVQA": Part(
+        19, "an image, median 2.2 megapixels (0.7), 2.2 times as high as wide (0.6)", _infographic
+    ),
     "M4-Instruct": Part(60, "2 to 12 images, mean 3.5; median 60 words (0.8)", _several),
-    "LLaVA-Video": Part(60, "a frame a second for median 30 s (0.8), 4 to 32 frames; median 60 words", _video),
+    "LLaVA-Video": Part(
+        60, "a frame a second for median 30 s (0.8), 4 to 32 frames; median 60 words", _video
+    ),
 }
 
 
@@ -108,7 +114,8 @@ def dynamic_tiles(width: int, height: int) -> tuple[int, int]:
     """Returns tiles and LLM positions of an image by InternVL's rule: 1 to 12 tiles and a thumbnail."""
     side, tokens = 448, 256
     shapes = sorted(
-        ((c, r) for c in range(1, 13) for r in range(1, 13) if c * r <= 12), key=lambda one: (one[0] * one[1], one[0])
+        ((c, r) for c in range(1, 13) for r in range(1, 13) if c * r <= 12),
+        key=lambda one: (one[0] * one[1], one[0]),
     )
     best, least = (1, 1), math.inf
     for columns, rows in shapes:
@@ -122,7 +129,7 @@ def dynamic_tiles(width: int, height: int) -> tuple[int, int]:
 
 
 def onevision(media: Media) -> tuple[int, int]:
-    """Returns tiles and LLM positions of a sample: several images take a tile each, frames 14 x 15 positions."""
+    """Returns tiles and LLM positions: several images take a tile each, frames 14 x 15 positions."""
     text = round(TOKENS_PER_WORD * media.words)
     if media.frames:
         return media.frames, media.frames * 14 * 15 + text

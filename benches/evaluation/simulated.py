@@ -71,11 +71,17 @@ def _row(case: Case, result: dict[str, Any]) -> dict[str, Any]:
     if answer is None:
         return row | {"methods": {}}
     methods = {method["name"]: _method(method) for method in answer["strategies"]}
-    return row | {"bound_seconds": answer["ideal_seconds"], "searched": answer["searched"], "methods": methods}
+    return row | {
+        "bound_seconds": answer["ideal_seconds"],
+        "searched": answer["searched"],
+        "methods": methods,
+    }
 
 
 def _method(method: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: method[key] for key in ("step_seconds", "step_seconds_p95", "bubble_fraction", "waits", "fits")}
+    kept = {
+        key: method[key] for key in ("step_seconds", "step_seconds_p95", "bubble_fraction", "waits", "fits")
+    }
     plan = method["plan"]
     modules = [f"{one['name']} TP {one['tp']} PP {one['pp']} DP {one['dp']}" for one in plan["modules"]]
     shown = f"{plan['placement']}, {', '.join(modules)}, {plan['microbatches']} microbatches"

@@ -16,7 +16,15 @@ def run(runner: Runner, models: list[dict[str, Any]], samples: int, batches: int
         ours = row["methods"].get("dflop")
         if ours is None:
             continue
-        arguments = ["plan", "--model", row["model"], "--device", DEVICE, "--shapes", f"{MODELS[row['model']]}.csv"]
+        arguments = [
+            "plan",
+            "--model",
+            row["model"],
+            "--device",
+            DEVICE,
+            "--shapes",
+            f"{MODELS[row['model']]}.csv",
+        ]
         arguments += ["--gpus", str(GPUS), "--global-batch-size", str(GLOBAL_BATCH)]
         done = runner.run(Command([*arguments, "--batches", str(batches), "--seed", str(SEED)]))
         epoch_seconds = samples / GLOBAL_BATCH * ours["step_seconds"]
