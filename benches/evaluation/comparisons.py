@@ -9,14 +9,20 @@ from partitions import cost_variation
 from plots import Series
 from text import fence, filled, percent, span, table, times
 
-OURS, BY_HAND, LPT, UNIFORM = "dflop", "by hand, joint", "lpt, sorted", "data-blind, uniform"
+OURS, BY_HAND, LPT, UNIFORM, PAPER = (
+    "dflop",
+    "by hand, joint",
+    "lpt, sorted",
+    "data-blind, uniform",
+    "paper, sorted",
+)
 # Compared methods in the order of the tables, each with the color and mark in figures.
 METHODS = {
     BY_HAND: ("orange", "s"),
     LPT: ("green", "^"),
     "data-blind, joint": ("red", "v"),
     UNIFORM: ("gray", "D"),
-    "paper, sorted": ("violet", "P"),
+    PAPER: ("violet", "P"),
 }
 OURS_STYLE = ("blue", "o")
 NO_ROOM = "*"
@@ -54,12 +60,19 @@ def _mark(row: dict[str, Any], method: str) -> str:
     return NO_ROOM if found and not found["fits"] else ""
 
 
+def _label(row: dict[str, Any]) -> str:
+    """Returns the first cell of a row: a model, a count, or words."""
+    if row["label"] == row["model"]:
+        return f"`{row['model']}`"
+    return f"{int(row['label']):,}" if row["label"].isdigit() else row["label"]
+
+
 def _gains(rows: list[dict[str, Any]], header: str) -> str:
     """Returns the table with the speed-up of dflop over every method."""
     lines = []
     for row in rows:
         ours = row["methods"][OURS]["step_seconds"]
-        line = [f"`{row['label']}`" if row["label"] == row["model"] else row["label"], f"{ours:.2f}"]
+        line = [_label(row), f"{ours:.2f}"]
         line.append(f"{row['global_batch'] / ours:.1f}")
         line += [times(over_ours(row, method)) + _mark(row, method) for method in METHODS]
         lines.append([*line, f"{row['bound_seconds'] / ours:.2f}"])
@@ -89,6 +102,7 @@ def throughput(study: dict[str, Any], figures: Path) -> list[str]:
     _dots(rows, figures / "throughput.svg")
     waits = [idle(row, UNIFORM) for row in rows if idle(row, UNIFORM) is not None]
     most = 1 / (1 - max(waits))
+    faster = [row for row in rows if (over_ours(row, PAPER) or 1) < 1 and not row["methods"][PAPER]["fits"]]
     return [
         "## Throughput",
         filled(
@@ -109,6 +123,20 @@ def throughput(study: dict[str, Any], figures: Path) -> list[str]:
             most of the gain comes from the plan and from balancing by cost at all, little from the
             makespan search."""
         ),
+        *_too_large(faster),
+    ]
+
+
+def _too_large(rows: list[dict[str, Any]]) -> list[str]:
+    """Explains plans of the paper's method that are faster and do not fit."""
+    if not rows:
+        return []
+    names = " and ".join(f"`{row['label']}`" for row in rows)
+    return [
+        filled(
+            f"""For {names} the paper's plan is faster and does not fit into memory on some batch: Algorithm 1
+            checks memory for the mean sample, and dflop for every batch."""
+        )
     ]
 
 
@@ -227,9 +255,19 @@ def ablation(study: dict[str, Any], figures: Path) -> list[str]:
             hand and {span(known("uniform, limit"))} on the uniform plan. Dealt samples on our plan lose
             more than the uniform plan at its limit for {dealt_loses} of {len(rows)} models, so balancing
             matters more than the plan there. A limit below 1 is a plan that could be faster with equal
-            microbatches, which no partition of these samples has to allow."""
+            microbatches, which no partition of these samples has to allow.{_reached(rows)}"""
         ),
     ]
+
+
+def _reached(rows: list[dict[str, Any]]) -> str:
+    """States that limits of plans without stages are reached."""
+    plans = [row["methods"][BY_HAND]["plan"] for row in rows if BY_HAND in row["methods"]]
+    if not plans or any(plan.count("PP 1 ") < 2 for plan in plans):
+        return ""
+    return """ The plans by hand have no pipeline stages, where balanced ranks
+            [reach their mean](#ranks-without-a-pipeline) if they have 8 samples or more, so their limit is
+            attainable as far as memory allows."""
 
 
 def mixtures(study: dict[str, Any], figures: Path) -> list[str]:
@@ -278,7 +316,7 @@ def batches(study: dict[str, Any], figures: Path) -> list[str]:
         filled(
             f"""At {positions[0]} samples, {positions[0] / first["gpus"]:g} per GPU, the longest samples
             bound the step and the gain over the plan by hand is {times(over_ours(first, BY_HAND))}; at
-            {positions[-1]} it is {times(over_ours(last, BY_HAND))}, since sums of more samples differ
+            {positions[-1]:,} it is {times(over_ours(last, BY_HAND))}, since sums of more samples differ
             less even when they are dealt."""
         ),
     ]
