@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-grid planner-random wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo evaluation fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-grid planner-random wheels
 
 check: fmt clippy docs test
 
@@ -166,10 +166,10 @@ sdist:
 # QEMU, where it is installed. WHEEL_TESTS=--all fails if a Python is missing.
 WHEEL_PYTHONS ?= 3.11 3.12 3.13 3.14
 test-wheels:
-	$(PYTHON) bindings/python/wheels/environments.py --pythons "$(WHEEL_PYTHONS)" --set plan.search_effort=$(BUILD)/wheel-tests $(WHEEL_TESTS) \
+	$(PYTHON) bindings/python/wheels/environments.py --pythons "$(WHEEL_PYTHONS)" --work $(BUILD)/wheel-tests $(WHEEL_TESTS) \
 		$(WHEELS)/dflop-*manylinux*_$(shell uname -m).whl
 ifneq ($(shell uname -m),aarch64)
-	$(PYTHON) bindings/python/wheels/emulated.py --set plan.search_effort=$(BUILD)/wheel-tests/emulated $(WHEELS)/dflop-*manylinux*_aarch64.whl
+	$(PYTHON) bindings/python/wheels/emulated.py --work $(BUILD)/wheel-tests/emulated $(WHEELS)/dflop-*manylinux*_aarch64.whl
 endif
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
@@ -316,6 +316,15 @@ bench:
 compare:
 	$(CARGO) build --profile dist --locked -p dflop-cli --features dflop-cli/full -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
+
+# The evaluation of the DFLOP paper, simulated: docs/evaluation.md, docs/evaluation/ and benches/results. DFLOP=PROGRAM is
+# used in place of a release build; EVALUATION="--only partitions" runs some studies, EVALUATION=--quick few steps. pip brings
+# matplotlib and OR-tools; the Python package is for corrections.
+EVALUATION_VENV ?= $(BUILD)/evaluation-venv
+evaluation:
+	$(call install-package,$(EVALUATION_VENV),--requirement benches/evaluation/requirements.txt)
+	$(if $(DFLOP),,$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full)
+	$(EVALUATION_VENV)/bin/python benches/evaluation/evaluate.py --dflop $(or $(DFLOP),$(BUILD)/release/dflop) $(EVALUATION)
 
 # Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.
 bench-remote:

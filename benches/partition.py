@@ -173,7 +173,7 @@ def main():
     results = []
     for path in arguments.instances:
         instance = read_instance(path)
-        ladder = [run_dflop(arguments.dflop, path, instance, work, arguments.repeats) for work in arguments.work]
+        ladder = [run_dflop(arguments.dflop, path, instance, work, arguments.repeats) for work in arguments.search_effort]
         bound = max(step["lower_bound_ns"] for step in ladder)
         peers = {}
         for name, run in [("cp_sat", run_cp_sat), ("highs", run_highs)]:

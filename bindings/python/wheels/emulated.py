@@ -1,6 +1,6 @@
 """Runs the tests of the package from a wheel for aarch64 on a machine of another kind, by QEMU.
 
-    python bindings/python/wheels/emulated.py --set plan.search_effort=target/emulated target/wheels/dflop-….whl
+    python bindings/python/wheels/emulated.py --work target/emulated target/wheels/dflop-….whl
 
 Wants `qemu-aarch64-static` or `qemu-aarch64`, and apt-get and dpkg, with which the Python of this Debian for
 arm64 is unpacked into a directory: nothing is installed. Where something is missing, it is named and nothing

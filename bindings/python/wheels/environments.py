@@ -1,6 +1,6 @@
 """Installs a wheel into a clean environment of each Python that is there, and runs the tests in it.
 
-    python bindings/python/wheels/environments.py --set plan.search_effort=target/wheel-tests target/wheels/dflop-0.1.0-….whl
+    python bindings/python/wheels/environments.py --work target/wheel-tests target/wheels/dflop-0.1.0-….whl
 
 Pythons are looked for in `DFLOP_PYTHONS`, a list of programs divided by colons, as `python3.N` on PATH, and
 in the versions of pyenv. A version that is not found is named, and fails the run with `--all`. Packages come

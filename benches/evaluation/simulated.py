@@ -1,0 +1,88 @@
+"""Simulates the paper's comparisons: models, clusters, dataset mixtures and global batches."""
+
+from typing import Any, NamedTuple
+
+from commands import Command, Runner
+
+DEVICE = "a100"
+SEED = 0
+MODEL = "llava-ov-qwen2.5-7b"
+# The seven models of the paper, each with the shape table of its token rule.
+MODELS = {
+    "llava-ov-qwen2.5-7b": "onevision",
+    "llava-ov-llama3-8b": "onevision",
+    "llava-ov-qwen2.5-32b": "onevision",
+    "llava-ov-llama3-70b": "onevision",
+    "llava-ov-qwen2.5-72b": "onevision",
+    "internvl2.5-qwen2.5-72b": "internvl",
+    "qwen2-audio-7b": "audio",
+}
+GPUS, GLOBAL_BATCH = 64, 512
+NODES = [1, 2, 4, 8, 16, 32]
+BATCHES = [64, 128, 256, 512, 1024, 2048]
+MIXTURES = {
+    "single images": "single-image",
+    "documents": "documents",
+    "several images": "several-images",
+    "videos": "video",
+    "images and videos": "images-and-video",
+    "all parts": "onevision",
+}
+
+
+class Case(NamedTuple):
+    """Input of a simulation."""
+
+    label: str
+    model: str
+    shapes: str
+    gpus: int
+    global_batch: int
+
+
+def cases() -> dict[str, list[Case]]:
+    """Returns the simulations of each study."""
+    return {
+        "models": [Case(model, model, shapes, GPUS, GLOBAL_BATCH) for model, shapes in MODELS.items()],
+        "nodes": [Case(str(8 * nodes), MODEL, "onevision", 8 * nodes, 64 * nodes) for nodes in NODES],
+        "mixtures": [Case(name, MODEL, shapes, GPUS, GLOBAL_BATCH) for name, shapes in MIXTURES.items()],
+        "batches": [Case(str(batch), MODEL, "onevision", GPUS, batch) for batch in BATCHES],
+    }
+
+
+def command(case: Case, steps: int) -> Command:
+    """Returns the command line of a simulation."""
+    arguments = ["simulate", "--model", case.model, "--device", DEVICE, "--shapes", f"{case.shapes}.csv"]
+    arguments += ["--gpus", str(case.gpus), "--global-batch-size", str(case.global_batch)]
+    return Command([*arguments, "--steps", str(steps), "--seed", str(SEED)])
+
+
+def run(runner: Runner, name: str, steps: int) -> list[dict[str, Any]]:
+    """Runs the simulations of a study."""
+    chosen = cases()[name]
+    done = runner.run_all([command(case, steps) for case in chosen])
+    return [_row(case, result) for case, result in zip(chosen, done, strict=True)]
+
+
+def _row(case: Case, result: dict[str, Any]) -> dict[str, Any]:
+    """Keeps the fields of an answer that the page needs."""
+    row = case._asdict() | {key: value for key, value in result.items() if key != "answer"}
+    answer = result.get("answer")
+    if answer is None:
+        return row | {"methods": {}}
+    methods = {method["name"]: _method(method) for method in answer["strategies"]}
+    return row | {
+        "bound_seconds": answer["ideal_seconds"],
+        "searched": answer["searched"],
+        "methods": methods,
+    }
+
+
+def _method(method: dict[str, Any]) -> dict[str, Any]:
+    kept = {
+        key: method[key] for key in ("step_seconds", "step_seconds_p95", "bubble_fraction", "waits", "fits")
+    }
+    plan = method["plan"]
+    modules = [f"{one['name']} TP {one['tp']} PP {one['pp']} DP {one['dp']}" for one in plan["modules"]]
+    shown = f"{plan['placement']}, {', '.join(modules)}, {plan['microbatches']} microbatches"
+    return kept | {"plan": shown}
