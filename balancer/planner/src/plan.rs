@@ -4,6 +4,7 @@ use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::report::{PlanReport, RunnerUp};
+use super::score::Score;
 use super::search::{self, Search};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
@@ -13,8 +14,7 @@ use std::cmp::Ordering;
 /// Finds the fastest plan.
 ///
 /// Each placement is searched alone, as is each expert-parallel degree of a model with experts, so that a
-/// larger space never has a slower plan than one of its parts. Ties go to the lowest degree, and to the
-/// placement that is first in [`Placement`].
+/// larger space never has a slower plan than one of its parts.
 ///
 /// # Errors
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
@@ -39,20 +39,31 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let parts = searched;
     let is_worth = |part: &&Part<'_>| part.promised_ns().is_none_or(|ns| ns <= WORTH_REFINING * promised_ns);
     let hopeful = parts.iter().filter(|part| !part.search.is_hopeless);
-    let (worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = hopeful.partition(is_worth);
-    rest.sort_by(|one, other| one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal));
-    let mut best: Option<PlanReport> = None;
+    let (mut worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = hopeful.partition(is_worth);
+    // The best first, whose time rules out the others early.
+    for parts in [&mut worth, &mut rest] {
+        let by_promise = |one: &&Part<'_>, other: &&Part<'_>| {
+            one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal)
+        };
+        parts.sort_by(by_promise);
+    }
+    let mut best: Option<(PlanReport, Score)> = None;
     for part in worth.into_iter().chain(rest) {
-        if best.as_ref().is_some_and(|best| best.outruns(part, promised_ns)) {
+        if best.as_ref().is_some_and(|(best, _)| best.outruns(part, promised_ns)) {
             continue;
         }
-        match (part.report()?, &mut best) {
-            (Some(found), Some(best)) => best.join(found),
+        match (part.report(best.as_ref().map(|(_, score)| score))?, &mut best) {
+            (Some((found, found_score)), Some((best, score))) => {
+                if found.step_seconds < best.step_seconds {
+                    *score = found_score;
+                }
+                best.join(found);
+            }
             (Some(found), None) => best = Some(found),
             (None, _) => {}
         }
     }
-    let Some(mut best) = best else {
+    let Some((mut best, _)) = best else {
         // The first degree has the most plans, so its suggestion is the nearest.
         let Some(first) = problems.first() else {
             let reason = "there is no degree to plan with".to_owned();
@@ -87,15 +98,24 @@ impl<'a> Part<'a> {
         self.search.finals.first().map(|plan| plan.score.mean_ns())
     }
 
-    /// Balances the most promising plans as in a run, and reports the fastest; `None` if no plan fits.
-    fn report(&self) -> Result<Option<PlanReport>> {
+    /// Balances the most promising plans as in a run, and reports the fastest with its score; `None` if no plan
+    /// fits.
+    ///
+    /// - `rival`: score of another part's plan; a plan that is clearly slower is scored only on the first
+    ///   batches
+    fn report(&self, rival: Option<&Score>) -> Result<Option<(PlanReport, Score)>> {
         let Self { problem, space, search } = self;
-        let finals = refine(space, search)?;
+        let finals = refine(space, search, rival)?;
         let Some(best) = finals.first() else { return Ok(None) };
-        let mean_ns = best.score.mean_ns();
+        // On the batches scored for both plans, scaled to all batches.
+        let batches = 0..best.score.makespans_ns.len();
+        let scale =
+            rival.map_or(1.0, |rival| rival.mean_ns() / rival.range(batches.clone()).mean_ns().max(1.0));
+        let is_whole = batches.end == problem.workload.batches().len();
+        let mean_ns = best.score.mean_ns() * if is_whole { 1.0 } else { scale };
         let slots = f64::from(best.candidate.family.llm_dp) * f64::from(best.candidate.microbatches);
         let mean_tokens = problem.workload.batch_tokens / slots;
-        Ok(Some(PlanReport {
+        let report = PlanReport {
             plan: ParallelismPlan::new(space, &best.candidate),
             step_seconds: mean_ns / 1e9,
             step_seconds_p95: best.score.p95_ns() as f64 / 1e9,
@@ -106,7 +126,8 @@ impl<'a> Part<'a> {
             batches: best.score.makespans_ns.len(),
             explanation: explain(space, &finals),
             expert_loads: problem.llm.expert_loads(mean_tokens as u64),
-        }))
+        };
+        Ok(Some((report, best.score.clone())))
     }
 }
 

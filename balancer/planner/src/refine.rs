@@ -23,6 +23,8 @@ const NEAR_IF_TIGHT: f64 = 1.3;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
+/// Factor to a rival's time on the same batches above which no plan is scored on more.
+const OUTRUN: f64 = 1.03;
 /// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
@@ -40,9 +42,16 @@ const AHEAD_PLANS: usize = 6;
 /// plans that are as fast on the first batches, then the best plan with other degrees; all but
 /// the best may be scored only on the first batches.
 ///
+/// - `rival`: score of a plan outside the space; if all plans are clearly slower on the first batches, only the
+///   best of them is returned, scored on these
+///
 /// # Errors
 /// [`dflop_balancer::Error`] if times overflow.
-pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<ScoredPlan>> {
+pub(super) fn refine(
+    space: &SearchSpace<'_>,
+    search: &Search,
+    rival: Option<&Score>,
+) -> Result<Vec<ScoredPlan>> {
     let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
     let batches = space.workload.batches().len();
     let trial = TRIAL_BATCHES.min(batches);
@@ -62,7 +71,7 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
             seeds.push(candidate);
         }
     }
-    let mut trials = Trials { space, batches: trial, timeline, done: Vec::with_capacity(seeds.len()) };
+    let mut trials = Trials { space, batches: trial, timeline, rival, done: Vec::with_capacity(seeds.len()) };
     for candidate in seeds {
         trials.add(candidate)?;
     }
@@ -74,6 +83,11 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
         trials.add(candidate)?;
     }
     let (trials, mut timeline) = (trials.sorted(), trials.timeline);
+    if let (Some(rival), Some((score, candidate))) = (rival, trials.first())
+        && score.mean_ns() > OUTRUN * rival.range(0..score.makespans_ns.len()).mean_ns()
+    {
+        return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
+    }
     let mut scored = choose(space, &trials, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
         let is_other =
@@ -119,6 +133,7 @@ struct Trials<'a> {
     /// Number of batches.
     batches: usize,
     timeline: StepTimeline,
+    rival: Option<&'a Score>,
     done: Vec<(Score, Candidate)>,
 }
 
@@ -128,7 +143,8 @@ impl Trials<'_> {
         let mut score = refined(self.space, &candidate, 0..1, &mut self.timeline)?;
         let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
         let is_behind = |(other, _): &(Score, Candidate)| fits(other) && score.is_far_behind(other);
-        if !self.done.iter().any(is_behind) {
+        let is_outrun = self.rival.is_some_and(|rival| score.is_far_behind(rival));
+        if !is_outrun && !self.done.iter().any(is_behind) {
             score.append(refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?);
         }
         self.done.push((score, candidate));
