@@ -23,8 +23,9 @@ const NEAR_IF_TIGHT: f64 = 1.3;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
-/// Factor to a rival's time on the same batches above which no plan is scored on more.
-const OUTRUN: f64 = 1.03;
+/// Factors to a rival's time on the same batches above which no plan is scored on more: on the first batch, on
+/// the trial batches, and on those of the leaders.
+const OUTRUN: [f64; 3] = [1.15, 1.08, 1.02];
 /// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
@@ -54,7 +55,7 @@ pub(super) fn refine(
 ) -> Result<Vec<ScoredPlan>> {
     let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
     let batches = space.workload.batches().len();
-    let trial = TRIAL_BATCHES.min(batches);
+    let trial = space.workload.batches_like(TRIAL_BATCHES);
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
@@ -83,12 +84,12 @@ pub(super) fn refine(
         trials.add(candidate)?;
     }
     let (trials, mut timeline) = (trials.sorted(), trials.timeline);
-    if let (Some(rival), Some((score, candidate))) = (rival, trials.first())
-        && score.mean_ns() > OUTRUN * rival.range(0..score.makespans_ns.len()).mean_ns()
+    if let Some((score, candidate)) = trials.first()
+        && is_outrun(score, rival, OUTRUN[1])
     {
         return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
     }
-    let mut scored = choose(space, &trials, &mut timeline)?;
+    let mut scored = choose(space, &trials, rival, &mut timeline)?;
     let runner_up = scored.first().and_then(|best| {
         let is_other =
             |candidate: &Candidate| space.has_other_degrees(&candidate.family, &best.candidate.family);
@@ -127,6 +128,11 @@ fn promising(
     found.into_iter().take_while(|(ns, _)| *ns <= near * least_ns).map(|(_, candidate)| candidate).collect()
 }
 
+/// Whether a rival is faster by a factor on the batches of a score.
+fn is_outrun(score: &Score, rival: Option<&Score>, factor: f64) -> bool {
+    rival.is_some_and(|rival| score.mean_ns() > factor * rival.range(0..score.makespans_ns.len()).mean_ns())
+}
+
 /// Plans balanced as in a run on the first batches.
 struct Trials<'a> {
     space: &'a SearchSpace<'a>,
@@ -143,8 +149,7 @@ impl Trials<'_> {
         let mut score = refined(self.space, &candidate, 0..1, &mut self.timeline)?;
         let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
         let is_behind = |(other, _): &(Score, Candidate)| fits(other) && score.is_far_behind(other);
-        let is_outrun = self.rival.is_some_and(|rival| score.is_far_behind(rival));
-        if !is_outrun && !self.done.iter().any(is_behind) {
+        if !is_outrun(&score, self.rival, OUTRUN[0]) && !self.done.iter().any(is_behind) {
             score.append(refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?);
         }
         self.done.push((score, candidate));
@@ -168,6 +173,7 @@ impl Trials<'_> {
 fn choose(
     space: &SearchSpace<'_>,
     trials: &[(Score, Candidate)],
+    rival: Option<&Score>,
     timeline: &mut StepTimeline,
 ) -> Result<Vec<ScoredPlan>> {
     let batches = space.workload.batches().len();
@@ -184,7 +190,7 @@ fn choose(
     for trial in trials.iter().take_while(|(score, _)| score.mean_ns() <= keeps_up_ns) {
         let mut plan = plan(trial);
         let tried = trial.0.makespans_ns.len();
-        more(&mut plan, LEADER_BATCHES.clamp(tried, batches))?;
+        more(&mut plan, space.workload.batches_like(LEADER_BATCHES).max(tried))?;
         leaders.extend(Some(plan).filter(fits));
         if leaders.len() == LEADERS {
             break;
@@ -192,6 +198,9 @@ fn choose(
     }
     // Leaders differ by less than time uncertainty: the plan with the lower upper end is the safer choice.
     leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
+    if let Some(best) = leaders.first().filter(|best| is_outrun(&best.score, rival, OUTRUN[2])) {
+        return Ok(vec![best.clone()]);
+    }
     while let Some(best) = leaders.first_mut() {
         more(best, batches)?;
         if fits(best) {

@@ -126,11 +126,21 @@ impl Workload {
         self.media.iter().any(MediaTotals::is_native)
     }
 
+    /// Returns how many batches tell plans apart as well as `count` batches of [`NOISY_SAMPLES`] do, at most
+    /// `count` and the drawn ones: the noise falls with the number of samples.
+    pub(super) fn batches_like(&self, count: usize) -> usize {
+        let alike = count * NOISY_SAMPLES / self.global_batch().max(1) as usize;
+        alike.clamp(1, count).min(self.batches.len())
+    }
+
     /// Returns the samples per batch.
     pub(super) fn global_batch(&self) -> u32 {
         self.batches[0].len() as u32
     }
 }
+
+/// Number of samples in a batch above which fewer batches are enough to compare plans.
+const NOISY_SAMPLES: usize = 2048;
 
 /// Maximum number of encoders in a planned model.
 pub(super) const ENCODERS_MAX: usize = 4;

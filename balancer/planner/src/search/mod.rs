@@ -315,7 +315,7 @@ impl<'a> Halving<'a> {
         // A run with more slack meets plans from an earlier run again.
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
-            let count = count.min(batches);
+            let count = self.space.workload.batches_like(count);
             let mut scored = self.score_all(&left, count);
             let fits = |plan: &&ScoredPlan| self.fits(&plan.score);
             has_room &= left.is_empty() || scored.iter().filter(fits).count() * 2 > left.len();
@@ -328,9 +328,9 @@ impl<'a> Halving<'a> {
             left = self.best(&scored, keep);
         }
         let (count, keep) = FINAL_ROUND;
-        let scored = self.finals(&left, count.min(batches))?;
+        let scored = self.finals(&left, self.space.workload.batches_like(count))?;
         left = self.best(&scored, keep);
-        let judged = JUDGED_BATCHES.min(batches);
+        let judged = self.space.workload.batches_like(JUDGED_BATCHES);
         for plan in self.finals(&left, judged)? {
             if finals.iter().all(|known| known.candidate != plan.candidate) {
                 finals.push(plan);
