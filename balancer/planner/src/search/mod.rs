@@ -309,7 +309,6 @@ impl<'a> Halving<'a> {
 
     /// Adds the finalists, the best first; none if no plan fits. Returns whether most plans fit.
     fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<ScoredPlan>) -> Result<bool> {
-        let batches = self.space.workload.batches().len();
         let mut left = self.variants(candidates);
         let mut has_room = true;
         // A run with more slack meets plans from an earlier run again.
