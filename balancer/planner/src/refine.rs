@@ -54,7 +54,6 @@ pub(super) fn refine(
     rival: Option<&Score>,
 ) -> Result<Vec<ScoredPlan>> {
     let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
-    let batches = space.workload.batches().len();
     let trial = space.workload.batches_like(TRIAL_BATCHES);
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
