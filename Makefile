@@ -463,9 +463,10 @@ record-flops:
 record-llm-flops:
 	$(PYTHON) tests/record/llm_flops.py
 
-# Rewrites the generated parts of the documents: the code map, the tables of options.
+# Rewrites the generated parts of the documents: the code map, the tables of options, settings and configuration keys.
 docs-update:
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-tests --locked --test e2e the_code_map_is_current
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-tests --locked --test e2e repo::settings::
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_versions_of_the_families
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_document_of_the_models
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_reference_lists_every_command

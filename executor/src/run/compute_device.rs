@@ -29,20 +29,22 @@ pub enum ComputeDevice {
 
 /// Attention engines on a CUDA device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AttentionName {
-    /// Executor kernels only: the same bits in every run.
+    /// Executor kernels only, with the same bits in every run.
     #[default]
     Own,
-    /// The faster engine by measured time: the executor's kernels or cuDNN.
+    /// The faster engine for each shape by measured time, executor kernels or cuDNN.
     Fastest,
 }
 
 /// Transport for tensors between ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportName {
-    /// Through the host: between threads in memory, between processes over TCP.
+    /// Through host memory, between processes over TCP.
     #[default]
     Tcp,
     /// Between CUDA devices, over NCCL.

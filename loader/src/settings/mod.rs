@@ -33,7 +33,7 @@ use serde_json::{Map, Value};
 
 pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
 #[cfg(feature = "schema")]
-pub use described::Described;
+pub use described::{Described, DescribedTable, described_tables};
 pub use planning::{CostSettings, OrderSettings, PlanSettings, RecomputationName, TailName};
 #[cfg(feature = "processors")]
 pub use processor::{

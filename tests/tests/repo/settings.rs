@@ -1,10 +1,11 @@
-//! Keeps what is made from the settings that the loader declares: their reference page, and the dataclasses
-//! of the Python package. With `UPDATE_DOCS=1` the files are written.
+//! Keeps what is made from declared settings: the reference pages for the loader settings and for the
+//! training configuration, and the dataclasses of the Python package. With `UPDATE_DOCS=1` the files are
+//! written.
 
-use std::fmt::Write;
 use std::path::Path;
 
-use dflop_loader::settings::{Described, Settings};
+use dflop_executor::run::{GenerateTable, ModelTable, RunConfig};
+use dflop_loader::settings::{Described, DescribedTable, Settings};
 use dflop_tests::markdown::{expect_current, read, with_generated};
 use serde_json::Value;
 
@@ -25,18 +26,67 @@ fn the_reference_lists_all_settings() {
     let document = Path::new("docs/reference/settings.md");
     let mut text = read(document);
     for (group, about) in Settings::described_groups() {
-        let mut table =
-            format!("{about}\n\n| setting | values | default | meaning |\n| --- | --- | --- | --- |\n");
-        for setting in Settings::described().iter().filter(|setting| setting.group == group) {
-            let default = setting.shown_default().map_or_else(String::new, |value| format!("`{value}`"));
-            let about = setting.about.replace('|', "\\|");
-            writeln!(table, "| `{}` | {} | {default} | {about} |", setting.name(), values(&setting.schema))
-                .expect("a string can be written");
-        }
+        let described = Settings::described();
+        let of_group = described.iter().filter(|setting| setting.group == group);
+        let rows: String = of_group.map(|setting| row(&setting.name(), setting)).collect();
+        let table =
+            format!("{about}\n\n| setting | values | default | meaning |\n| --- | --- | --- | --- |\n{rows}");
         let name = format!("settings of {group}");
         text = with_generated(&text, &name, &table).unwrap_or_else(|| panic!("no marker `{name}`"));
     }
     expect_current(document, &text);
+}
+
+#[test]
+fn the_reference_of_training_lists_all_keys() {
+    let document = Path::new("docs/reference/train.md");
+    let mut text = read(document);
+    // Tables with equal keys share a section.
+    for tables in RunConfig::described().chunk_by(|left, right| key_rows(left) == key_rows(right)) {
+        let names: Vec<&str> = tables.iter().map(|table| table.name.as_str()).collect();
+        let abouts: Vec<&str> = tables.iter().map(|table| table.about.as_str()).collect();
+        let table = format!(
+            "{}\n\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n{}",
+            abouts.join(" "),
+            key_rows(&tables[0])
+        );
+        let place = if names == [""] { "the run".to_owned() } else { names.join(", ") };
+        let name = format!("keys of {place}");
+        text = with_generated(&text, &name, &table).unwrap_or_else(|| panic!("no marker `{name}`"));
+    }
+    expect_current(document, &text);
+}
+
+#[test]
+fn every_key_of_training_is_described_once_with_its_default() {
+    let mut config = RunConfig::new(ModelTable::default());
+    config.data.generate = Some(GenerateTable::default());
+    let written = serde_json::to_value(&config).expect("a configuration can be written");
+    let tables = RunConfig::described();
+    let described: Vec<&Described> = tables.iter().flat_map(|table| &table.settings).collect();
+    assert_eq!(described.len(), leaves(&written));
+    for setting in described {
+        let name = setting.name();
+        assert!(!setting.about.is_empty(), "{name}");
+        let default = written.pointer(&format!("/{}", name.replace('.', "/")));
+        assert_eq!(default, Some(&setting.default), "{name}");
+    }
+}
+
+/// Returns the number of values that are no tables.
+fn leaves(value: &Value) -> usize {
+    value.as_object().map_or(1, |table| table.values().map(leaves).sum())
+}
+
+fn key_rows(table: &DescribedTable) -> String {
+    table.settings.iter().map(|setting| row(&setting.key, setting)).collect()
+}
+
+/// Returns a table row for a setting under a name.
+fn row(name: &str, setting: &Described) -> String {
+    let default = setting.shown_default().map_or_else(String::new, |value| format!("`{value}`"));
+    let about = setting.about.replace('|', "\\|");
+    format!("| `{name}` | {} | {default} | {about} |\n", values(&setting.schema))
 }
 
 #[test]
@@ -54,13 +104,10 @@ fn the_python_dataclasses_are_those_of_the_library() {
 
 /// Describes values for people.
 fn values(schema: &Value) -> String {
-    let names: Vec<String> = schema["enum"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .map(|name| format!("`{name}`"))
-        .collect();
+    let undocumented = schema["enum"].as_array().into_iter().flatten();
+    let documented = schema["oneOf"].as_array().into_iter().flatten().map(|choice| &choice["const"]);
+    let choices = undocumented.chain(documented).filter_map(Value::as_str);
+    let names: Vec<String> = choices.map(|name| format!("`{name}`")).collect();
     if !names.is_empty() {
         return names.join(", ");
     }
@@ -79,6 +126,7 @@ fn values(schema: &Value) -> String {
         "boolean" => Some("true, false".to_owned()),
         "string" => Some("text".to_owned()),
         "array" => Some(format!("list of {}", values(&schema["items"]))),
+        "object" => Some("table".to_owned()),
         _ => None,
     });
     shown.collect::<Vec<_>>().join(", or ")

@@ -6,39 +6,46 @@ use std::path::PathBuf;
 
 /// Model: a directory as downloaded from Hugging Face, or the file contents.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ModelTable {
     /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
     pub directory: Option<PathBuf>,
-    /// `config.json` contents, as an alternative to a directory.
+    /// `config.json` contents. A run needs either `directory` or `config`.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Map<String, Value>>"))]
     pub config: Option<Value>,
-    /// `preprocessor_config.json` contents.
+    /// `preprocessor_config.json` contents, together with `config`.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Map<String, Value>>"))]
     pub preprocessor: Option<Value>,
-    /// Start with the weights in the directory instead of random weights.
+    /// Whether training starts with the weights in `directory`, which is then required, instead of random
+    /// weights.
     #[serde(default)]
     pub pretrained: bool,
-    /// Modules that are not trained, such as `"vision,projector"`.
+    /// Modules that are not trained, any of `vision,audio,projector,llm`. Default: all are trained.
     pub freeze: Option<String>,
-    /// Recompute layer activations in the backward pass (activation checkpointing).
+    /// Whether layer activations are recomputed in the backward pass (activation checkpointing), not stored.
     #[serde(default)]
     pub recompute_layers: bool,
 }
 
 /// Run dataset.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DataTable {
-    /// Dataset shards; see `dflop stream`.
+    /// Dataset shards, directories, shard lists or URLs, as for `dflop stream`. A run needs either `shards`
+    /// or the table `data.generate`.
     pub shards: Vec<String>,
-    /// Generate a dataset instead.
+    /// Synthetic dataset, texts and tiled images, as an alternative to `data.shards`.
     pub generate: Option<GenerateTable>,
-    /// `tokenizer.json` or its directory [default: the model's directory].
+    /// `tokenizer.json` or a directory with this file. Default: the model directory; a generated dataset has
+    /// a tokenizer.
     pub tokenizer: Option<PathBuf>,
-    /// Number of samples in a global batch.
+    /// Number of samples in a global batch, over all ranks.
     pub global_batch_size: u64,
-    /// Decoder threads per rank.
+    /// Decoder threads per rank, 1 to 1024.
     pub workers: usize,
-    /// Maximum sample length, in tokens.
+    /// Maximum sample length, in tokens. Longer samples are bad samples. Default: no limit.
     pub tokens_max: Option<u64>,
 }
 
@@ -57,23 +64,24 @@ impl Default for DataTable {
 
 /// Synthetic mix: texts and tiled images.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateTable {
-    /// Number of samples.
+    /// Number of samples, at least 1.
     pub samples: usize,
     /// Seed for the generated data only.
     pub seed: u64,
     /// Fraction of samples with an image, 0 to 1.
     pub image_fraction: f64,
-    /// Minimum and maximum tiles per image, including the thumbnail for the whole image.
+    /// Minimum and maximum tiles per image, 1 to 256, including the thumbnail for the whole image.
     pub tiles: [u32; 2],
-    /// Tile side, in pixels.
+    /// Tile side, in pixels, 4 to 1024.
     pub tile_pixels: u32,
-    /// Median of the lognormal text length, in tokens.
+    /// Median of the lognormal text length, in tokens, at least 1.
     pub text_tokens_median: f64,
-    /// Standard deviation of the text length's logarithm.
+    /// Standard deviation of the text length's natural logarithm, at least 0 and below 10.
     pub text_tokens_sigma: f64,
-    /// Upper bound on that number.
+    /// Maximum text length, in tokens, at least 2.
     pub text_tokens_max: u32,
 }
 
@@ -94,28 +102,31 @@ impl Default for GenerateTable {
 
 /// Saved states in a run.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointTable {
-    /// Directory for saved states [default: none are saved].
+    /// Directory for saved states. Default: no states are saved.
     pub directory: Option<PathBuf>,
-    /// Steps between saved states; the last step is always saved.
+    /// Steps between saved states, at least 1; the last step is always saved. Default: only the last step is
+    /// saved.
     pub every: Option<u64>,
-    /// Number of states to keep [default: 2].
+    /// Number of states to keep, at least 1. Default: 2.
     pub kept: Option<usize>,
-    /// Number of earlier runs whose states are kept when a run starts from step 0 [default: all].
+    /// Number of earlier runs whose states are kept, once a run from step 0 has saved a state. Default: all.
     pub kept_earlier: Option<usize>,
 }
 
 /// Corrections that a run learns from measured times.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct CorrectionTable {
-    /// Whether corrections are learned from measured times, recorded and reported.
+    /// Whether corrections are learned from measured times, recorded and reported. Plans use corrections only
+    /// with `dflop train --corrections`.
     pub enabled: bool,
-    /// Number of steps between correction updates.
+    /// Number of steps between correction updates, at least 1.
     pub interval_steps: u64,
-    /// File that learned tables are recorded in [default: `corrections.jsonl` in the directory of saved
-    /// states].
+    /// File that learned corrections are recorded in. Default: `corrections.jsonl` in `checkpoint.directory`.
     pub record: Option<PathBuf>,
 }
 
@@ -127,27 +138,30 @@ impl Default for CorrectionTable {
 
 /// `AdamW` settings and the learning rate.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerTable {
-    /// Peak learning rate.
+    /// Peak learning rate, at least 0.
     pub learning_rate: f64,
-    /// Number of steps in which the rate rises linearly to the peak.
+    /// Number of steps in which the learning rate rises linearly to the peak.
     pub warmup_steps: u64,
-    /// Learning rate at the last step, after a half cosine [default: the rate is constant].
+    /// Learning rate at the last step, after a half cosine, 0 to `learning_rate`. Default: the rate stays at
+    /// the peak.
     pub learning_rate_min: Option<f64>,
-    /// Decoupled weight decay, per unit of learning rate.
+    /// Decoupled weight decay for matrices, per unit of learning rate, at least 0.
     pub weight_decay: f64,
-    /// Decay rates for the first and the second moment.
+    /// Decay rates for the first and the second moment, at least 0 and below 1.
     pub betas: [f64; 2],
-    /// Term added to the root of the second moment.
+    /// Term added to the root of the second moment, above 0.
     pub epsilon: f64,
     /// Maximum norm over all gradients; 0 disables clipping.
     pub gradient_norm_max: f64,
-    /// Maximum number of consecutive steps that are skipped because a loss or a gradient is not finite.
+    /// Maximum number of consecutive steps that are skipped because a loss or a gradient is not finite; a
+    /// further step ends the run.
     pub skip_nonfinite: u64,
     /// Weight and activation format.
     pub precision: PrecisionName,
-    /// `ZeRO` stage: 1 divides the optimizer state over a stage's DP ranks, 0 does not.
+    /// ZeRO stage: 1 divides the optimizer state over a module's DP ranks, 0 does not.
     pub zero_stage: u8,
 }
 
@@ -170,6 +184,7 @@ impl Default for OptimizerTable {
 
 /// Weight and activation format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PrecisionName {
     /// 32-bit weights and activations.

@@ -26,13 +26,14 @@ use crate::{Error, Result};
 /// Every rank must use the same configuration, except for paths and machine resources, see
 /// [`inputs::check_agreement`](crate::inputs::check_agreement).
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
-    /// Number of steps, including those before a restored state; the learning rate schedule spans them.
-    /// Default: 100.
+    /// Number of steps, including those before a restored state, at least 1; the learning rate schedule spans
+    /// all steps.
     #[serde(default = "steps")]
     pub steps: u64,
-    /// Seed for initial weights and the global order. Default: 0.
+    /// Seed for initial weights and the global order.
     #[serde(default)]
     pub seed: u64,
     /// Model to train.
@@ -107,6 +108,13 @@ impl RunConfig {
     /// [`Error::Config`] with the faulty line.
     pub fn from_json(text: &str) -> Result<Self> {
         serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))
+    }
+
+    /// Describes all fields, table by table, in the order of declaration.
+    #[cfg(feature = "schema")]
+    #[must_use]
+    pub fn described() -> Vec<dflop_loader::settings::DescribedTable> {
+        dflop_loader::settings::described_tables::<Self>()
     }
 
     /// Resolves relative paths against a directory.

@@ -13,20 +13,24 @@ use std::str::FromStr;
 
 /// Distribution of a run over ranks and devices.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelTable {
-    /// Encoder placement: separate ranks or the LLM's ranks.
+    /// Encoder placement.
     pub placement: PlacementName,
-    /// `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` or `interleaved:N`.
+    /// Pipeline schedule: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead, or
+    /// `interleaved:N` with N stages per rank.
     pub schedule: String,
-    /// Microbatches per DP rank.
+    /// Microbatches per DP rank in a step.
     pub microbatches: usize,
-    /// Partition strategy name, such as `balanced` or `data-blind`.
+    /// Partition strategy: `search`, also named `balanced`; `multi_lpt`, `kk`, `lpt`, `random`; or
+    /// `round_robin`, also named `data-blind`.
     #[serde(deserialize_with = "strategy", serialize_with = "write_strategy")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub strategy: Strategy,
-    /// Search effort per step, in work units.
+    /// Search effort per step, in work units; the same units give the same plan on every machine.
     pub search_effort: u64,
-    /// Compute threads per rank.
+    /// CPU compute threads per rank, 1 to 1024.
     pub threads: usize,
     /// Vision encoder layout.
     pub vision: ModuleTable,
@@ -34,23 +38,25 @@ pub struct ParallelTable {
     pub audio: ModuleTable,
     /// LLM layout.
     pub llm: ModuleTable,
-    /// Device that stages compute on.
+    /// Device that stages compute on: `cpu`; in builds with the feature `cuda` also `cuda:N`, or `cuda` for
+    /// the device at the rank's position on the machine.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub compute_device: ComputeDevice,
     /// Attention engine on a CUDA device.
     pub attention: AttentionName,
     /// Transport for tensors between ranks.
     pub transport: TransportName,
-    /// Device preset that predicts times before anything is measured [default: `cpu`; `h100` on CUDA
-    /// devices].
+    /// Device preset that predicts times before anything is measured, such as `h200`. Default: `cpu`; `h100`
+    /// on CUDA devices.
     pub device: Option<String>,
-    /// Measured profile that replaces the device preset.
+    /// Measured profile that replaces the device preset: a CSV file or a directory with CSV files.
     pub profile: Option<PathBuf>,
-    /// Maximum wait for another rank that is not busy, in seconds.
+    /// Maximum wait for a rank that is not busy, in seconds, above 0.
     pub timeout_seconds: f64,
-    /// Maximum wait for another rank that is busy, such as with a slow store, in seconds.
+    /// Maximum wait for a rank that is busy, such as with a slow store, in seconds, above 0.
     pub slow_seconds: f64,
-    /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
-    /// memory].
+    /// Maximum memory for a rank's weights, gradients, optimizer state and activations, in GiB, above 0.
+    /// Default: the memory of the machine or the CUDA device.
     pub memory_gib: Option<f64>,
 }
 
@@ -92,9 +98,10 @@ impl ParallelTable {
 
 /// Encoder placement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementName {
-    /// Every module has separate ranks.
+    /// Every module has separate ranks, encoders before the LLM.
     #[default]
     Disaggregated,
     /// Encoders run on the LLM's ranks, before and after it.
@@ -115,17 +122,18 @@ impl From<PlacementName> for Placement {
 
 /// Module distribution over ranks.
 #[derive(Debug, Clone, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ModuleTable {
     /// Number of pipeline stages.
     pub stages: usize,
-    /// Number of layers in every stage [default: as even as possible]. With joint placement an entry per
-    /// chain stage, 0 where the stage has no layer from the module [default for an encoder: all in the first
-    /// stage].
+    /// Number of layers in each stage, in place of `stages`; with joint placement an entry for each chain
+    /// stage, 0 where the stage has no layer from the module. Default: as even as possible; with joint
+    /// placement, all encoder layers in the first stage.
     pub layers: Option<Vec<usize>>,
-    /// DP degree.
+    /// DP degree: the number of replicas.
     pub dp: usize,
-    /// TP degree.
+    /// TP degree: the number of ranks that divide each layer.
     pub tp: usize,
 }
 
