@@ -48,7 +48,7 @@ def partition(study: dict[str, Any], figures: Path) -> list[str]:
     ]
     unsolved = [f"{row['global_batch']:,}" for row in rows if row["methods"]["ilp"]["gap"] is None]
     last = rows[-1]["methods"]
-    without = f" It has no answer in time at {', '.join(unsolved)} samples." if unsolved else ""
+    without = f" It has no answer in time at {' and '.join(unsolved)} samples." if unsolved else ""
     return [
         "## Partitions over the global batch",
         filled(
