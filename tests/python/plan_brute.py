@@ -47,6 +47,11 @@ TOKENS = [part << power for power in range(7) for part in range(16, 32)]
 BACKWARD = 2
 
 
+def even(whole: int, parts: int) -> tuple[int, ...]:
+    """Divides as evenly as possible, the larger parts first."""
+    return tuple(whole // parts + (part < whole % parts) for part in range(parts))
+
+
 @dataclasses.dataclass(frozen=True)
 class Sample:
     tiles: int
@@ -56,7 +61,7 @@ class Sample:
 
     def sizes(self) -> list[int]:
         """Returns the tiles of each image."""
-        return [self.tiles // self.media + (part < self.tiles % self.media) for part in range(self.media)]
+        return list(even(self.tiles, self.media)) if self.media else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,18 +164,14 @@ def draw(number: int, seed: int) -> Case:
     for index in range(rng.randint(3, 6)):
         tiles = {"alike": 3, "mixed": rng.randint(1, 12), "one large": 1 + 11 * (index == 0)}.get(family)
         tiles = rng.choice([0, 1, 2, 6]) if tiles is None else tiles
-        tiles = max(tiles, index == 0)
-        samples.append(Sample(tiles, rng.randint(1, max(tiles, 1)), 256 if family == "alike" else rng.choice(TOKENS)))
+        tiles = max(tiles, int(index == 0))
+        samples.append(Sample(tiles, rng.randint(min(tiles, 1), tiles), 256 if family == "alike" else rng.choice(TOKENS)))
     # The encoder takes a tenth to three times as long as the LLM.
     token = rng.uniform(1, 4)
     llm = layers[1] * token * sum(sample.tokens for sample in samples)
     tile = rng.choice([0.1, 0.3, 1, 3]) * rng.uniform(0.8, 1.25) * llm / (layers[0] * sum(sample.tiles for sample in samples))
     costs = Costs(tile, token, rng.choice([1e-6, 2e-4, 2e-3]) * token, rng.choice([0.1, 1]) * token, rng.choice([1.3, 1.7, 1.95]))
-    return Case(number, rng.randint(2, 5), *layers, tuple(samples), costs, rng.choice(["medium", "medium", "tile"]))
-
-
-def even(layers: int, stages: int) -> tuple[int, ...]:
-    return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+    return Case(number, rng.randint(2, 5), *layers, tuple(samples), costs, rng.choice(["medium", "tile"]))
 
 
 def plans(case: Case) -> list[Plan]:
