@@ -14,7 +14,7 @@ docs/planning.md describes it, and compares the shortest step with `dflop plan`,
 - `bound`: the lower bound is not above the shortest step time
 
 Links are free and memory is never short. Layers of disaggregated and colocated plans are even; with joint placement
-the chain is cut anywhere. Prints a table by placement, then each violation with its command line and both plans, and
+the chain is cut anywhere. Prints tables by placement, then each violation with its command line and both plans, and
 exits with 1 if there is one. Needs no packages.
 """
 
@@ -37,10 +37,11 @@ PLACEMENTS = ["disaggregated", "joint", "colocated"]
 CHECKS = ["clean", "slow", "fast", "bound"]
 # Largest relative difference of times that are the same: passes are whole nanoseconds.
 EQUAL = 1e-4
-# Step time over the shortest one, minus 1, that counts as optimal in the table.
+# Largest relative difference to the shortest step of a step that the table counts as optimal.
 OPTIMAL = 0.001
 TILE_PATCHES = 256
 TP_DEGREES = [1, 2]
+SHARES = ["medium", "tile"]
 # Tokens at which the planner tabulates times, so that nothing is interpolated between them.
 TOKENS = [part << power for power in range(7) for part in range(16, 32)]
 # Time of a backward pass over that of the forward pass.
@@ -171,7 +172,7 @@ def draw(number: int, seed: int) -> Case:
     llm = layers[1] * token * sum(sample.tokens for sample in samples)
     tile = rng.choice([0.1, 0.3, 1, 3]) * rng.uniform(0.8, 1.25) * llm / (layers[0] * sum(sample.tiles for sample in samples))
     costs = Costs(tile, token, rng.choice([1e-6, 2e-4, 2e-3]) * token, rng.choice([0.1, 1]) * token, rng.choice([1.3, 1.7, 1.95]))
-    return Case(number, rng.randint(2, 5), *layers, tuple(samples), costs, rng.choice(["medium", "tile"]))
+    return Case(number, rng.randint(2, 5), *layers, tuple(samples), costs, rng.choice(SHARES))
 
 
 def plans(case: Case) -> list[Plan]:
@@ -329,7 +330,7 @@ class Loads:
     def rank(self, plan: Plan, masks: tuple[int, ...]) -> list[list[float]]:
         """Returns the forward times by stage and slot of an LLM rank, with an encoder that belongs to it."""
         llm = [[self.llm(plan, stage, mask) for mask in masks] for stage in range(len(plan.llm))]
-        # Encoder ranks without partner ranks all serve the only LLM rank.
+        # Encoder ranks belong to LLM ranks one by one, or all of them serve the only LLM rank.
         sharers = {"joint": plan.llm_tp, "disaggregated": plan.encoder_dp // plan.llm_dp}.get(plan.placement)
         if plan.is_coupled() or plan.placement == "colocated":
             return llm
@@ -430,15 +431,18 @@ def judge(case: Case, arguments: argparse.Namespace) -> Answer:
     return answer
 
 
-def print_table(answers: list[Answer]) -> None:
-    print(f"\n{'placement':<14} {'clusters':>8} {'optimal':>8} {'worst':>8} {'above':>6} {'below':>6} {'bound above':>12} {'mean bound':>11}")
+def print_table(title: str, answers: list[Answer]) -> None:
+    """Prints step times and bounds over the shortest steps, by placement."""
+    print(f"\n{title}: {len(answers)} clusters")
+    print(f"{'placement':<14} {'planned':>8} {'optimal':>8} {'worst':>8} {'slow':>6} {'fast':>6} {'bound above':>12} {'mean bound':>11}")
     for placement in [*PLACEMENTS, "any"]:
-        clean = [answer for answer in answers if answer.runs[placement].answer]
-        steps = [answer.ratio(placement, "step_seconds") - 1 for answer in clean]
-        bounds = [answer.ratio(placement, "lower_bound_seconds") for answer in clean]
-        count = lambda check: sum((placement, check) == found[:2] for answer in answers for found in answer.violations)
-        numbers = f"{sum(step <= OPTIMAL for step in steps):>8} {max(steps, default=0):>8.3%} {count('slow'):>6} {count('fast'):>6}"
-        print(f"{placement:<14} {len(clean):>8} {numbers} {count('bound'):>12} {sum(bounds) / max(len(bounds), 1):>11.3f}")
+        planned = [answer for answer in answers if answer.runs[placement].answer]
+        steps = [answer.ratio(placement, "step_seconds") - 1 for answer in planned]
+        bounds = [answer.ratio(placement, "lower_bound_seconds") for answer in planned]
+        found = collections.Counter(check for answer in answers for of, check, _ in answer.violations if of == placement)
+        optimal = sum(abs(step) <= OPTIMAL for step in steps)
+        numbers = f"{len(planned):>8} {optimal:>8} {max(steps, default=0):>8.3%} {found['slow']:>6} {found['fast']:>6}"
+        print(f"{placement:<14} {numbers} {found['bound']:>12} {sum(bounds) / max(len(bounds), 1):>11.3f}")
 
 
 def print_violations(answers: list[Answer], arguments: argparse.Namespace) -> int:
@@ -483,7 +487,9 @@ def main() -> int:
             if len(answers) % 20 == 0:
                 print(f"{len(answers)} of {len(cases)} clusters, {time.monotonic() - started:.0f} s", file=sys.stderr)
     print(f"{len(answers)} clusters, {sum(answer.plans for answer in answers)} plans, {time.monotonic() - started:.0f} s")
-    print_table(answers)
+    print_table("all", answers)
+    for share in SHARES:
+        print_table(f"space.encoder_share={share}", [answer for answer in answers if answer.case.share == share])
     return 1 if print_violations(answers, arguments) else 0
 
 
