@@ -13,6 +13,8 @@ docs/planning.md describes it, and compares the shortest step with `dflop plan`,
 - `fast`: the step time is not below the shortest one, so both have the same costs
 - `bound`: the lower bound is not above the shortest step time
 
+With `space.encoder_share=medium`, encoder ranks take whole samples, or with joint placement whole images, the longest
+first; with `tile` they divide the tiles. All checks hold for both.
 Links are free and memory is never short. Layers of disaggregated and colocated plans are even; with joint placement
 the chain is cut anywhere. Prints tables by placement, then each violation with its command line and both plans, and
 exits with 1 if there is one. Needs no packages.
@@ -434,7 +436,8 @@ def judge(case: Case, arguments: argparse.Namespace) -> Answer:
 def print_table(title: str, answers: list[Answer]) -> None:
     """Prints step times and bounds over the shortest steps, by placement."""
     print(f"\n{title}: {len(answers)} clusters")
-    print(f"{'placement':<14} {'planned':>8} {'optimal':>8} {'worst':>8} {'slow':>6} {'fast':>6} {'bound above':>12} {'mean bound':>11}")
+    heads = f"{'planned':>8} {'optimal':>8} {'worst':>8} {'slow':>6} {'fast':>6} {'bound above':>12} {'mean bound':>11}"
+    print(f"{'placement':<14} {heads}")
     for placement in [*PLACEMENTS, "any"]:
         planned = [answer for answer in answers if answer.runs[placement].answer]
         steps = [answer.ratio(placement, "step_seconds") - 1 for answer in planned]
@@ -455,19 +458,22 @@ def print_violations(answers: list[Answer], arguments: argparse.Namespace) -> in
             continue
         total += len(found)
         for answer, placement, _, reason in found:
-            print(f"  case {answer.case.number}, {placement}, {answer.case.gpus} GPUs, {len(answer.case.samples)} samples: {reason}")
+            cluster = f"{answer.case.gpus} GPUs, {len(answer.case.samples)} samples"
+            print(f"  case {answer.case.number}, {placement}, {cluster}: {reason}")
             print(f"    {shlex.join(answer.case.command(arguments, placement))}")
             print(f"    shortest {answer.shortest[placement].text()}")
             if planned := answer.runs[placement].answer:
-                modules = "; ".join(f"{one['name']} tp {one['tp']}, dp {one['dp']}, layers {one['layers']}" for one in planned["modules"])
-                print(f"    plan     {planned['step_seconds'] * 1e3:.6f} ms: {planned['placement']}, {modules}; {planned['microbatches']} microbatches")
+                degrees = lambda one: f"{one['name']} tp {one['tp']}, dp {one['dp']}, layers {one['layers']}"
+                modules = "; ".join(map(degrees, planned["modules"]))
+                step = f"{planned['step_seconds'] * 1e3:.6f} ms: {planned['placement']}"
+                print(f"    plan     {step}, {modules}; {planned['microbatches']} microbatches")
     return total
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dflop", type=pathlib.Path, default=pathlib.Path("target/release/dflop"))
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("target/plan-brute"), help="directory of models, profiles and shapes")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("target/plan-brute"), help="directory of the problems")
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of the cases to run; the same cases as without")
     parser.add_argument("--seed", type=int, default=1)
