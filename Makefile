@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo evaluation fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-grid planner-random wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo evaluation fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-brute planner-grid planner-random wheels
 
 check: fmt clippy docs test
 
@@ -379,6 +379,13 @@ planner-random:
 	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/python/plan_random.py --dflop $(BUILD)/release/dflop --cases $(PROBLEMS) --jobs 2 \
 		--out $(if $(OUT),$(OUT),$(BUILD)/plan-random) $(RANDOM_GRID)
+
+# Plans TINY tiny clusters and compares them with the best of all plans and all microbatches; BRUTE="--seed 2 --only 17" repeats
+# one of another seed.
+TINY ?= 60
+planner-brute:
+	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
+	$(PYTHON) tests/python/plan_brute.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-brute --cases $(TINY) --jobs 2 $(BRUTE)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
 # inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings. FEATURES=avif
