@@ -17,6 +17,8 @@ use dflop_balancer::{Error, Result};
 const FINALISTS: usize = 64;
 /// Factor to the best finalist's time up to which better balancing may change the order.
 const NEAR: f64 = 1.1;
+/// The same if the space is so small that all its plans were scored.
+const NEAR_IF_FEW: f64 = 2.0;
 /// The same for plans of other methods if most plans do not fit into memory.
 const NEAR_IF_TIGHT: f64 = 1.3;
 /// Number of trial batches on which a plan has to keep up with the best plan to be scored on all batches.
@@ -56,7 +58,9 @@ pub(super) fn refine(
     let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
     let trial = space.workload.batches_like(TRIAL_BATCHES);
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
-    let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= NEAR * best_ns);
+    // Of a small space, all plans are scored, greedily, which says little about few samples.
+    let near = if search.is_exhaustive { NEAR_IF_FEW } else { NEAR };
+    let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= near * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
     // No method of the comparison may have a better plan.
     let mut others = paper::plans(space);
@@ -98,7 +102,8 @@ pub(super) fn refine(
             .find(|(_, candidate)| is_other(candidate))
             .map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() });
         let found = || finals.iter().find(|plan| is_other(&plan.candidate)).cloned();
-        tried.or_else(found)
+        let simulated = || search.other.clone().filter(|plan| is_other(&plan.candidate));
+        tried.or_else(found).or_else(simulated)
     });
     if let Some(plan) = runner_up.filter(|plan| scored.iter().all(|known| known.candidate != plan.candidate))
     {

@@ -6,7 +6,7 @@
 
 use crate::cluster::Placement;
 use crate::costs::TimeTable;
-use crate::space::shape::TpTimes;
+use crate::space::shape::{StageShape, TpTimes};
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::workload::{ENCODERS_MAX, ItemSize};
 use dflop_costmodel::MediaUnits;
@@ -83,10 +83,7 @@ impl<'a> MediaPools<'a> {
         };
         let count = groups / cells_per_pool;
         let is_native = space.workload.media(encoder).is_native();
-        // Over a whole batch, samples with tiles are about as even as tiles.
-        let is_even = sharers == 1
-            || split == EncoderSplit::Tile
-            || (family.placement == Placement::Colocated && !is_native);
+        let is_even = sharers == 1 || split == EncoderSplit::Tile;
         Self {
             encoder,
             times,
@@ -213,6 +210,28 @@ impl<'a> UnitTimes<'a> {
         let media = item.all_media().iter().zip(&stage.media);
         let media: f64 = media.map(|(media, times)| times.of(media)).sum();
         (media + layers + tokens * stage.tokens) as u64
+    }
+
+    /// Returns the work in the slowest stage of an LLM with stages of its own: one of layers alone, or the last,
+    /// which has the LM head as well.
+    pub(super) fn llm_stage(&self, shape: &StageShape) -> StageLoad {
+        let inner = StageLoad { layers: shape.inner, ..StageLoad::default() };
+        let last = StageLoad { layers: shape.last, tokens: self.token_end_ns, ..StageLoad::default() };
+        let token_ns = |stage: &StageLoad| stage.layers * self.token_ns + stage.tokens;
+        if token_ns(&inner) > token_ns(&last) { inner } else { last }
+    }
+
+    /// Returns the media times in the slowest stage of an encoder with stages of its own: one of layers alone,
+    /// or the last, which has the projector as well.
+    pub(super) fn encoder_stage(&self, encoder: usize, shape: &StageShape) -> MediaTimes {
+        let MediaTimes { unit_ns, pair_ns } = self.media[encoder];
+        let last_ns = shape.last * unit_ns + self.unit_end_ns[encoder];
+        let is_inner = shape.inner * unit_ns > last_ns;
+        let layers = if is_inner { shape.inner } else { shape.last };
+        MediaTimes {
+            unit_ns: if is_inner { shape.inner * unit_ns } else { last_ns },
+            pair_ns: layers * pair_ns,
+        }
     }
 
     /// Lists the stage work for a joint plan; a rank's GPUs share the rank's media.

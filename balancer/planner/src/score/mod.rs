@@ -301,15 +301,13 @@ pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: 
             |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
         return ItemTimes { modules: 2, ns: batch.iter().flat_map(times).collect() };
     }
-    let llm = space.llm_shape(family);
-    let llm_stage = StageLoad { layers: llm.inner.max(llm.last), ..StageLoad::default() };
+    let llm_stage = units.llm_stage(space.llm_shape(family));
     let is_stage = family.placement == Placement::Disaggregated;
     let media = |(encoder, shape): (usize, &StageShape)| {
         // A group belongs to one LLM rank, but all encoder ranks share its tiles.
         let ranks = f64::from(family.llm_dp) / f64::from(family.encoders[encoder].dp);
-        let layers = if is_stage { shape.inner.max(shape.last) } else { 0.0 };
-        let MediaTimes { unit_ns, pair_ns } = units.media[encoder];
-        MediaTimes { unit_ns: layers * unit_ns * ranks, pair_ns: layers * pair_ns * ranks }
+        let stage = if is_stage { units.encoder_stage(encoder, shape) } else { MediaTimes::default() };
+        MediaTimes { unit_ns: stage.unit_ns * ranks, pair_ns: stage.pair_ns * ranks }
     };
     let media: Vec<MediaTimes> = space.encoder_shapes(family).enumerate().map(media).collect();
     let mut ns = Vec::with_capacity(batch.len() * (media.len() + 1));

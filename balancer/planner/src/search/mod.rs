@@ -34,6 +34,8 @@ const SLACKS: [f64; 4] = [1.0, 1.15, 1.35, 1.7];
 /// Search outcome.
 pub(super) struct Search {
     pub(super) finals: Vec<ScoredPlan>,
+    /// Best plan with other degrees than the first finalist, as far as it was scored.
+    pub(super) other: Option<ScoredPlan>,
     pub(super) bounded: u64,
     pub(super) simulated: u64,
     pub(super) is_exhaustive: bool,
@@ -55,6 +57,7 @@ impl Search {
         let mut halving = Halving::new(space);
         let mut search = Self {
             finals: Vec::new(),
+            other: None,
             bounded: 0,
             simulated: 0,
             is_exhaustive: false,
@@ -88,6 +91,7 @@ impl Search {
             }
         }
         search.simulated = halving.simulated();
+        search.other = search.finals.first().and_then(|best| halving.best_other(&best.candidate.family));
         Ok(search)
     }
 }
@@ -305,6 +309,16 @@ impl<'a> Halving<'a> {
     /// Returns the number of simulated plans.
     fn simulated(&self) -> u64 {
         self.seen.len() as u64
+    }
+
+    /// Returns the best simulated plan that fits and has other degrees than a family.
+    fn best_other(&self, family: &Family) -> Option<ScoredPlan> {
+        let fitting = self.seen.iter().filter_map(|(candidate, score)| {
+            let score = score.as_ref().filter(|score| self.fits(score))?;
+            self.space.has_other_degrees(&candidate.family, family).then_some((candidate, score))
+        });
+        let best = fitting.min_by(|one, other| one.1.mean_ns().total_cmp(&other.1.mean_ns()));
+        best.map(|(candidate, score)| ScoredPlan { candidate: *candidate, score: score.clone() })
     }
 
     /// Adds the finalists, the best first; none if no plan fits. Returns whether most plans fit.
