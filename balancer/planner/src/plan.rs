@@ -98,7 +98,7 @@ impl<'a> Part<'a> {
         self.search.finals.first().map(|plan| plan.score.mean_ns())
     }
 
-    /// Balances the most promising plans as in a run, and reports the fastest with its score; `None` if no plan
+    /// Balances the most promising plans as in a run, and reports the fastest with its score; `None` if none
     /// fits.
     ///
     /// - `rival`: score of another part's plan; a plan that is clearly slower is scored only on the first

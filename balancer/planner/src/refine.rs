@@ -25,8 +25,8 @@ const NEAR_IF_TIGHT: f64 = 1.3;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
-/// Factors to a rival's time on the same batches above which no plan is scored on more: on the first batch, on
-/// the trial batches, and on those of the leaders.
+/// Factors to a rival's time on the same batches above which no plan is scored on more: on the first batch,
+/// on the trial batches, and on those of the leaders.
 const OUTRUN: [f64; 3] = [1.15, 1.08, 1.02];
 /// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
@@ -45,8 +45,8 @@ const AHEAD_PLANS: usize = 6;
 /// plans that are as fast on the first batches, then the best plan with other degrees; all but
 /// the best may be scored only on the first batches.
 ///
-/// - `rival`: score of a plan outside the space; if all plans are clearly slower on the first batches, only the
-///   best of them is returned, scored on these
+/// - `rival`: score of a plan outside the space; if all plans are clearly slower on the first batches, only
+///   the best of them is returned, scored on these
 ///
 /// # Errors
 /// [`dflop_balancer::Error`] if times overflow.

@@ -71,7 +71,7 @@ const OPENERS: [(&str, &str); 18] = [
     ("executor/src/train/correction_record.rs", "a record that the command line names"),
     ("executor/src/checkpoint/mod.rs", "a directory, to sync it"),
     (
-        "executor/models/src/parameters/weights/write.rs",
+        "executor/models/src/parameters/weights/tensor_shard.rs",
         "files that it has written, and a directory, to sync them",
     ),
     ("executor/device/src/cpu/mod.rs", "/proc"),

@@ -212,8 +212,8 @@ impl<'a> UnitTimes<'a> {
         (media + layers + tokens * stage.tokens) as u64
     }
 
-    /// Returns the work in the slowest stage of an LLM with stages of its own: one of layers alone, or the last,
-    /// which has the LM head as well.
+    /// Returns the work in the slowest stage of an LLM with stages of its own: one of layers alone, or the
+    /// last, which has the LM head as well.
     pub(super) fn llm_stage(&self, shape: &StageShape) -> StageLoad {
         let inner = StageLoad { layers: shape.inner, ..StageLoad::default() };
         let last = StageLoad { layers: shape.last, tokens: self.token_end_ns, ..StageLoad::default() };
@@ -221,8 +221,8 @@ impl<'a> UnitTimes<'a> {
         if token_ns(&inner) > token_ns(&last) { inner } else { last }
     }
 
-    /// Returns the media times in the slowest stage of an encoder with stages of its own: one of layers alone,
-    /// or the last, which has the projector as well.
+    /// Returns the media times in the slowest stage of an encoder with stages of its own: one of layers
+    /// alone, or the last, which has the projector as well.
     pub(super) fn encoder_stage(&self, encoder: usize, shape: &StageShape) -> MediaTimes {
         let MediaTimes { unit_ns, pair_ns } = self.media[encoder];
         let last_ns = shape.last * unit_ns + self.unit_end_ns[encoder];

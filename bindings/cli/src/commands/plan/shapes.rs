@@ -6,8 +6,8 @@
 //! | images in their own resolution | `patches`, optionally `patch_squares`, `window_squares`, `media` |
 //!
 //! Every sample has a column `seq_len` as well. `media` is the number of images, videos or clips, between
-//! which ranks can divide the encoder's work; without it `patch_squares` tells, or each tile is an image where
-//! the model takes them so, or there is one. With several encoders, each column name starts with the
+//! which ranks can divide the encoder's work; without it `patch_squares` tells, or each tile is an image
+//! where the model takes them so, or there is one. With several encoders, each column name starts with the
 //! encoder name, such as `vision_patches` and `audio_tiles`. Further columns are ignored. `patch_squares` is
 //! the sum of squared patch counts over a sample's media, and `window_squares` the same inside attention
 //! windows.
