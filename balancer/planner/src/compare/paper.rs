@@ -14,9 +14,9 @@ const FIRST_LOOK: u32 = 16;
 /// that the authors' implementation tries for each configuration.
 ///
 /// For every GPU split and all degrees with equal stages, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at
-/// the mean shapes of `m` microbatches, if these fit into memory. The mean ignores uneven batches, so the first
-/// plan may have as many microbatches as samples; the second plan has the minimum number whose mean does not exceed the
-/// largest sample.
+/// the mean shapes of `m` microbatches, if these fit into memory. The mean ignores uneven batches, so the
+/// first plan may have as many microbatches as samples; the second plan has the minimum number whose mean
+/// does not exceed the largest sample.
 ///
 /// A whole range of `m` is ruled out at once: `T` is at least the number of slots at the lower end times the
 /// durations at the upper end, where memory is lowest, too. The plans are identical to an exhaustive search.
