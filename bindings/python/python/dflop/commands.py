@@ -59,7 +59,7 @@ def plan_parallelism(
         ...     shapes="shapes.csv", space={"kinds": "basic"}, batches=4, **job
         ... )
         >>> answer["encoder"], answer["llm"], answer["microbatches"]
-        ({'tp': 1, 'pp': 1, 'dp': 1}, {'tp': 1, 'pp': 3, 'dp': 1}, 4)
+        ({'tp': 4, 'pp': 1, 'dp': 1}, {'tp': 4, 'pp': 1, 'dp': 1}, 1)
     """
     flags |= {
         "shapes": shapes,
