@@ -130,7 +130,10 @@ class PixelTypes(WithExample):
             self.assertEqual(bits.nbytes * 2, floats["pixel_values"].nbytes)
 
     def test_types_that_cannot_be_delivered_are_refused(self) -> None:
-        for dtype, reason in (("bfloat16", "NumPy has no bfloat16"), ("float16", "expected float32, bfloat16 or uint8, found `float16`")):
+        for dtype, reason in (
+            ("bfloat16", "NumPy has no bfloat16"),
+            ("float16", "expected float32, bfloat16 or uint8, found `float16`"),
+        ):
             with self.assertRaisesRegex(dflop.ConfigError, reason):
                 self.pixels(dtype)
 
