@@ -25,6 +25,9 @@ fn options(placement: Placement) -> SearchSpaceOptions {
     }
 }
 
+/// Makes a plan wrong.
+type Change<'a> = &'a dyn Fn(&mut ParallelismPlan);
+
 #[test]
 fn a_found_plan_has_the_scores_of_its_search() {
     let costs = (encoder(), llm());
@@ -121,12 +124,12 @@ fn a_plan_that_cannot_run_is_refused_with_the_part() {
     let workload = Workload::draw(&sizes(), 96, 2, 3).unwrap();
     let mut problem = problem(&costs, &workload, cluster(16, 1 << 40));
     let base = disaggregated(degrees(1, 1, 4), degrees(2, 2, 2), 4);
-    let message = |problem: &PlanProblem<'_>, change: &dyn Fn(&mut ParallelismPlan)| {
+    let message = |problem: &PlanProblem<'_>, change: Change<'_>| {
         let mut plan = base.clone();
         change(&mut plan);
         compare_plan(problem, &plan).unwrap_err().to_string()
     };
-    let changes: [(&dyn Fn(&mut ParallelismPlan), &str); 13] = [
+    let changes: [(Change<'_>, &str); 13] = [
         (&|plan| plan.encoders.push(plan.llm.clone()), "it has 2 encoders, and the model 1"),
         (&|plan| plan.llm.layers[0] = 2, "`llm` has 5 layers, and the model's has 6"),
         (&|plan| plan.llm.layers = vec![6, 0], "`llm` has a stage without layers"),
