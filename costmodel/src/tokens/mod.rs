@@ -4,7 +4,7 @@
 //!
 //! Every model family cuts media into encoder items by a *token rule*; each file has one rule: [`any_res`]
 //! (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
-//! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`timed_video`]
+//! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`TimedVideo`]
 //! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5), [`pan_and_scan`]
 //! (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All rules return
 //! [`EncoderWork`].

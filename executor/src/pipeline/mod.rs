@@ -6,7 +6,7 @@
 //! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches in
 //! a step and the encoder replica for every medium. Both are the same on all ranks. [`RankStep`] adds the
 //! contexts for the microbatches on this rank. [`PipelineRank::step`] runs the rank's list of
-//! [`Action`](dflop_balancer::schedule::Action)s, the same list that is simulated.
+//! [`Action`]s, the same list that is simulated.
 //!
 //! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without
 //! rows is not sent at all. Sums have a fixed order: two runs give the same bits over any transport, and so

@@ -1,6 +1,6 @@
 //! Cuts audio into log-mel windows or chunks.
 //!
-//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. [`windows`] pads a clip to
+//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. [`AudioWindows`] pads a clip to
 //! fixed-size windows (Whisper, Qwen2-Audio), [`chunks`] keeps the native length (Qwen2.5-Omni, Qwen3-Omni).
 //!
 //! Audio is resampled to 16 kHz and converted to 100 mel frames per second. Every started 30-second window is
@@ -122,7 +122,7 @@ impl AudioWindows {
     /// LLM tokens except the markers.
     ///
     /// # Errors
-    /// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
+    /// [`Error::SampleRate`] if the clip has frames but no sample rate.
     pub fn clip(&self, length: AudioLength) -> Result<EncoderWork> {
         Ok(self.windows(length)?.marked(self.marker_tokens))
     }
@@ -146,7 +146,7 @@ impl AudioWindows {
 /// windows, as the loader prepares it, so that nothing is lost.
 ///
 /// # Errors
-/// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
+/// [`Error::SampleRate`] if the clip has frames but no sample rate.
 pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
     AudioWindows::QWEN2_AUDIO.windows(length)
 }

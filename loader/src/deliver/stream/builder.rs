@@ -7,8 +7,6 @@ use crate::dataset::Dataset;
 use crate::decode::{Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
 use crate::deliver::settings::{LoaderSettings, check_indexed, shared_settings};
 use crate::deliver::watchdog::StallListener;
-#[cfg(doc)]
-use crate::error::Error;
 use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::order::ShuffleBuffer;

@@ -5,15 +5,15 @@
 //!
 //! Walks the blocks of an archive: what is at each offset, where it ends, and what is wrong with it.
 //!
-//! [`mod@slice`] walks an archive in memory or memory-mapped and returns payloads without a copy; [`stream`]
+//! [`SliceEntries`] walks an archive in memory or memory-mapped and returns payloads without a copy; [`stream`]
 //! walks an archive that arrives as bytes, `ranged` an archive that is read by range. All use `walker`, so
 //! they accept and reject the same archives. A damaged archive yields the good entries first and then a
-//! [`TarFault`](crate::error::TarFault); nothing ends silently. Entries go to [`crate::shard`].
+//! [`TarFault`]; nothing ends silently. Entries go to [`crate::shard`].
 //!
-//! [`Walker`] does no I/O. A reader passes the header block at the current offset, receives what follows, and
+//! `Walker` does no I/O. A reader passes the header block at the current offset, receives what follows, and
 //! reports how many of those bytes it found. So every byte source accepts and rejects the same archives, with
-//! the same faults at the same offsets. Readers are [`super::entries`], for archives with known length, and
-//! [`super::stream`].
+//! the same faults at the same offsets. Readers are `entries`, for archives with known length, and
+//! [`stream`].
 
 pub(crate) mod entries;
 pub(crate) mod header;
