@@ -86,6 +86,7 @@ pub(super) fn refine(
     for candidate in more {
         trials.add(candidate)?;
     }
+    trials.settle()?;
     let (trials, mut timeline) = (trials.sorted(), trials.timeline);
     if let Some((score, candidate)) = trials.first()
         && is_outrun(score, rival, OUTRUN[1])
@@ -158,6 +159,28 @@ impl Trials<'_> {
         }
         self.done.push((score, candidate));
         Ok(())
+    }
+
+    /// Scores plans on all trial batches that were left early for a plan that does not fit on a later batch.
+    fn settle(&mut self) -> Result<()> {
+        loop {
+            let sorted = self.sorted();
+            let is_left = |(score, _): &&(Score, Candidate)| score.makespans_ns.len() < self.batches;
+            let best = sorted.first().filter(|best| !is_left(best));
+            let is_near = |(score, _): &&(Score, Candidate)| {
+                best.is_none_or(|(best, _)| !score.is_far_behind(best))
+                    && !is_outrun(score, self.rival, OUTRUN[0])
+            };
+            let Some((_, candidate)) = sorted.iter().filter(is_left).find(is_near) else { return Ok(()) };
+            let candidate = *candidate;
+            let more = refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?;
+            let batches = self.batches;
+            let is_it = |(score, known): &&mut (Score, Candidate)| {
+                *known == candidate && score.makespans_ns.len() < batches
+            };
+            let Some((score, _)) = self.done.iter_mut().find(is_it) else { return Ok(()) };
+            score.append(more);
+        }
     }
 
     /// Lists the plans that fit, by time; those scored on the first batch alone come last.

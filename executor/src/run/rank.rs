@@ -81,11 +81,12 @@ pub(super) fn run(
         #[cfg(feature = "cuda")]
         ComputeDevice::Cuda(ordinal) => {
             let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
-            let device = cuda::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
+            let device =
+                compute_device::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
             times.end(StartPart::Device);
             let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
             times.end(StartPart::Peak);
-            let comm = cuda::connect(&device, comm, config.parallel.transport)?;
+            let comm = compute_device::connect(&device, comm, config.parallel.transport)?;
             run_on(&device, (peak, times), setup, comm, task, on_step)
         }
         #[cfg(not(feature = "cuda"))]
