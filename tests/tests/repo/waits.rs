@@ -77,7 +77,7 @@ const OPENERS: [(&str, &str); 18] = [
     ("executor/device/src/cpu/mod.rs", "/proc"),
     ("executor/cuda/src/cudnn/cache.rs", "a cache of this user"),
     ("executor/cuda/src/compiler/mod.rs", "a cache of this user"),
-    ("bindings/cli/src/report/origin.rs", "/proc"),
+    ("bindings/cli/src/report/mod.rs", "/proc"),
     ("executor/src/step_record/mod.rs", "the record that the command line names"),
     ("bindings/cli/src/commands/stream/mod.rs", "/proc"),
     ("executor/src/run/", "/proc, and files that the run has written"),

@@ -5,9 +5,9 @@
 //!
 //! Walks the blocks of an archive: what is at each offset, where it ends, and what is wrong with it.
 //!
-//! [`SliceEntries`] walks an archive in memory or memory-mapped and returns payloads without a copy; [`stream`]
-//! walks an archive that arrives as bytes, `ranged` an archive that is read by range. All use `walker`, so
-//! they accept and reject the same archives. A damaged archive yields the good entries first and then a
+//! [`SliceEntries`] walks an archive in memory or memory-mapped and returns payloads without a copy,
+//! [`stream`] an archive that arrives as bytes. Both use `Walker`, so they accept and reject the same
+//! archives. A damaged archive yields the good entries first and then a
 //! [`TarFault`]; nothing ends silently. Entries go to [`crate::shard`].
 //!
 //! `Walker` does no I/O. A reader passes the header block at the current offset, receives what follows, and
