@@ -1,17 +1,19 @@
-//! Counts what flows through a loader, by stage and by dataset.
+//! Counts items, bytes, errors and times for every loader stage.
 //!
 //! Both loaders count items, bytes, errors, queue depths, busy and waiting time per [`LoaderStage`] in
 //! relaxed atomics; nothing is locked, and no sample costs more than two clock readings. A reader of
 //! [`MetricsSnapshot`] sees counters from slightly different moments, which add up once the stream has ended.
 //! [`crate::deliver`] uses the same counters to find a stuck stage.
 
-use serde::{Deserialize, Serialize};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::source_meter::{SourceMeter, SourceSnapshot};
 
 /// Waiting time fraction below which the consumer is the bottleneck.
 const WAIT_SHARE_NOTICED: f64 = 0.05;
@@ -386,53 +388,6 @@ pub(crate) async fn metered<F: Future>(meter: &StageMeter, future: F) -> F::Outp
         }
     })
     .await
-}
-
-/// Counters for a dataset.
-#[derive(Debug)]
-pub(crate) struct SourceMeter {
-    name: Arc<str>,
-    samples: AtomicU64,
-    tokens: AtomicU64,
-    skipped: AtomicU64,
-}
-
-/// Counters for a dataset in a mixture so far.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceSnapshot {
-    /// Dataset name.
-    pub source: String,
-    /// Delivered samples.
-    pub samples: u64,
-    /// Number of LLM positions in the delivered samples, as in the microbatches.
-    pub tokens: u64,
-    /// Number of samples that were planned and not delivered; samples that indexing found bad are never
-    /// planned.
-    pub skipped_samples: u64,
-}
-
-impl SourceMeter {
-    pub(crate) fn new(name: Arc<str>) -> Self {
-        Self { name, samples: AtomicU64::new(0), tokens: AtomicU64::new(0), skipped: AtomicU64::new(0) }
-    }
-
-    pub(crate) fn deliver(&self, samples: u64, tokens: u64) {
-        self.samples.fetch_add(samples, Relaxed);
-        self.tokens.fetch_add(tokens, Relaxed);
-    }
-
-    pub(crate) fn skip(&self, samples: u64) {
-        self.skipped.fetch_add(samples, Relaxed);
-    }
-
-    pub(super) fn snapshot(&self) -> SourceSnapshot {
-        SourceSnapshot {
-            source: self.name.to_string(),
-            samples: self.samples.load(Relaxed),
-            tokens: self.tokens.load(Relaxed),
-            skipped_samples: self.skipped.load(Relaxed),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,23 @@
 //! Bounds and counts what flows through a loader: bytes in memory, stage work, skipped samples, progress.
 
 mod byte_budget;
+mod job_queue;
 mod metrics;
 mod runtime;
 mod skip_log;
+mod source_meter;
 mod sync;
 
 pub(crate) use self::byte_budget::{ByteBudget, ByteLease, run_ahead};
+pub(crate) use self::job_queue::{JobQueue, Jobs, Room};
 pub(crate) use self::metrics::metered;
 pub use self::metrics::{LoaderStage, Metrics, MetricsSnapshot, StageSnapshot};
 pub(crate) use self::runtime::{cores, memory_available};
 pub use self::runtime::{in_parallel, on_threads, start_runtime};
 pub(crate) use self::skip_log::PrepareLog;
 pub use self::skip_log::{ErrorBudget, PrepareReport, SkipCount, SkipListener, SkipLog, TruncatedSample};
-pub(crate) use metrics::SourceMeter;
-pub use metrics::SourceSnapshot;
-pub(crate) use runtime::{JobQueue, Jobs, Room};
+pub(crate) use self::source_meter::SourceMeter;
+pub use self::source_meter::SourceSnapshot;
 
 /// Listener for progress; every method does nothing by default.
 pub trait Progress: Send + Sync + std::fmt::Debug {

@@ -11,6 +11,7 @@ mod handshake;
 mod protocol;
 mod refusals;
 mod server;
+mod values;
 
 pub(super) use accept::{Host, accept_callers};
 pub use client::RendezvousClient;

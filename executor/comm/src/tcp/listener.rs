@@ -3,8 +3,8 @@
 //!
 //! Connects a rank with its neighbors in the tree.
 
-use super::TcpTransport;
 use super::links::{Dial, Line, Links};
+use super::tcp_transport::TcpTransport;
 use crate::api::Settings;
 use crate::communicator::Communicator;
 use crate::endpoint::{Endpoint, Mailbox};
