@@ -13,8 +13,9 @@ use std::cmp::Ordering;
 
 /// Finds the fastest plan.
 ///
-/// Each placement is searched alone, as is each expert-parallel degree of a model with experts, so that a
-/// larger space never has a slower plan than one of its parts.
+/// Each placement is searched alone, as is each expert-parallel degree of a model with experts. Parts whose
+/// plans are far behind on the first batches are given up, so that with few, very unequal samples the plan
+/// may be slower than that of a part alone, by a few percent.
 ///
 /// # Errors
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is

@@ -27,7 +27,7 @@ const TRIAL_BATCHES: usize = 4;
 const KEEPS_UP: f64 = 1.005;
 /// Factors to a rival's time on the same batches above which no plan is scored on more: on the first batch,
 /// on the trial batches, and on those of the leaders.
-const OUTRUN: [f64; 3] = [1.15, 1.08, 1.02];
+const OUTRUN: [f64; 3] = [1.3, 1.15, 1.03];
 /// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
