@@ -5,11 +5,10 @@ use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::report::{PlanReport, RunnerUp};
 use super::score::Score;
-use super::search::{self, Search};
+use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
-use std::cmp::Ordering;
 
 /// Finds the fastest plan.
 ///
@@ -27,29 +26,15 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         .iter()
         .map(|llm| PlanProblem { llm: llm.as_deref().unwrap_or(problem.llm), ..problem.clone() })
         .collect();
-    let parts = problems.iter().flat_map(|problem| {
-        let options = problem.options.each_placement();
-        options.map(|options| PlanProblem { options, ..problem.clone() })
-    });
-    let (mut promised_ns, mut searched) = (f64::INFINITY, Vec::new());
-    for problem in parts {
-        let part = Part::search(problem, WORTH_REFINING * promised_ns)?;
-        promised_ns = part.promised_ns().map_or(promised_ns, |ns| ns.min(promised_ns));
-        searched.push(part);
-    }
-    let parts = searched;
-    let is_worth = |part: &&Part<'_>| part.promised_ns().is_none_or(|ns| ns <= WORTH_REFINING * promised_ns);
-    let hopeful = parts.iter().filter(|part| !part.search.is_hopeless);
-    let (mut worth, mut rest): (Vec<&Part<'_>>, Vec<&Part<'_>>) = hopeful.partition(is_worth);
-    // The best first, whose time rules out the others early.
-    for parts in [&mut worth, &mut rest] {
-        let by_promise = |one: &&Part<'_>, other: &&Part<'_>| {
-            one.promised_ns().partial_cmp(&other.promised_ns()).unwrap_or(Ordering::Equal)
-        };
-        parts.sort_by(by_promise);
-    }
+    let parts = Part::search_all(&problems)?;
+    let promised_ns = parts.iter().filter_map(Part::promised_ns).fold(f64::INFINITY, f64::min);
+    // The best first, whose time rules out the others early; those that fit only as planned by other methods
+    // come last.
+    let mut hopeful: Vec<&Part<'_>> = parts.iter().filter(|part| !part.search.is_hopeless).collect();
+    let promise = |part: &&Part<'_>| part.promised_ns().unwrap_or(f64::INFINITY);
+    hopeful.sort_by(|one, other| promise(one).total_cmp(&promise(other)));
     let mut best: Option<(PlanReport, Score)> = None;
-    for part in worth.into_iter().chain(rest) {
+    for part in hopeful {
         if best.as_ref().is_some_and(|(best, _)| best.outruns(part, promised_ns)) {
             continue;
         }
@@ -78,7 +63,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
 
 /// Factor to the shortest time that the searches found, up to which the plans of another placement or
 /// expert-parallel degree are balanced as in a run: that shortens steps by a few percent.
-const WORTH_REFINING: f64 = 1.25;
+pub(super) const WORTH_REFINING: f64 = 1.25;
 
 /// Search of one placement at one expert-parallel degree.
 struct Part<'a> {
@@ -88,10 +73,36 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn search(problem: PlanProblem<'a>, limit_ns: f64) -> Result<Self> {
-        let space = problem.space()?;
-        let search = Search::run(&space, limit_ns)?;
-        Ok(Self { problem, space, search })
+    /// Searches each placement of each problem; the problems differ in the expert-parallel degree.
+    fn search_all(problems: &[PlanProblem<'a>]) -> Result<Vec<Self>> {
+        let Some((first, others)) = problems.split_first() else { return Ok(Vec::new()) };
+        let space = first.space()?;
+        let others = others.iter().map(|problem| (problem, space.with_expert_parallel(problem.llm)));
+        let spaces: Vec<_> = others.chain([(first, space.clone())]).collect();
+        let starts = spaces.into_iter().flat_map(|(problem, space)| {
+            let start = move |options| {
+                let space = space.only(options);
+                let start = Start::new(&space);
+                (PlanProblem { options, ..problem.clone() }, space, start)
+            };
+            problem.options.each_placement().map(start).collect::<Vec<_>>()
+        });
+        // The most promising first, whose time rules out the others early.
+        let mut starts: Vec<_> = starts.collect();
+        starts.sort_by(|(.., one), (.., other)| one.least_ns.total_cmp(&other.least_ns));
+        let mut parts: Vec<Self> = Vec::with_capacity(starts.len());
+        let mut rival: Option<Score> = None;
+        for (problem, space, start) in starts {
+            let search = Search::run(&space, start, rival.as_ref())?;
+            let found = search.finals.first().map(|plan| &plan.score);
+            if let Some(found) = found
+                && rival.as_ref().is_none_or(|rival| found.mean_ns() < rival.mean_ns())
+            {
+                rival = Some(found.clone());
+            }
+            parts.push(Self { problem, space, search });
+        }
+        Ok(parts)
     }
 
     /// Returns the shortest time that the search found, in nanoseconds.

@@ -3,6 +3,7 @@
 
 use super::cluster::Placement;
 use super::compare::{joint, paper, uniform};
+use super::plan::WORTH_REFINING;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::score;
 use super::score::step_timeline::StepTimeline;
@@ -63,14 +64,17 @@ pub(super) fn refine(
     let near = finals.iter().take_while(|plan| plan.score.mean_ns() <= near * best_ns);
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
     // No method of the comparison may have a better plan.
-    let mut others = paper::plans(space);
-    others.extend(uniform::promising(space));
+    let mut others = Vec::new();
+    if space.options.is_disaggregated {
+        others.extend(paper::plans(space));
+        others.extend(uniform::promising(space));
+    }
     others.extend(joint::promising(space));
     others.extend(joint::by_hand(space));
     let others = others.into_iter().filter(|candidate| space.contains(candidate));
     // If few plans fit, the search knows least about those of other methods, and greedy balancing as well.
     let near = if search.is_tight { NEAR_IF_TIGHT } else { NEAR };
-    for candidate in promising(space, others, (best_ns, near), trial, &mut timeline) {
+    for candidate in promising(space, others, (best_ns, near), (trial, rival), &mut timeline) {
         if !seeds.contains(&candidate) {
             seeds.push(candidate);
         }
@@ -119,12 +123,13 @@ fn promising(
     space: &SearchSpace<'_>,
     candidates: impl Iterator<Item = Candidate>,
     (best_ns, near): (f64, f64),
-    batches: usize,
+    (batches, rival): (usize, Option<&Score>),
     timeline: &mut StepTimeline,
 ) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for candidate in candidates {
         let score = score::score(space, &candidate, 0..batches, timeline);
+        let score = score.filter(|score| !is_outrun(score, rival, WORTH_REFINING));
         found.extend(score.map(|score| (score.mean_ns(), candidate)));
     }
     found.sort_by(|(one, _), (other, _)| one.total_cmp(other));

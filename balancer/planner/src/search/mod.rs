@@ -14,6 +14,7 @@
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
 
 use super::cluster::Placement;
+use super::plan::WORTH_REFINING;
 use super::score;
 use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan};
@@ -41,20 +42,19 @@ pub(super) struct Search {
     pub(super) is_exhaustive: bool,
     /// Whether most promising plans do not fit into memory.
     pub(super) is_tight: bool,
-    /// Whether nothing was simulated, because all estimates exceed the limit.
+    /// Whether the search ended early because all plans are far slower than the rival.
     pub(super) is_hopeless: bool,
 }
 
 impl Search {
     /// Sweeps and halves; repeats with more memory slack while most plans turn out not to fit.
     ///
-    /// - `limit_ns`: estimate in nanoseconds above which no plan is of interest
-    pub(super) fn run(space: &SearchSpace<'_>, limit_ns: f64) -> Result<Self> {
-        let items = u64::from(space.workload.global_batch());
-        let batches = space.workload.batches().len() as u64;
-        let gpus = u64::from(space.cluster.gpus.max(64));
-        let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
-        let mut halving = Halving::new(space);
+    /// - `rival`: score of a plan outside the space; the search ends early if its plans are far slower
+    pub(super) fn run(space: &SearchSpace<'_>, start: Start, rival: Option<&Score>) -> Result<Self> {
+        let limit_ns = rival.map_or(f64::INFINITY, |rival| WORTH_REFINING * rival.mean_ns());
+        let Start { swept, least_ns } = start;
+        let mut start = Some(swept);
+        let mut halving = Halving::new(space, rival);
         let mut search = Self {
             finals: Vec::new(),
             other: None,
@@ -65,18 +65,11 @@ impl Search {
             is_hopeless: false,
         };
         for slack in SLACKS {
-            let with_slack = space.with_slack(slack);
-            let swept = sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
+            let swept = start.take().unwrap_or_else(|| sweep_with_slack(space, slack));
             search.bounded = swept.plans;
             // Several encoders have more GPU shares than the search covers.
             search.is_exhaustive = swept.is_all && space.encoders.len() == 1;
-            let estimate_ns = |plan: &Candidate| {
-                bound::estimate(space, &plan.family, plan.microbatches, plan.microbatches).estimate_ns
-            };
-            // Without slack the list starts with the lowest estimate.
-            search.is_hopeless = !swept.is_all
-                && slack <= SLACKS[0]
-                && swept.candidates.first().is_some_and(|plan| estimate_ns(plan) > limit_ns);
+            search.is_hopeless = !swept.is_all && !swept.candidates.is_empty() && least_ns > limit_ns;
             if search.is_hopeless {
                 break;
             }
@@ -84,7 +77,12 @@ impl Search {
                 search.finals = halving.run_all(swept.candidates)?;
                 break;
             }
-            let has_room = halving.run(swept.candidates, &mut search.finals)?;
+            let is_last = slack == SLACKS[SLACKS.len() - 1];
+            let has_room = halving.run(swept.candidates, is_last, &mut search.finals)?;
+            if halving.is_outrun {
+                search.is_hopeless = search.finals.is_empty();
+                break;
+            }
             if has_room && !search.finals.is_empty() {
                 search.is_tight = slack > SLACKS[0];
                 break;
@@ -94,6 +92,33 @@ impl Search {
         search.other = search.finals.first().and_then(|best| halving.best_other(&best.candidate.family));
         Ok(search)
     }
+}
+
+/// Search that is about to begin.
+pub(super) struct Start {
+    swept: SweepResult,
+    /// Lowest estimate, nanoseconds; infinite if there is no plan.
+    pub(super) least_ns: f64,
+}
+
+impl Start {
+    /// Sweeps without memory slack.
+    pub(super) fn new(space: &SearchSpace<'_>) -> Self {
+        let swept = sweep_with_slack(space, SLACKS[0]);
+        let estimate_ns = |plan: &Candidate| {
+            bound::estimate(space, &plan.family, plan.microbatches, plan.microbatches).estimate_ns
+        };
+        let least_ns = swept.candidates.iter().map(estimate_ns).fold(f64::INFINITY, f64::min);
+        Self { swept, least_ns }
+    }
+}
+
+fn sweep_with_slack(space: &SearchSpace<'_>, slack: f64) -> SweepResult {
+    let items = u64::from(space.workload.global_batch());
+    let batches = space.workload.batches().len() as u64;
+    let gpus = u64::from(space.cluster.gpus.max(64));
+    let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
+    sweep(&space.with_slack(slack), length, (ALL_UNITS / (items * batches)) as usize)
 }
 
 /// Plans from a sweep, and the space size.
@@ -294,6 +319,10 @@ const WALKS: usize = 5;
 /// Search by successive halving, with all plan scores so far.
 struct Halving<'a> {
     space: &'a SearchSpace<'a>,
+    /// Score of a plan outside the space.
+    rival: Option<&'a Score>,
+    /// Whether a run ended because the rival is far faster.
+    is_outrun: bool,
     timeline: StepTimeline,
     /// Simulated plans with quick scores on the first batches; `None` if a plan is far from fitting.
     seen: BTreeMap<Candidate, Option<Score>>,
@@ -302,8 +331,18 @@ struct Halving<'a> {
 }
 
 impl<'a> Halving<'a> {
-    fn new(space: &'a SearchSpace<'a>) -> Self {
-        Self { space, timeline: StepTimeline::default(), seen: BTreeMap::new(), improved: BTreeMap::new() }
+    fn new(space: &'a SearchSpace<'a>, rival: Option<&'a Score>) -> Self {
+        let (seen, improved) = (BTreeMap::new(), BTreeMap::new());
+        Self { space, rival, is_outrun: false, timeline: StepTimeline::default(), seen, improved }
+    }
+
+    /// Whether a rival plan is far faster on the batches of the best score.
+    fn is_far_slower(&self, scored: &[ScoredPlan]) -> bool {
+        let best = scored.iter().find(|plan| self.fits(&plan.score)).or(scored.first());
+        best.zip(self.rival).is_some_and(|(best, rival)| {
+            let rival = rival.range(0..best.score.makespans_ns.len());
+            best.score.mean_ns() > WORTH_REFINING * rival.mean_ns()
+        })
     }
 
     /// Returns the number of simulated plans.
@@ -321,8 +360,16 @@ impl<'a> Halving<'a> {
         best.map(|(candidate, score)| ScoredPlan { candidate: *candidate, score: score.clone() })
     }
 
-    /// Adds the finalists, the best first; none if no plan fits. Returns whether most plans fit.
-    fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<ScoredPlan>) -> Result<bool> {
+    /// Adds the finalists, the best first; none if no plan fits, or a rival is far faster than all. Returns
+    /// whether most plans fit.
+    ///
+    /// - `is_last`: whether no run with more memory slack follows
+    fn run(
+        &mut self,
+        candidates: Vec<Candidate>,
+        is_last: bool,
+        finals: &mut Vec<ScoredPlan>,
+    ) -> Result<bool> {
         let mut left = self.variants(candidates);
         let mut has_room = true;
         // A run with more slack meets plans from an earlier run again.
@@ -331,7 +378,13 @@ impl<'a> Halving<'a> {
             let count = self.space.workload.batches_like(count);
             let mut scored = self.score_all(&left, count);
             let fits = |plan: &&ScoredPlan| self.fits(&plan.score);
-            has_room &= left.is_empty() || scored.iter().filter(fits).count() * 2 > left.len();
+            let fitting = scored.iter().filter(fits).count();
+            has_room &= left.is_empty() || fitting * 2 > left.len();
+            // Neighbors of plans that do not fit are of no interest while there may be better plans.
+            self.is_outrun |= self.is_far_slower(&scored);
+            if self.is_outrun || fitting == 0 && !is_last {
+                return Ok(has_room);
+            }
             if round == 1 {
                 scored = self.walk(scored, count);
             }

@@ -158,10 +158,15 @@ impl<'a> SearchSpace<'a> {
             let shapes = shapes(*costs, &module.times, mean, cluster.gpus, options);
             module.set_shapes(*costs, shapes);
         }
-        let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
-        let shapes = shapes(llm, &space.llm.times, text, cluster.gpus, options);
-        space.llm.set_shapes(llm, shapes);
+        space.set_llm_shapes(llm);
         space
+    }
+
+    fn set_llm_shapes(&mut self, llm: &dyn ModuleCosts) {
+        let items = f64::from(self.workload.global_batch());
+        let text = ItemMean { units: self.workload.batch_tokens / items, pairs: 0.0 };
+        let shapes = shapes(llm, &self.llm.times, text, self.cluster.gpus, self.options);
+        self.llm.set_shapes(llm, shapes);
     }
 
     /// Builds the space without any plan: modules with times at the degrees that heads, costs and nodes
@@ -241,6 +246,27 @@ impl<'a> SearchSpace<'a> {
             encoders: encoders.map(|(costs, module)| (*costs, module.times.as_slice())).collect(),
             llm: (llm, &self.llm.times),
         }
+    }
+
+    /// Returns the space with a different LLM, whose experts are divided between ranks: without joint plans,
+    /// which support none.
+    pub(super) fn with_expert_parallel(&self, llm: &dyn ModuleCosts) -> Self {
+        let mut space = Self::without_shapes(&[], llm, self.workload, self.cluster, self.options);
+        space.set_llm_shapes(llm);
+        let Self { llm, expert_parallel, .. } = space;
+        Self { llm, expert_parallel, joint: Vec::new(), ..self.clone() }
+    }
+
+    /// Returns the space with fewer placements.
+    pub(super) fn only(&self, options: SearchSpaceOptions) -> Self {
+        let mut space = Self { options, ..self.clone() };
+        if !options.is_joint {
+            space.joint.clear();
+        }
+        if !options.is_disaggregated {
+            space.gpu_shares = GpuShares::default();
+        }
+        space
     }
 
     /// Returns the space with a different factor on mean microbatches in the memory check.
