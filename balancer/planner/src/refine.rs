@@ -26,9 +26,10 @@ const NEAR_IF_TIGHT: f64 = 1.3;
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
-/// Factors to a rival's time on the same batches above which no plan is scored on more: on the first batch,
-/// on the trial batches, and on those of the leaders.
-const OUTRUN: [f64; 3] = [1.3, 1.15, 1.03];
+/// Factor to a rival's time on the first batch above which a plan is not scored on more batches.
+const OUTRUN: f64 = 1.3;
+/// Shares by which a rival must be faster on the trial batches, and on those of the leaders, times the noise.
+const OUTRUN_IN_TRIALS: [f64; 2] = [0.15, 0.03];
 /// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
@@ -93,7 +94,7 @@ pub(super) fn refine(
     trials.settle()?;
     let (trials, mut timeline) = (trials.sorted(), trials.timeline);
     if let Some((score, candidate)) = trials.first()
-        && is_outrun(score, rival, OUTRUN[1])
+        && is_outrun(score, rival, 1.0 + OUTRUN_IN_TRIALS[0] * space.workload.noise())
     {
         return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
     }
@@ -159,7 +160,7 @@ impl Trials<'_> {
         let mut score = refined(self.space, &candidate, 0..1, &mut self.timeline)?;
         let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
         let is_behind = |(other, _): &(Score, Candidate)| fits(other) && score.is_far_behind(other);
-        if !is_outrun(&score, self.rival, OUTRUN[0]) && !self.done.iter().any(is_behind) {
+        if !is_outrun(&score, self.rival, OUTRUN) && !self.done.iter().any(is_behind) {
             score.append(refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?);
         }
         self.done.push((score, candidate));
@@ -174,7 +175,7 @@ impl Trials<'_> {
             let best = sorted.first().filter(|best| !is_left(best));
             let is_near = |(score, _): &&(Score, Candidate)| {
                 best.is_none_or(|(best, _)| !score.is_far_behind(best))
-                    && !is_outrun(score, self.rival, OUTRUN[0])
+                    && !is_outrun(score, self.rival, OUTRUN)
             };
             let Some((_, candidate)) = sorted.iter().filter(is_left).find(is_near) else { return Ok(()) };
             let candidate = *candidate;
@@ -230,7 +231,8 @@ fn choose(
     }
     // Leaders differ by less than time uncertainty: the plan with the lower upper end is the safer choice.
     leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
-    if let Some(best) = leaders.first().filter(|best| is_outrun(&best.score, rival, OUTRUN[2])) {
+    let margin = 1.0 + OUTRUN_IN_TRIALS[1] * space.workload.noise();
+    if let Some(best) = leaders.first().filter(|best| is_outrun(&best.score, rival, margin)) {
         return Ok(vec![best.clone()]);
     }
     while let Some(best) = leaders.first_mut() {

@@ -126,11 +126,32 @@ impl Workload {
         self.media.iter().any(MediaTotals::is_native)
     }
 
+    /// Returns the number of batches that tell plans with this global batch apart: 50, or fewer for more than
+    /// 2,048 samples.
+    #[must_use]
+    pub const fn enough_batches(global_batch: u32) -> usize {
+        let alike = BATCHES_MAX * NOISY_SAMPLES / if global_batch == 0 { 1 } else { global_batch as usize };
+        if alike < BATCHES_MIN {
+            BATCHES_MIN
+        } else if alike > BATCHES_MAX {
+            BATCHES_MAX
+        } else {
+            alike
+        }
+    }
+
     /// Returns how many batches tell plans apart as well as `count` batches of [`NOISY_SAMPLES`] do, at most
     /// `count` and the drawn ones: the noise falls with the number of samples.
     pub(super) fn batches_like(&self, count: usize) -> usize {
         let alike = count * NOISY_SAMPLES / self.global_batch().max(1) as usize;
         alike.clamp(1, count).min(self.batches.len())
+    }
+
+    /// Returns the noise of a comparison on a few batches, as a share of that with [`VERY_NOISY_SAMPLES`] in
+    /// a batch.
+    pub(super) fn noise(&self) -> f64 {
+        let samples = f64::from(self.global_batch());
+        (VERY_NOISY_SAMPLES / samples).sqrt().clamp(NOISE_MIN, 1.0)
     }
 
     /// Returns the samples per batch.
@@ -139,8 +160,17 @@ impl Workload {
     }
 }
 
+/// Minimum and maximum number of batches that plans are judged on by default.
+const BATCHES_MIN: usize = 8;
+const BATCHES_MAX: usize = 50;
+
 /// Number of samples in a batch above which fewer batches are enough to compare plans.
 const NOISY_SAMPLES: usize = 2048;
+
+/// Number of samples in a batch up to which comparisons are as noisy as the margins assume.
+const VERY_NOISY_SAMPLES: f64 = 64.0;
+/// Noise that is left in large batches, from balancing.
+const NOISE_MIN: f64 = 0.3;
 
 /// Maximum number of encoders in a planned model.
 pub(super) const ENCODERS_MAX: usize = 4;

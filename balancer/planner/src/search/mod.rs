@@ -311,6 +311,10 @@ const FINAL_ROUND: (usize, usize) = (12, 2);
 /// Number of batches that finalists are sorted by; the plan that is chosen among them is scored on all.
 const JUDGED_BATCHES: usize = 16;
 
+/// Minimum number of plans that are probed for memory before all are scored, and the distance of the probes.
+const PROBED_MIN: usize = 32;
+const PROBE_STEP: usize = 4;
+
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
 /// Maximum number of moves from the best plans to neighbors.
@@ -374,6 +378,9 @@ impl<'a> Halving<'a> {
         let mut has_room = true;
         // A run with more slack meets plans from an earlier run again.
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
+        if !is_last && !self.may_have_room(&left) {
+            return Ok(false);
+        }
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = self.space.workload.batches_like(count);
             let mut scored = self.score_all(&left, count);
@@ -404,6 +411,17 @@ impl<'a> Halving<'a> {
         }
         self.sort(finals, judged);
         Ok(has_room)
+    }
+
+    /// Whether a plan fits on the first batch, among some of many plans.
+    fn may_have_room(&mut self, candidates: &[Candidate]) -> bool {
+        if candidates.len() < PROBED_MIN {
+            return true;
+        }
+        candidates.iter().step_by(PROBE_STEP).any(|candidate| {
+            let score = self.quick(*candidate, 1);
+            score.is_some_and(|score| self.fits(&score))
+        })
     }
 
     /// Lists the first plans, and the first with other degrees than the best: the runner-up.
@@ -440,9 +458,19 @@ impl<'a> Halving<'a> {
     /// Scores plans on the first batches with the better balancing, the best first.
     fn finals(&mut self, candidates: &[Candidate], batches: usize) -> Result<Vec<ScoredPlan>> {
         let mut finals: Vec<ScoredPlan> = Vec::new();
+        let mut best: Option<Score> = None;
         for &candidate in candidates {
-            let score = self.improved(candidate, batches)?;
-            finals.extend(score.map(|score| ScoredPlan { candidate, score }));
+            let first = self.improved(candidate, 1)?;
+            // A single batch is enough to discard a plan that is far slower.
+            let is_behind = |first: &Score| best.as_ref().is_some_and(|best| first.is_far_behind(best));
+            if first.is_none_or(|first| is_behind(&first)) {
+                continue;
+            }
+            let Some(score) = self.improved(candidate, batches)? else { continue };
+            if best.as_ref().is_none_or(|best| score.mean_ns() < best.mean_ns()) {
+                best = Some(score.clone());
+            }
+            finals.push(ScoredPlan { candidate, score });
         }
         self.sort(&mut finals, batches);
         Ok(finals)

@@ -59,9 +59,10 @@ pub(crate) struct PlanArgs {
     /// Number of samples in a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     global_batch_size: u32,
-    /// Number of global batches that the finalists are judged on.
-    #[arg(long, value_name = "K", default_value_t = 50)]
-    batches: usize,
+    /// Number of global batches that the finalists are judged on [default: 50, fewer for more than 2,048
+    /// samples in a batch].
+    #[arg(long, value_name = "K")]
+    batches: Option<usize>,
     /// Seed for the drawn batches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
@@ -98,7 +99,8 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
     let model = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let Samples { sizes, account } = args.samples.read(&spec, &args.set)?;
-    let workload = Workload::draw(&sizes, args.global_batch_size, args.batches, args.seed)?;
+    let batches = args.batches.unwrap_or(Workload::enough_batches(args.global_batch_size));
+    let workload = Workload::draw(&sizes, args.global_batch_size, batches, args.seed)?;
     let problem = PlanProblem {
         encoders: model.encoder_costs(),
         llm: &model.llm,
