@@ -1,17 +1,17 @@
 //! Estimates the time that a sample adds to a stage, and divides media between encoder ranks.
 //!
 //! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
-//! the encoder is colocated. Tiles are divided evenly; media and whole samples are assigned by LPT, those in
+//! the encoder is colocated: its shares are then the same for every LLM. Tiles are divided evenly; media and whole samples are assigned by LPT, those in
 //! native resolution by layer time.
 
 use crate::cluster::Placement;
 use crate::costs::TimeTable;
 use crate::space::shape::{StageShape, TpTimes};
-use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
+use crate::space::{Candidate, EncoderPart, EncoderSplit, Family, SearchSpace};
 use crate::workload::{ENCODERS_MAX, ItemSize};
 use dflop_costmodel::MediaUnits;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// Media in some samples: tiles or patches, and query-key pairs for native resolution.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +40,7 @@ pub(super) struct MediaPools<'a> {
     whole: Vec<Vec<MediaLoad>>,
     /// Whether a sample's media may have different ranks.
     is_by_medium: bool,
+    is_native: bool,
     /// Tile time in a layer, for comparing samples.
     tile_ns: f64,
 }
@@ -72,7 +73,6 @@ impl<'a> MediaPools<'a> {
         split: EncoderSplit,
     ) -> Self {
         let family = &candidate.family;
-        let times = space.encoder_times(family, encoder);
         let dp = family.encoders[encoder].dp;
         let (ranks, groups) = (family.llm_dp as usize, candidate.groups());
         let (cells_per_pool, sharers) = match family.placement {
@@ -81,18 +81,30 @@ impl<'a> MediaPools<'a> {
             Placement::Disaggregated => (1, 1),
             Placement::Colocated => (groups, dp),
         };
-        let count = groups / cells_per_pool;
-        let is_native = space.workload.media(encoder).is_native();
+        let pools = Self::empty(space, family, encoder, (groups / cells_per_pool, sharers), split);
+        let tile_ns =
+            if pools.is_native { UnitTimes::new(space, candidate).media[encoder].unit_ns } else { 1.0 };
+        Self { cells_per_pool, tile_ns, ..pools }
+    }
+
+    fn empty(
+        space: &'a SearchSpace<'_>,
+        family: &Family,
+        encoder: usize,
+        (count, sharers): (usize, u32),
+        split: EncoderSplit,
+    ) -> Self {
         let is_even = sharers == 1 || split == EncoderSplit::Tile;
         Self {
             encoder,
-            times,
-            cells_per_pool,
+            times: space.encoder_times(family, encoder),
+            cells_per_pool: 1,
             sharers,
             pools: vec![MediaLoad::default(); count],
             whole: vec![Vec::new(); if is_even { 0 } else { count }],
             is_by_medium: split == EncoderSplit::Medium && family.placement == Placement::Joint,
-            tile_ns: if is_native { UnitTimes::new(space, candidate).media[encoder].unit_ns } else { 1.0 },
+            is_native: space.workload.media(encoder).is_native(),
+            tile_ns: 1.0,
         }
     }
 
@@ -129,6 +141,39 @@ impl<'a> MediaPools<'a> {
         }
         largest
     }
+}
+
+/// Shares of colocated encoders by batch, encoder, part and rule.
+pub(crate) type PhaseShares = BTreeMap<(usize, usize, EncoderPart, bool), LargestShares>;
+
+/// Returns the largest shares of the ranks of a colocated encoder; known ones for a batch of the workload.
+pub(super) fn phase_shares(
+    space: &SearchSpace<'_>,
+    family: &Family,
+    encoder: usize,
+    batch: &[ItemSize],
+    split: EncoderSplit,
+) -> LargestShares {
+    let part = family.encoders[encoder];
+    // Other batches are parts of these.
+    let at = space.workload.batches().iter().position(|known| std::ptr::eq(known.as_slice(), batch));
+    let key = at.map(|at| (at, encoder, part, split == EncoderSplit::Tile));
+    if let Some(known) = key.and_then(|key| space.phase_shares.borrow().get(&key).cloned()) {
+        return known;
+    }
+    let mut pools = MediaPools::empty(space, family, encoder, (1, part.dp), split);
+    if pools.is_native {
+        let share = (space.workload.media(encoder).batch_units / f64::from(part.dp)).max(1.0);
+        pools.tile_ns = pools.times.layer.at(share) / share;
+    }
+    for item in batch {
+        pools.add(0, item);
+    }
+    let shares = pools.largest();
+    if let Some(key) = key {
+        space.phase_shares.borrow_mut().insert(key, shares.clone());
+    }
+    shares
 }
 
 /// Assigns media to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer media.

@@ -3,7 +3,7 @@
 //! Groups are filled greedily, the longest samples first, and assigned to ranks evenly; all ranks use the
 //! same order by size, so that slot `k` has about the same size on all ranks.
 
-use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
+use super::encoder_shares::{self, LargestShares, MediaLoad, MediaPools};
 use super::link_times;
 use super::step_timeline::{ChainTimes, StepTimes};
 use crate::cluster::Placement;
@@ -42,8 +42,11 @@ impl SlotAssignment {
         let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
         let llm = space.llm_times(family);
         let encoders = 0..family.encoders.len();
-        let mut pools: Vec<MediaPools<'_>> =
-            encoders.map(|encoder| MediaPools::new(space, candidate, encoder, split)).collect();
+        let is_colocated = family.placement == Placement::Colocated;
+        let mut pools: Vec<MediaPools<'_>> = Vec::new();
+        if !is_colocated {
+            pools.extend(encoders.clone().map(|encoder| MediaPools::new(space, candidate, encoder, split)));
+        }
         let mut cells = Self {
             ranks,
             tokens: vec![0; ranks * slots],
@@ -58,7 +61,13 @@ impl SlotAssignment {
                 pools.add(cell, size);
             }
         }
-        cells.shares = pools.into_iter().map(MediaPools::largest).collect();
+        cells.shares = if is_colocated {
+            encoders
+                .map(|encoder| encoder_shares::phase_shares(space, family, encoder, batch, split))
+                .collect()
+        } else {
+            pools.into_iter().map(MediaPools::largest).collect()
+        };
         cells
     }
 

@@ -49,13 +49,12 @@ impl SearchSpace<'_> {
                 if let Some(ranks) = self.encoder_ranks(shape, llm, llm_dp) {
                     visit(&family(Placement::Disaggregated, EncoderParts::one(shape, ranks)));
                 }
-                if let Some(ranks) = self.colocated_ranks(0, shape, llm, llm_dp) {
-                    visit(&family(Placement::Colocated, EncoderParts::one(shape, ranks)));
-                }
             }
-            return;
+        } else {
+            let mut visit_shares =
+                |encoders: EncoderParts| visit(&family(Placement::Disaggregated, encoders));
+            self.visit_shares(llm, llm_dp, &mut visit_shares);
         }
-        self.visit_shares(llm, llm_dp, &mut |encoders| visit(&family(Placement::Disaggregated, encoders)));
         for encoders in self.colocated_parts(llm, llm_dp) {
             visit(&family(Placement::Colocated, encoders));
         }
@@ -115,8 +114,10 @@ impl SearchSpace<'_> {
                     && self.joint_family(llm, llm_dp) == candidate.family
             }
             // A colocated encoder uses all of the LLM's GPUs, never fewer.
-            Placement::Colocated => encoders.iter().enumerate().all(|(encoder, part)| {
-                self.colocated_ranks(encoder, part.shape as usize, llm, llm_dp) == Some(part.dp)
+            Placement::Colocated => self.colocated_gpus(llm, llm_dp).is_some_and(|gpus| {
+                encoders.iter().enumerate().all(|(encoder, part)| {
+                    self.colocated_ranks(encoder, part.shape as usize, gpus) == Some(part.dp)
+                })
             }),
         }
     }
@@ -141,27 +142,33 @@ impl SearchSpace<'_> {
         None
     }
 
-    /// Returns the number of encoder ranks on an LLM's GPUs: all GPUs, divided into tensor-parallel groups.
-    fn colocated_ranks(&self, encoder: usize, shape: usize, llm: usize, llm_dp: u32) -> Option<u32> {
+    /// Returns an LLM's GPUs, which colocated encoders use as well; `None` if the LLM does not fit into the
+    /// nodes.
+    fn colocated_gpus(&self, llm: usize, llm_dp: u32) -> Option<u32> {
         if !self.options.is_colocated {
             return None;
         }
-        let (shape, llm) = (self.encoders[encoder].shapes.get(shape)?, self.llm.shapes.get(llm)?);
+        let llm = self.llm.shapes.get(llm)?;
         let gpus = llm.gpus().checked_mul(llm_dp).filter(|gpus| *gpus <= self.cluster.gpus)?;
-        let is_whole = shape.pp == 1 && gpus.is_multiple_of(shape.tp);
-        let groups = u64::from(gpus / llm.tp);
-        (is_whole && self.cluster.has_room(&[(llm.tp, groups)])).then_some(gpus / shape.tp)
+        self.cluster.has_room(&[(llm.tp, u64::from(gpus / llm.tp))]).then_some(gpus)
     }
 
-    /// Lists several encoders on an LLM's GPUs, with every shape combination.
+    /// Returns the number of encoder ranks on these GPUs: all of them, divided into tensor-parallel groups.
+    fn colocated_ranks(&self, encoder: usize, shape: usize, gpus: u32) -> Option<u32> {
+        let shape = self.encoders[encoder].shapes.get(shape)?;
+        (shape.pp == 1 && gpus.is_multiple_of(shape.tp)).then_some(gpus / shape.tp)
+    }
+
+    /// Lists encoders on an LLM's GPUs, with every shape combination.
     fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Vec<EncoderParts> {
+        let Some(gpus) = self.colocated_gpus(llm, llm_dp) else { return Vec::new() };
         let mut all = vec![EncoderParts::default()];
         for (encoder, module) in self.encoders.iter().enumerate() {
-            let part = |shape: usize| {
-                let dp = self.colocated_ranks(encoder, shape, llm, llm_dp)?;
-                Some(EncoderPart { shape: shape as u32, dp })
+            let part = |shape: &u32| {
+                let dp = self.colocated_ranks(encoder, *shape as usize, gpus)?;
+                Some(EncoderPart { shape: *shape, dp })
             };
-            let parts: Vec<EncoderPart> = (0..module.shapes.len()).filter_map(part).collect();
+            let parts: Vec<EncoderPart> = module.single_stages.iter().filter_map(part).collect();
             let with = |before: &EncoderParts| {
                 let before = *before;
                 parts.iter().map(move |part| before.iter().copied().chain([*part]).collect())

@@ -15,11 +15,13 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
+use super::score::encoder_shares::PhaseShares;
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
+use std::cell::RefCell;
 use std::fmt;
 
 pub(super) use families::{EncoderPart, EncoderParts};
@@ -68,6 +70,8 @@ pub(super) struct ModuleSpace {
     pub(super) times: Vec<TpTimes>,
     /// All stage cuts for the module.
     pub(super) shapes: Vec<StageShape>,
+    /// Indexes of the shapes with a single stage.
+    single_stages: Vec<u32>,
     /// Bytes per unit that a stage sends to the next stage.
     pub(super) border_bytes: f64,
     /// Gradient bytes by shape and stage.
@@ -95,6 +99,8 @@ pub(super) struct SearchSpace<'a> {
     /// Factor on mean microbatches in the memory check, for microbatches above the mean.
     pub(super) slack: f64,
     pub(super) workload: &'a Workload,
+    /// Shares of colocated encoders, which depend on neither the LLM nor the microbatches.
+    pub(super) phase_shares: RefCell<PhaseShares>,
 }
 
 /// Mean sample in a module: units, and query-key pairs in native-resolution media.
@@ -110,6 +116,7 @@ impl ModuleSpace {
             name,
             times,
             shapes: Vec::new(),
+            single_stages: Vec::new(),
             border_bytes: costs.border_bytes(),
             gradient_bytes: Vec::new(),
             expert_gradient_bytes: Vec::new(),
@@ -119,6 +126,8 @@ impl ModuleSpace {
     fn set_shapes(&mut self, costs: &dyn ModuleCosts, shapes: Vec<StageShape>) {
         self.gradient_bytes = by_stage(&shapes, |tp, part| costs.gradient_bytes(tp, part));
         self.expert_gradient_bytes = by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part));
+        let single_stages = shapes.iter().zip(0..).filter(|(shape, _)| shape.pp == 1);
+        self.single_stages = single_stages.map(|(_, index)| index).collect();
         self.shapes = shapes;
     }
 
@@ -201,6 +210,7 @@ impl<'a> SearchSpace<'a> {
             encoder_split: EncoderSplit::default(),
             slack: 1.0,
             workload,
+            phase_shares: RefCell::default(),
         }
     }
 
