@@ -34,6 +34,9 @@ const SEARCH_CELLS_MAX: usize = 4_000_000;
 /// Required memory divided by the budget, up to which a search may make a batch fit.
 const NEARLY: f64 = 1.1;
 
+/// The same, above which no order is tried that needs less.
+const HOPELESS: f64 = 1.6;
+
 /// Slowdown factor beyond which a plan is discarded early; batch-to-batch noise is about 1 %.
 const FAR_BEHIND: f64 = 1.05;
 
@@ -123,22 +126,33 @@ fn greedy_that_fits(
     candidate: &Candidate,
     batch: &[ItemSize],
 ) -> (SlotAssignment, MemoryRequirement) {
-    let sizes_ns = item_times(space, candidate, batch).sums_ns();
-    let by = |sizes: &[u64], order| {
-        let assignment = balance_by(space, candidate, batch, sizes, order);
+    let by = |sizes: &[u64], group_of: &[u32], order| {
+        let assignment = assign_slots(space, candidate, batch, sizes, group_of, order);
         let required = assignment.requirement(space, candidate);
         (assignment, required)
     };
-    let mut least = by(&sizes_ns, Order::Peak);
-    // Even tokens in an even order use the least memory.
-    let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
-    for (sizes, order) in [(&sizes_ns, Order::Even), (&tokens, Order::Peak), (&tokens, Order::Even)] {
-        if least.1.most() <= space.budget_bytes {
-            break;
-        }
-        let other = by(sizes, order);
+    let sizes_ns = item_times(space, candidate, batch).sums_ns();
+    let group_of = greedy_groups(&sizes_ns, candidate.groups());
+    let mut least = by(&sizes_ns, &group_of, Order::Peak);
+    let is_done = |required: MemoryRequirement| {
+        required.most() <= space.budget_bytes || required.most() > HOPELESS * space.budget_bytes
+    };
+    let keep_less = |least: &mut (SlotAssignment, MemoryRequirement), other: (_, MemoryRequirement)| {
         if other.1.most() < least.1.most() {
-            least = other;
+            *least = other;
+        }
+    };
+    if !is_done(least.1) {
+        keep_less(&mut least, by(&sizes_ns, &group_of, Order::Even));
+    }
+    // Even tokens in an even order use the least memory.
+    if !is_done(least.1) {
+        let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
+        let group_of = greedy_groups(&tokens, candidate.groups());
+        for order in [Order::Peak, Order::Even] {
+            if !is_done(least.1) {
+                keep_less(&mut least, by(&tokens, &group_of, order));
+            }
         }
     }
     least

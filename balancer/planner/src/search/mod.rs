@@ -614,7 +614,6 @@ impl<'a> Halving<'a> {
         for other in [family.llm.wrapping_sub(1), family.llm + 1] {
             shapes.push(Family { llm: other, ..family });
         }
-        let only = family.encoders.len() == 1;
         if let [part] = family.encoders[..] {
             for shape in [part.shape.wrapping_sub(1), part.shape + 1] {
                 shapes.push(Family { encoders: EncoderParts::one(shape as usize, part.dp), ..family });
@@ -631,8 +630,10 @@ impl<'a> Halving<'a> {
             // As many microbatches per rank as before, and as many in total.
             let same = microbatches * family.llm_dp / shape.llm_dp;
             self.space.visit_encoders(shape.llm, shape.llm_dp, &mut |found| {
-                let is_like = !only || found.encoders[0].shape == shape.encoders[0].shape;
-                if is_like && found.placement == shape.placement {
+                let parts = found.encoders.iter().zip(shape.encoders.iter());
+                let others = parts.filter(|(one, other)| one.shape != other.shape).count();
+                // Of several encoders, the shape of one may change.
+                if others < found.encoders.len().clamp(1, 2) && found.placement == shape.placement {
                     around.push(Candidate { family: *found, microbatches });
                     around.push(Candidate { family: *found, microbatches: same });
                 }
