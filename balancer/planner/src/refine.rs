@@ -219,19 +219,21 @@ fn choose(
     let plan =
         |(score, candidate): &(Score, Candidate)| ScoredPlan { candidate: *candidate, score: score.clone() };
     let keeps_up_ns = trials.first().map_or(0.0, |(best, _)| KEEPS_UP * best.mean_ns());
+    let margin = 1.0 + OUTRUN_IN_TRIALS[1] * space.workload.noise();
     let mut leaders: Vec<ScoredPlan> = Vec::new();
     for trial in trials.iter().take_while(|(score, _)| score.mean_ns() <= keeps_up_ns) {
         let mut plan = plan(trial);
         let tried = trial.0.makespans_ns.len();
         more(&mut plan, space.workload.batches_like(LEADER_BATCHES).max(tried))?;
         leaders.extend(Some(plan).filter(fits));
-        if leaders.len() == LEADERS {
+        // The others are as fast, so that they need not be scored if the rival is faster.
+        let is_behind = |best: &ScoredPlan| is_outrun(&best.score, rival, margin + KEEPS_UP - 1.0);
+        if leaders.len() == LEADERS || leaders.first().is_some_and(is_behind) {
             break;
         }
     }
     // Leaders differ by less than time uncertainty: the plan with the lower upper end is the safer choice.
     leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
-    let margin = 1.0 + OUTRUN_IN_TRIALS[1] * space.workload.noise();
     if let Some(best) = leaders.first().filter(|best| is_outrun(&best.score, rival, margin)) {
         return Ok(vec![best.clone()]);
     }
