@@ -19,7 +19,7 @@ pub struct ParallelTable {
     /// Encoder placement.
     pub placement: PlacementName,
     /// Pipeline schedule: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead, or
-    /// `interleaved:N` with N stages per rank.
+    /// `interleaved:N` with N LLM stages per rank, without encoders or with colocated encoders.
     pub schedule: String,
     /// Microbatches per DP rank in a step.
     pub microbatches: usize,
