@@ -134,8 +134,8 @@ fn check_schedule(options: &SearchSpaceOptions) -> Result<()> {
     let kind = options.schedule;
     if matches!(kind, ScheduleKind::Interleaved { .. }) && (options.is_disaggregated || options.is_joint) {
         let reason = format!(
-            "{kind} is for encoders that are colocated with the language model, on the same GPUs before and after \
-             it; other placements run under gpipe, 1f1b, 1f1b-ahead and zb-h1"
+            "{kind} is for encoders that are colocated with the language model, on the same GPUs before and \
+             after it; other placements run under gpipe, 1f1b, 1f1b-ahead and zb-h1"
         );
         return Err(Error::Config { setting: "schedule", reason });
     }

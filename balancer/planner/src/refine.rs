@@ -294,8 +294,8 @@ fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidat
     plans.map(|(_, plan)| plan).filter(|plan| is_possible(space, plan)).collect()
 }
 
-/// Lists the best plans under schedules that shorten the bubble, if the search covers them: with split backward
-/// passes, and with the layers of each LLM rank in several chunks.
+/// Lists the best plans under schedules that shorten the bubble, if the search covers them: with split
+/// backward passes, and with the layers of each LLM rank in several chunks.
 fn other_schedules(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     if !space.options.has_other_schedules {
         return Vec::new();

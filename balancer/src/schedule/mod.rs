@@ -58,8 +58,8 @@ impl PipelineLayout {
     /// Lists the actions for every rank, `[ranks]`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the number of chunks per rank differs from the kind's, or the kind is `interleaved`
-    /// and the layout is more than a single pipeline.
+    /// [`Error::Config`] if the number of chunks per rank differs from the kind's, or the kind is
+    /// `interleaved` and the layout is more than a single pipeline.
     pub fn schedule(&self, kind: ScheduleKind) -> Result<Vec<Vec<Action>>> {
         messages::insert(self, &self.passes(kind)?)
     }

@@ -221,15 +221,16 @@ mod tests {
                     }
                     _ => vec![place(PassKind::BackwardInput, stage, slot)],
                 };
-                prop_assert!(inputs.iter().all(|input| input.is_some_and(|input| input < at)), "{kind} {part}");
+                let is_before = |input: &Option<usize>| input.is_some_and(|input| input < at);
+                prop_assert!(inputs.iter().all(is_before), "{kind} {part}");
             }
             // In a single chain, ranks are stages.
             if encoders.stages() == 0 {
                 for stage in 0..stages {
                     let own: Vec<Pass> =
                         passes.iter().filter(|pass| usize::from(pass.part.stage) == stage).copied().collect();
-                    let lists = schedule(shape.kind, stage, stages, slots);
-                    let told: Vec<Pass> = lists.into_iter().filter_map(crate::schedule::Action::pass).collect();
+                    let list = schedule(shape.kind, stage, stages, slots).into_iter();
+                    let told: Vec<Pass> = list.filter_map(crate::schedule::Action::pass).collect();
                     prop_assert_eq!(own, told);
                 }
             }

@@ -200,8 +200,8 @@ pub struct ModuleStages {
     pub feeds: Option<usize>,
     /// Whether each replica computes a share of every round's items.
     pub shares_rounds: bool,
-    /// Number of stages per rank, which divides the stages: rank `r` of `n` in a replica holds the stages `r`,
-    /// `r + n`, …
+    /// Number of stages per rank, which divides the stages: rank `r` of `n` in a replica holds the stages
+    /// `r`, `r + n`, …
     pub chunks: usize,
 }
 

@@ -140,8 +140,8 @@ fn check_schedule(plan: &ParallelismPlan) -> Result<()> {
     let mut modules = plan.encoders.iter().chain([&plan.llm]);
     if schedule == ScheduleKind::ZeroBubble && modules.any(|module| module.is_recomputed) {
         return refuse(
-            "zb-h1 keeps the rows of all layers for weight gradients, so that recomputing layers saves no memory: \
-             leave one of the two out"
+            "zb-h1 keeps the rows of all layers for weight gradients, so that recomputing layers saves no \
+             memory: leave one of the two out"
                 .to_owned(),
         );
     }

@@ -274,8 +274,12 @@ mod tests {
     use dflop_balancer::schedule::{EncoderChains, ScheduleKind};
     use proptest::prelude::*;
 
-    const KINDS: [ScheduleKind; 3] =
-        [ScheduleKind::OneForwardOneBackward, ScheduleKind::GPipe, ScheduleKind::EncoderAhead { rounds: 1 }];
+    const KINDS: [ScheduleKind; 4] = [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::GPipe,
+        ScheduleKind::EncoderAhead { rounds: 1 },
+        ScheduleKind::ZeroBubble,
+    ];
 
     /// Jobs whose stages all have separate rows, with times drawn from `times` in turn; the encoder has one
     /// lane or the LLM's lanes.

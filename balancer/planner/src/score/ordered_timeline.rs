@@ -1,9 +1,8 @@
-//! Simulates a step under schedules whose ranks hold several stages or split backward passes: interleaved 1F1B
-//! and ZB-H1.
+//! Simulates a step for ranks that hold several stages or split backward passes: interleaved 1F1B and ZB-H1.
 //!
-//! A rank runs passes in schedule order, each when the rank is free and the input has arrived. A message leaves
-//! when the sending pass ends; messages from a rank to the next, and back, run sequentially. Lanes and shared
-//! encoders are those of the [`step_timeline`](super::step_timeline).
+//! A rank runs passes in schedule order, each when the rank is free and the input has arrived. A message
+//! leaves when the sending pass ends; messages from a rank to the next, and back, run sequentially. Lanes and
+//! shared encoders are those of the [`step_timeline`](super::step_timeline).
 //!
 //! Gradient sums in the chunks of a rank run one after another, as do weight gathers.
 
@@ -193,8 +192,8 @@ fn input(step: &StepTimes, Cell { stage, slot, lane }: Cell) -> usize {
     (stage * step.shape.slots + slot) * step.ranks + lane
 }
 
-/// Returns the earliest start for a stage's first forward pass: after the gathers for the rank's chunks before
-/// it.
+/// Returns the earliest start for a stage's first forward pass: after the gathers for the rank's earlier
+/// chunks.
 fn gathered_ns(step: &StepTimes, stage: usize, forward_ns: u64) -> u64 {
     let rank = step.shape.first_of_rank(stage);
     let chunks = (0..stage).filter(|other| step.shape.first_of_rank(*other) == rank);
@@ -224,8 +223,8 @@ mod tests {
     fn chain(stages: usize, slots: usize, lanes: usize, times: &mut impl Iterator<Item = u64>) -> ChainTimes {
         let mut take = || times.by_ref().take(slots * lanes).collect::<Vec<u64>>();
         let rows_ns: Vec<[Vec<u64>; 2]> = (0..stages).map(|_| [take(), take()]).collect();
-        let third = |[_, backward]: &[Vec<u64>; 2]| backward.iter().map(|ns| ns / 3).collect();
-        let weights_ns: Vec<Vec<u64>> = rows_ns.iter().map(third).collect();
+        let third = |row: &[Vec<u64>; 2]| -> Vec<u64> { row[1].iter().map(|ns| ns / 3).collect() };
+        let weights_ns = rows_ns.iter().map(third).collect();
         ChainTimes { weights_ns, ..ChainTimes::new(lanes, ((0..stages).collect(), rows_ns)) }
     }
 
@@ -287,7 +286,7 @@ mod tests {
         layout.simulate(&lists, &times, &free).unwrap().makespan_ns
     }
 
-    /// Simulates every rank's interleaved pipeline by action lists, with messages and overlapped sums.
+    /// Simulates every rank's interleaved pipeline by action lists, with messages.
     fn pipelines_by_actions(step: &StepTimes, chunks: u16) -> u64 {
         let (stages, slots) = (step.shape.stages, step.shape.slots);
         let ranks = stages / usize::from(chunks);
@@ -312,7 +311,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_split_step_takes_what_the_action_lists_say(
-            ranks in 1usize..4, encoders in prop::collection::vec((1usize..4, any::<bool>(), any::<bool>()), 0..3),
+            ranks in 1usize..4,
+            encoders in prop::collection::vec((1usize..4, any::<bool>(), any::<bool>()), 0..3),
             llm in 1usize..5, slots in 1usize..8, times in prop::collection::vec(0u64..1000, 600),
         ) {
             let mut times = times.into_iter().cycle();
@@ -343,7 +343,8 @@ mod tests {
 
         #[test]
         fn an_interleaved_step_takes_what_the_action_lists_say(
-            ranks in 1usize..4, pipeline in 1usize..5, chunks in 1u16..4, slots in 1usize..9, has_links in any::<bool>(),
+            ranks in 1usize..4, pipeline in 1usize..5, chunks in 1u16..4, slots in 1usize..9,
+            has_links in any::<bool>(),
             times in prop::collection::vec(1u64..1000, 600),
         ) {
             let kind = ScheduleKind::Interleaved { chunks };

@@ -5,8 +5,8 @@
 //! `m r f(S / (m r))` (Jensen), so the slowest rank's stage is busy for at least a rank's share of that; some
 //! microbatch is at least average, and passes all stages sequentially; so does the longest sample. No
 //! makespan is below any of these, for any partition, order and links. If backward passes may be split, only
-//! the forward passes and input gradients of a microbatch are sequential. Sample and media attention is the same
-//! in any partition, and some rank has at least its share. A whole range of `m` has a single bound: the
+//! the forward passes and input gradients of a microbatch are sequential. Sample and media attention is the
+//! same in any partition, and some rank has at least its share. A whole range of `m` has a single bound: the
 //! minimum of the first bound, where a part has the least time per unit, and the second bound at the maximum
 //! number of microbatches.
 //!

@@ -29,8 +29,8 @@ impl SearchSpace<'_> {
         Family { placement: Placement::Joint, encoders, llm: index, llm_dp, schedule: self.options.schedule }
     }
 
-    /// Calls `visit` with every LLM that runs under the searched schedule: the shape index, and rank counts in
-    /// descending order.
+    /// Calls `visit` with every LLM that runs under the searched schedule: the shape index, and rank counts
+    /// in descending order.
     pub(crate) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
         let chunks = self.options.schedule.chunks();
         for llm in (0..self.llm.shapes.len()).filter(|llm| self.llm.shapes[*llm].chunks == chunks) {

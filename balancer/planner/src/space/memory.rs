@@ -201,8 +201,8 @@ pub(crate) fn chunks_bytes(shape: &StageShape, optimizer_ranks: u32, passes: &[P
     most.iter().enumerate().map(of_rank).fold(0.0, f64::max)
 }
 
-/// Returns the minimum memory for an LLM whose ranks hold several stages, with `mean` units per microbatch, and
-/// at least `largest` in a single microbatch.
+/// Returns the minimum memory for an LLM whose ranks hold several stages, with `mean` units per microbatch,
+/// and at least `largest` in a single microbatch.
 fn chunks_least(shape: &StageShape, optimizer_ranks: u32, step: StepShape, [mean, largest]: [f64; 2]) -> f64 {
     // The first groups of microbatches fill the ranks.
     let slots = step.slots.min(3 * shape.pp as usize);

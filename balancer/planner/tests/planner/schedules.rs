@@ -78,8 +78,8 @@ fn stages_hold_microbatches_until_their_weight_gradients() {
     assert_eq!((of(PLAIN), of(SPLIT)), (bytes(3.0), bytes(4.0)));
 }
 
-/// The first of `p` ranks holds `2 (p - 1) + (v - 1) p + 1` microbatches in one of `v` chunks each, next to the
-/// encoder, whose ranks hold two tiles at once.
+/// The first of `p` ranks holds `2 (p - 1) + (v - 1) p + 1` microbatches in one of `v` chunks each, next to
+/// the encoder, whose ranks hold two tiles at once.
 #[test]
 fn ranks_hold_microbatches_in_chunks() {
     let (of_encoder, of_llm) = costs();
