@@ -35,7 +35,7 @@ struct Cell {
 pub(super) struct OrderedTimeline {
     /// Pass order in the last step, reused because all steps in a plan have the same order.
     order: Option<(StepShape, Vec<Pass>)>,
-    /// When each rank is free, by first stage of the rank and lane.
+    /// Time at which each rank is free, by first stage of the rank and lane.
     free_ns: Vec<u64>,
     /// End of the last pass, by stage and lane.
     ended_ns: Vec<u64>,

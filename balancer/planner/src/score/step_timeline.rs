@@ -348,6 +348,7 @@ mod tests {
             let doubled = |chain: &ChainTimes| ChainTimes {
                 lanes: 2,
                 stages: chain.stages.clone(),
+                weights_ns: Vec::new(),
                 rows_ns: chain.rows_ns.iter().map(|row| [twice(&row[0]), twice(&row[1])]).collect(),
                 hop_ns: twice(&chain.hop_ns),
                 out_hop_ns: twice(&chain.out_hop_ns),
