@@ -174,7 +174,7 @@ impl RunConfig {
             degrees.fold(1, u64::saturating_mul)
         };
         let ParallelTable { vision, audio, llm, placement, .. } = &self.parallel;
-        // A schedule that is no schedule is refused where the job is described.
+        // An invalid name is rejected where the job is described.
         let chunks = self.schedule().map_or(1, |schedule| schedule.chunks().max(1));
         let llm_ranks = ranks(llm) / chunks as u64;
         if *placement != PlacementName::Disaggregated {
