@@ -164,6 +164,7 @@ pub(super) fn search_space<A: Accepted>(
 ) -> SearchSpaceOptions {
     let (space, schedule) = (&settings.space, settings.plan.schedule);
     let [is_disaggregated, is_colocated, is_joint] = space.placement.into();
+    let has_all = is_full && !set.is_given("plan.schedule");
     // Other schedules have no rounds ahead.
     let is_plain = schedule == ScheduleKind::OneForwardOneBackward;
     SearchSpaceOptions {
@@ -172,8 +173,8 @@ pub(super) fn search_space<A: Accepted>(
         is_joint,
         has_uneven_layers: is_full || space.uneven_layers,
         has_recomputation: is_full || space.recompute,
-        has_encoder_ahead: is_plain && (is_full || space.encoder_ahead),
-        has_other_schedules: is_full && !set.is_given("plan.schedule"),
+        has_encoder_ahead: is_plain && (has_all || space.encoder_ahead),
+        has_other_schedules: has_all,
         has_sharded_optimizer: space.zero1,
         schedule,
     }
