@@ -7,7 +7,8 @@ in 16 bits, fused attention and norms.
 
 - Rajbhandari et al., 2020, arXiv:1910.02054, section 3.1: bytes per parameter
 - Korthikanti et al., 2022, arXiv:2205.05198, section 4: activations of a layer
-- Narayanan et al., 2021, arXiv:2104.04473, section 2.2: microbatches in flight in 1F1B
+- Narayanan et al., 2021, arXiv:2104.04473, section 2.2: microbatches in flight in 1F1B and interleaved 1F1B
+- Qi et al., 2024, arXiv:2401.10241, table 2: a stage holds as many microbatches as there are stages in ZB-H1
 """
 
 import dataclasses
@@ -260,9 +261,23 @@ class Stages:
         return Bounds(least, most + max(self.sizes().saved(1, 1) if is_passed else 0, self.working(stage, 6)) * one)
 
 
-def in_flight(schedule: str, microbatches: int, stages_left: int) -> int:
-    """Returns the microbatches that a stage with this many stages from here to the end holds."""
-    return microbatches if schedule == "gpipe" else min(microbatches, stages_left)
+def in_flight(schedule: str, microbatches: int, stages_left: int, stages: int) -> int:
+    """Returns the microbatches that a stage with this many stages from here to the end, out of all, holds."""
+    if schedule == "gpipe":
+        return microbatches
+    return min(microbatches, stages if schedule == "zb-h1" else stages_left)
+
+
+def chunked(llm: Stages, rank: int, chunks: int) -> Bounds:
+    """Returns the memory of a rank that holds several stages under interleaved 1F1B."""
+    ranks, microbatches = llm.own()["pp"], llm.plan["microbatches"]
+    own = range(rank, ranks * chunks, ranks)
+    state = {stage: llm.state(llm.parameters(stage)[0]) for stage in own}
+    # Each stage holds at least the largest microbatch, and no stage more than the rank in all stages together.
+    group = microbatches if microbatches < ranks else ranks + microbatches % ranks
+    held = min(microbatches, 2 * (ranks - rank - 1) + (chunks - 1) * group + 1)
+    least = sum(state.values()) + max(llm.bytes(stage, 1).least - state[stage] for stage in own)
+    return Bounds(least, sum(llm.bytes(stage, held).most for stage in own))
 
 
 def bounds(setup: Setup, plan: dict) -> list[Bounds] | None:
@@ -275,10 +290,14 @@ def bounds(setup: Setup, plan: dict) -> list[Bounds] | None:
         return None
     *encoders, llm = modules
     schedule, _, rounds = plan["schedule"].partition(":")
-    microbatches, ahead = plan["microbatches"], max(plan["rounds_ahead"], int(rounds or 0))
-    hold = lambda left: in_flight(schedule, microbatches, left)
+    microbatches, ahead = plan["microbatches"], int(rounds) if schedule == "1f1b-ahead" else 0
     depth = len(llm.own()["layers"])
-    of_llm = [llm.bytes(stage, hold(depth - stage)) for stage in range(depth)]
+    beside = max(len(one.own()["layers"]) for one in encoders) if plan["placement"] == "disaggregated" else 0
+    hold = lambda left: in_flight(schedule, microbatches, left, depth + beside)
+    if schedule == "interleaved":
+        of_llm = [chunked(llm, rank, int(rounds)) for rank in range(llm.own()["pp"])]
+    else:
+        of_llm = [llm.bytes(stage, hold(depth - stage)) for stage in range(depth)]
     if plan["placement"] == "joint":
         def both(stage: int) -> Bounds:
             parts = [one.bytes(stage, hold(depth - stage)) for one in modules]

@@ -212,7 +212,7 @@ def draw_settings(rng: random.Random, model: Model, arguments: argparse.Namespac
         "space.zero1": rng.choice([None, None, "true", "false"]),
         "space.sequence_parallel": rng.choice([None, None, "true", "false"]),
         "space.encoder_share": rng.choice([None, None, "medium", "sample", "sample" if is_native else "tile"]),
-        "plan.schedule": rng.choice([None] * 7 + ["gpipe", "1f1b", "1f1b-ahead:2"]),
+        "plan.schedule": rng.choice([None] * 7 + ["gpipe", "1f1b", "1f1b-ahead:2", "zb-h1"]),
         "cost.freeze": rng.choice([None] * 4 + [",".join(part for part in parts if part in (*model.encoders, "projector", "llm"))]),
     }
     if arguments.explicit:

@@ -6,7 +6,7 @@
 //!
 //! `SHAPES.csv` starts with the columns `tiles` and `seq_len`; times are predicted for a preset A100. Words:
 //! `links` (NVLink of 240 GB/s, InfiniBand of 12.5 GB/s a GPU), `joint`, `any`, `zero1`, `sp`, `uneven`,
-//! `recompute`, `ahead`, `batches=N`, `seed=N`, `gib=N`; `plan` leaves the comparison out.
+//! `recompute`, `ahead`, `schedules`, `batches=N`, `seed=N`, `gib=N`; `plan` leaves the comparison out.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_costmodel::{DeviceRate, ModelSpec};
@@ -50,6 +50,7 @@ fn main() -> Result<(), Error> {
             has_uneven_layers: has("uneven"),
             has_recomputation: has("recompute"),
             has_encoder_ahead: has("ahead"),
+            has_other_schedules: has("schedules"),
             has_sharded_optimizer: has("zero1"),
             ..SearchSpaceOptions::default()
         },
@@ -80,9 +81,9 @@ fn show(plan: &ParallelismPlan) -> String {
         format!("{name}({tp},{pp},{dp}){again} {layers:?}")
     };
     let encoders: Vec<String> = plan.encoders.iter().map(|encoder| module("E", encoder)).collect();
-    let ParallelismPlan { llm, microbatches, placement, rounds_ahead, .. } = plan;
+    let ParallelismPlan { llm, microbatches, placement, schedule, .. } = plan;
     let (encoders, llm) = (encoders.join(" "), module("L", llm));
-    format!("{} m{microbatches} a{rounds_ahead} {encoders} {llm}", placement.name())
+    format!("{} m{microbatches} {schedule} {encoders} {llm}", placement.name())
 }
 
 fn read(path: &str) -> Result<Vec<ItemSize>, Error> {

@@ -77,7 +77,11 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> Ve
             Placement::Joint => Vec::new(),
         };
         let encoders = (0..space.encoders.len()).map(of_encoder);
-        let modules = encoders.chain([step.llm.slowest_ns().collect::<Vec<f64>>()]);
+        let mut of_llm = vec![0.0; space.llm_shape(&candidate.family).pp as usize];
+        let ranks = of_llm.len();
+        // A rank may hold several stages.
+        step.llm.slowest_ns().enumerate().for_each(|(stage, ns)| of_llm[stage % ranks] += ns);
+        let modules = encoders.chain([of_llm]);
         for (all, of_batch) in busy.iter_mut().zip(modules) {
             all.resize(of_batch.len(), 0.0);
             all.iter_mut().zip(of_batch).for_each(|(all, ns)| *all += ns / batches as f64);

@@ -110,7 +110,7 @@ impl<'a> PlanProblem<'a> {
 
     fn check(&self) -> Result<()> {
         self.cluster.check()?;
-        check_schedule(self.options.schedule)?;
+        check_schedule(&self.options)?;
         if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {
             return Err(too_many_encoders(self.encoders.len()));
         }
@@ -129,13 +129,18 @@ impl<'a> PlanProblem<'a> {
     }
 }
 
-/// Checks that the executor can run a schedule with encoder and LLM stages and whole backward passes.
-fn check_schedule(kind: ScheduleKind) -> Result<()> {
-    if matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZeroBubble) {
+/// Checks that the executor can run the schedule in all placements.
+fn check_schedule(options: &SearchSpaceOptions) -> Result<()> {
+    let kind = options.schedule;
+    if matches!(kind, ScheduleKind::Interleaved { .. }) && (options.is_disaggregated || options.is_joint) {
         let reason = format!(
-            "encoders beside a language model run under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not \
-             under {kind}"
+            "{kind} is for encoders that are colocated with the language model, on the same GPUs before and \
+             after it; other placements run under gpipe, 1f1b, 1f1b-ahead and zb-h1"
         );
+        return Err(Error::Config { setting: "schedule", reason });
+    }
+    if kind.chunks() == 0 {
+        let reason = format!("{kind} needs at least one stage per rank");
         return Err(Error::Config { setting: "schedule", reason });
     }
     Ok(())
@@ -164,7 +169,8 @@ pub struct ModulePlan {
     /// Parallelism degrees. For an encoder with joint placement, every GPU in a stage is a separate
     /// data-parallel rank.
     pub degrees: Degrees,
-    /// Layers per stage. With joint placement, stages may be empty.
+    /// Layers per stage. With joint placement, stages may be empty. An LLM under `interleaved` has several
+    /// stages per rank: rank `r` holds the stages `r`, `r + pp`, …
     pub layers: Vec<u32>,
     /// Whether the backward pass recomputes the layers, which then keep their inputs alone.
     pub is_recomputed: bool,
@@ -183,8 +189,8 @@ pub struct ParallelismPlan {
     pub microbatches: u32,
     /// Encoder placement relative to the LLM.
     pub placement: Placement,
-    /// Number of rounds that the encoders run ahead of the schedule.
-    pub rounds_ahead: u16,
+    /// Schedule that runs the microbatches.
+    pub schedule: ScheduleKind,
 }
 
 impl ModulePlan {
@@ -194,8 +200,19 @@ impl ModulePlan {
     /// If there are fewer layers than stages.
     #[must_use]
     pub fn even(layers: u32, degrees: Degrees) -> Self {
-        assert!(layers >= degrees.pp, "{layers} layers do not make {} stages", degrees.pp);
-        Self { degrees, layers: split_layers(layers, degrees.pp), is_recomputed: false }
+        Self::in_chunks(layers, degrees, 1)
+    }
+
+    /// Plans a module with this many stages per rank, whose layers are split as equally as possible, larger
+    /// shares first, and kept in memory.
+    ///
+    /// # Panics
+    /// If there are fewer layers than stages.
+    #[must_use]
+    pub fn in_chunks(layers: u32, degrees: Degrees, chunks: u32) -> Self {
+        let stages = degrees.pp.saturating_mul(chunks);
+        assert!(layers >= stages, "{layers} layers do not make {stages} stages");
+        Self { degrees, layers: split_layers(layers, stages), is_recomputed: false }
     }
 
     fn new(shape: &StageShape, dp: u32) -> Self {
@@ -225,7 +242,7 @@ impl ParallelismPlan {
             expert_parallel: space.expert_parallel,
             microbatches: candidate.microbatches,
             placement: family.placement,
-            rounds_ahead: family.ahead,
+            schedule: family.schedule,
         }
     }
 
@@ -252,7 +269,7 @@ impl ParallelismPlan {
             (encoders, space.llm.shapes.iter().position(|shape| self.llm.has_shape(shape))?)
         };
         let (placement, llm_dp) = (self.placement, self.llm.degrees.dp);
-        let family = Family { placement, encoders, llm, llm_dp, ahead: self.rounds_ahead };
+        let family = Family { placement, encoders, llm, llm_dp, schedule: self.schedule };
         Some(Candidate { family, microbatches: self.microbatches })
     }
 

@@ -12,6 +12,7 @@ use super::search::Search;
 use super::space::memory::MemoryRequirement;
 use super::space::shape::StageShape;
 use super::space::{Candidate, Family, SearchSpace, bound, memory};
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
 
 /// Maximum number of scored finalists.
@@ -42,6 +43,8 @@ const COUNTS_AROUND: u32 = 2;
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
 /// Number of plans tried with encoders that run ahead.
 const AHEAD_PLANS: usize = 6;
+/// Number of plans tried under other schedules.
+const OTHER_SCHEDULE_PLANS: usize = 4;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
 /// plans that are as fast on the first batches, then the best plan with other degrees; all but
@@ -85,6 +88,7 @@ pub(super) fn refine(
         trials.add(candidate)?;
     }
     let mut more = ahead(space, &trials.sorted());
+    more.extend(other_schedules(space, &trials.sorted()));
     if search.is_tight {
         more.extend(other_counts(space, &trials.sorted()));
     }
@@ -290,16 +294,49 @@ fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidat
     let disaggregated = best.filter(waits).filter(|plan| plan.family.placement == Placement::Disaggregated);
     let with = |plan: &Candidate| {
         let plan = *plan;
-        AHEAD.map(|ahead| Candidate { family: Family { ahead, ..plan.family }, ..plan })
+        let under = |rounds| Family { schedule: ScheduleKind::EncoderAhead { rounds }, ..plan.family };
+        AHEAD.map(|rounds| (rounds, Candidate { family: under(rounds), ..plan }))
     };
     let plans = disaggregated.take(AHEAD_PLANS).flat_map(with);
-    let may_fit = |plan: &Candidate| {
-        space.contains(plan)
-            // Rounds beyond the number of microbatches have no effect.
-            && u32::from(plan.family.ahead) < plan.microbatches
-            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
-    };
-    plans.filter(may_fit).collect()
+    // Rounds beyond the number of microbatches have no effect.
+    let plans = plans.filter(|(rounds, plan)| u32::from(*rounds) < plan.microbatches);
+    plans.map(|(_, plan)| plan).filter(|plan| is_possible(space, plan)).collect()
+}
+
+/// Lists the best plans under schedules that shorten the bubble, if the search covers them: with split
+/// backward passes, and with the layers of each LLM rank in several chunks.
+fn other_schedules(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
+    if !space.options.has_other_schedules {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    for (_, plan) in trials.iter().take(OTHER_SCHEDULE_PLANS) {
+        let llm = space.llm_shape(&plan.family);
+        let is_recomputed = space.encoder_shapes(&plan.family).chain([llm]).any(|shape| shape.is_recomputed);
+        if !is_recomputed && space.step_shape(&plan.family, 1).stages > 1 {
+            let family = Family { schedule: ScheduleKind::ZeroBubble, ..plan.family };
+            found.push(Candidate { family, ..*plan });
+        }
+        // Chunks cut the same number of ranks; only a colocated space has such shapes.
+        let is_same = |shape: &StageShape| {
+            shape.chunks > 1
+                && (shape.tp, shape.pp, shape.is_recomputed) == (llm.tp, llm.pp, llm.is_recomputed)
+        };
+        for (index, shape) in space.llm.shapes.iter().enumerate().filter(|(_, shape)| is_same(shape)) {
+            let schedule = ScheduleKind::Interleaved { chunks: shape.chunks as u16 };
+            let candidate = Candidate { family: Family { llm: index, schedule, ..plan.family }, ..*plan };
+            if !found.contains(&candidate) {
+                found.push(candidate);
+            }
+        }
+    }
+    found.retain(|plan| is_possible(space, plan));
+    found
+}
+
+/// Whether a plan composed here belongs to the space and may fit into memory.
+fn is_possible(space: &SearchSpace<'_>, plan: &Candidate) -> bool {
+    space.contains(plan) && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
 }
 
 /// Score for a given plan.

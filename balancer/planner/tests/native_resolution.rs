@@ -3,6 +3,7 @@
 
 use std::fmt::Write;
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::flops::{EncoderFlops, Recomputation};
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{DeviceRate, ImageSize, MediaUnits, ModelSpec, SampleShape, SampleUnits, VideoShape};
@@ -87,7 +88,7 @@ fn disaggregated(costs: &PlannedModel, encoder: Degrees, llm: Degrees, microbatc
         llm: ModulePlan::even(costs.llm.layers(), llm),
         microbatches,
         placement: Placement::Disaggregated,
-        rounds_ahead: 0,
+        schedule: ScheduleKind::OneForwardOneBackward,
     }
 }
 

@@ -17,7 +17,7 @@ const AHEAD: u16 = 2;
 ///
 /// A rank's bubble is the time added to the ideal `m (f + b)`, where `p` ranks run `m` equal microbatches,
 /// with `f` forward and `b` backward time per pass on a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum ScheduleKind {
     /// All forward passes, then all backward passes. Keeps every microbatch in memory; bubble

@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 /// modules that differ in stages and in DP size; stages, ranks and microbatches are numbered consecutively:
 ///
 /// - stages: module by module
-/// - ranks: module by module, in a module replica by replica, in a replica stage by stage
+/// - ranks: module by module, in a module replica by replica, in a replica stage by stage; ranks that hold
+///   several [chunks](ModuleStages::chunks) are numbered by their first stage
 /// - microbatches: `u = k * D + d` is microbatch `k` on DP rank `d` in the last module, with DP size `D`; the
 ///   microbatches with the same `k` form a *round*
 ///
@@ -103,7 +104,8 @@ impl PipelineLayout {
             stages.extend((0..own.stages).map(|stage| {
                 let inside = (stage + 1 < own.stages).then_some(start.stage + stage + 1);
                 let next = inside.or(fed).map(|next| next as u16);
-                Stage { module, next, before: Vec::new(), first_rank: start.rank + stage, after: 0 }
+                let first_rank = start.rank + stage % own.replica_ranks();
+                Stage { module, next, before: Vec::new(), first_rank, after: 0 }
             }));
         }
         for stage in (0..stages.len()).rev() {
@@ -114,9 +116,9 @@ impl PipelineLayout {
             }
         }
         Ok(Self {
-            ranks: starts.last().map_or(0, |start| start.rank) + last.stages * last.dp_size,
+            ranks: starts.last().map_or(0, |start| start.rank) + last.replica_ranks() * last.dp_size,
             microbatches: most,
-            chunks: 1,
+            chunks: last.chunks,
             stages,
             modules: replicas,
         })

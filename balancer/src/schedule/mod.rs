@@ -58,7 +58,8 @@ impl PipelineLayout {
     /// Lists the actions for every rank, `[ranks]`.
     ///
     /// # Errors
-    /// [`Error::Config`] if the number of chunks per rank differs from the kind's.
+    /// [`Error::Config`] if the number of chunks per rank differs from the kind's, or the kind is
+    /// `interleaved` and the layout is more than a single pipeline.
     pub fn schedule(&self, kind: ScheduleKind) -> Result<Vec<Vec<Action>>> {
         messages::insert(self, &self.passes(kind)?)
     }
@@ -72,6 +73,10 @@ impl PipelineLayout {
         // The other kinds order each stage separately; interleaving mixes the stages on a rank.
         if let ScheduleKind::Interleaved { chunks } = kind {
             let (ranks, microbatches) = (self.ranks(), self.microbatches());
+            if ranks * usize::from(chunks) != self.stages() {
+                let reason = format!("{kind} is for a single pipeline, got {ranks} ranks");
+                return Err(Error::Config { setting: "schedule", reason });
+            }
             let of_rank = |rank| kind::passes(rank, ranks, usize::from(chunks), microbatches);
             return Ok((0..ranks).map(of_rank).collect());
         }

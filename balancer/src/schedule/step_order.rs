@@ -8,7 +8,7 @@
 //! `s` in slot `n (k + l) + j + s` for microbatch `k`. So a forward pass is one slot after the input, and so
 //! is a backward pass if a stage has at least one round more lag than the next stage.
 
-use super::action::{Pass, PassKind};
+use super::action::{Part, Pass, PassKind};
 use super::lagged::Lags;
 use super::step_shape::StepShape;
 use super::{ScheduleKind, kind};
@@ -92,6 +92,37 @@ impl StepOrder {
     }
 }
 
+impl StepShape {
+    /// Orders the passes on every rank that holds a stage, each after all inputs, with split backward passes
+    /// for `zb-h1`. Microbatches are numbered on a rank.
+    #[must_use]
+    pub fn ordered_passes(&self) -> Vec<Pass> {
+        if matches!(self.kind, ScheduleKind::Interleaved { .. }) {
+            let passes = StepOrder::new(self).passes.into_iter();
+            return passes
+                .map(|StagePass { stage, slot, is_forward }| Pass {
+                    kind: if is_forward { PassKind::Forward } else { PassKind::Backward },
+                    part: Part { microbatch: slot, stage: stage as u16 },
+                })
+                .collect();
+        }
+        let lags: Vec<Lags> = (0..self.stages).map(|stage| self.lags(stage)).collect();
+        let kinds = lags.iter().map(|lags| lags.len()).max().unwrap_or(1);
+        let mut passes = Vec::with_capacity(kinds * self.stages * self.slots);
+        for (stage, lags) in lags.iter().enumerate() {
+            let depth = self.depth(stage);
+            for (turn, (kind, lag)) in lags.iter().enumerate() {
+                passes.extend((0..self.slots).map(|slot| {
+                    let part = Part { microbatch: slot as u32, stage: stage as u16 };
+                    (kinds * (slot + lag) + turn + depth, Pass { kind: *kind, part })
+                }));
+            }
+        }
+        passes.sort_by_key(|(time, pass)| (*time, pass.part.stage));
+        passes.into_iter().map(|(_, pass)| pass).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +195,45 @@ mod tests {
             let at_once = (2 * (ranks - 1) + (usize::from(chunks) - 1) * ranks + 1).min(slots * usize::from(chunks));
             // A rank's chunks need not reach their maximum at the same time.
             prop_assert!(!slots.is_multiple_of(ranks) || held >= at_once, "{} {}", held, at_once);
+        }
+
+        #[test]
+        fn split_passes_come_after_their_inputs_in_the_order_of_the_lists(
+            encoders in prop::collection::vec((1..4_u16, any::<bool>()), 0..3),
+            others in 1..5_usize, slots in 1..9_usize,
+        ) {
+            let chain = |(stages, has_backward)| EncoderChain { stages, has_backward };
+            let encoders = EncoderChains::new(encoders.into_iter().map(chain));
+            let stages = encoders.stages() + others;
+            let shape = StepShape { kind: ScheduleKind::ZeroBubble, encoders, stages, slots };
+            let passes = shape.ordered_passes();
+            let place = |kind, stage: usize, microbatch| {
+                let part = Part { microbatch, stage: stage as u16 };
+                passes.iter().position(|pass| *pass == Pass { kind, part })
+            };
+            for (at, Pass { kind, part }) in passes.iter().enumerate() {
+                let (stage, slot) = (usize::from(part.stage), part.microbatch);
+                let inputs: Vec<Option<usize>> = match kind {
+                    PassKind::Forward => shape.senders(stage).map(|from| place(*kind, from, slot)).collect(),
+                    PassKind::BackwardInput => {
+                        let after = shape.receiver(stage).map(|after| place(*kind, after, slot));
+                        after.into_iter().chain([place(PassKind::Forward, stage, slot)]).collect()
+                    }
+                    _ => vec![place(PassKind::BackwardInput, stage, slot)],
+                };
+                let is_before = |input: &Option<usize>| input.is_some_and(|input| input < at);
+                prop_assert!(inputs.iter().all(is_before), "{kind} {part}");
+            }
+            // In a single chain, ranks are stages.
+            if encoders.stages() == 0 {
+                for stage in 0..stages {
+                    let own: Vec<Pass> =
+                        passes.iter().filter(|pass| usize::from(pass.part.stage) == stage).copied().collect();
+                    let list = schedule(shape.kind, stage, stages, slots).into_iter();
+                    let told: Vec<Pass> = list.filter_map(crate::schedule::Action::pass).collect();
+                    prop_assert_eq!(own, told);
+                }
+            }
         }
 
         #[test]

@@ -200,6 +200,9 @@ pub struct ModuleStages {
     pub feeds: Option<usize>,
     /// Whether each replica computes a share of every round's items.
     pub shares_rounds: bool,
+    /// Number of stages per rank, which divides the stages: rank `r` of `n` in a replica holds the stages
+    /// `r`, `r + n`, …
+    pub chunks: usize,
 }
 
 /// Assignment of microbatches to module replicas.
@@ -220,7 +223,19 @@ impl ModuleStages {
     /// Describes a module that feeds the next module.
     #[must_use]
     pub fn new(stages: usize, dp_size: usize) -> Self {
-        Self { stages, dp_size, feeds: None, shares_rounds: false }
+        Self { stages, dp_size, feeds: None, shares_rounds: false, chunks: 1 }
+    }
+
+    /// Sets the number of stages per rank. Default: 1.
+    #[must_use]
+    pub fn chunks(mut self, chunks: usize) -> Self {
+        self.chunks = chunks;
+        self
+    }
+
+    /// Returns the number of ranks in a replica.
+    pub(super) fn replica_ranks(&self) -> usize {
+        self.stages / self.chunks.max(1)
     }
 
     /// Sets the module that receives this module's activations, skipping the modules between: a parallel
@@ -253,7 +268,7 @@ impl Replicas {
             round,
             microbatches: microbatches.saturating_mul(round),
             shares_rounds,
-            ranks_apart: own.stages,
+            ranks_apart: own.replica_ranks(),
             route: Vec::new(),
         }
     }
@@ -278,9 +293,13 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
         check_sharing(modules, module)?;
         check_count("stages", own.stages)?;
         check_count("dp_size", own.dp_size)?;
+        if own.chunks == 0 || !own.stages.is_multiple_of(own.chunks) {
+            let reason = format!("{} stages do not divide into {} chunks per rank", own.stages, own.chunks);
+            return Err(Error::Config { setting: "chunks", reason });
+        }
         starts.push(Start { stage, rank });
         stage += own.stages;
-        rank += own.stages * own.dp_size;
+        rank += own.replica_ranks() * own.dp_size;
         check_count("stages", stage)?;
         check_count("ranks", rank)?;
     }

@@ -27,7 +27,18 @@ fn a_layout_that_makes_no_sense_is_refused() {
     assert!(layout().route(1, vec![0, 0]).is_err());
     let error = layout().route(0, vec![0, 2]).unwrap_err().to_string();
     assert!(error.contains("microbatch 1 goes to replica 2 of 2"), "{error}");
-    assert!(layout().schedule(ScheduleKind::Interleaved { chunks: 2 }).is_err());
+    let interleaved = ScheduleKind::Interleaved { chunks: 2 };
+    assert!(layout().schedule(interleaved).is_err());
+    let of_chunks =
+        |stages, dp_size| PipelineLayout::from_modules(&[ModuleStages::new(stages, dp_size).chunks(2)], 2);
+    assert!(of_chunks(3, 1).is_err(), "three stages are no pairs");
+    let single = of_chunks(4, 1).unwrap();
+    assert_eq!(
+        single.schedule(interleaved).unwrap(),
+        PipelineLayout::chain(2, 2, 2).unwrap().schedule(interleaved).unwrap()
+    );
+    let error = of_chunks(4, 2).unwrap().schedule(interleaved).unwrap_err().to_string();
+    assert!(error.contains("is for a single pipeline, got 4 ranks"), "{error}");
 }
 
 #[test]

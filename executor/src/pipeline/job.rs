@@ -60,7 +60,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not
-    /// supported: several chunks per rank in a job with encoders.
+    /// supported: several chunks per rank beside encoders.
     pub fn new(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -101,7 +101,7 @@ impl Job {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder uses a different number of ranks than
-    /// the LLM, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    /// the LLM, or the schedule is `1f1b-ahead`.
     pub fn colocated(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -275,22 +275,23 @@ fn check_modules(model: &ModelConfig, placement: Placement, modules: &[ModulePar
 }
 
 fn check_schedule(placement: Placement, modules: &[ModuleParallelism], schedule: ScheduleKind) -> Result<()> {
-    let is_shared = placement != Placement::Disaggregated;
-    let is_simple = matches!(
-        schedule,
-        ScheduleKind::GPipe | ScheduleKind::OneForwardOneBackward | ScheduleKind::ZeroBubble
-    );
-    if is_shared && !is_simple {
+    let is_interleaved = matches!(schedule, ScheduleKind::Interleaved { .. });
+    let is_ahead = matches!(schedule, ScheduleKind::EncoderAhead { .. });
+    let suitable = match placement {
+        Placement::Disaggregated => None,
+        Placement::Joint => (is_interleaved || is_ahead).then_some("`gpipe`, `1f1b` and `zb-h1`"),
+        Placement::Colocated => is_ahead.then_some("`gpipe`, `1f1b`, `zb-h1` and `interleaved`"),
+    };
+    if let Some(suitable) = suitable {
         let name = placement.name();
-        return refuse(
-            "schedule",
-            format!("{schedule} is not for {name} placement; `gpipe`, `1f1b` and `zb-h1` are"),
-        );
+        return refuse("schedule", format!("{schedule} is not for {name} placement; {suitable} are"));
     }
     let chunks = schedule.chunks();
     let stages = modules.last().map_or(0, |llm| llm.stages.len());
-    if matches!(schedule, ScheduleKind::Interleaved { .. }) && modules.len() > 1 {
-        return refuse("schedule", format!("{schedule} is for a language model without encoders"));
+    if is_interleaved && placement == Placement::Disaggregated && modules.len() > 1 {
+        let reason =
+            format!("{schedule} is for a language model without encoders, or with colocated encoders");
+        return refuse("schedule", reason);
     }
     if chunks == 0 || !stages.is_multiple_of(chunks) {
         return refuse("schedule", format!("{schedule} needs a multiple of {chunks} stages, found {stages}"));
@@ -417,7 +418,8 @@ impl RankMap {
             encoder.dp_size = llm_dp * llm_tp;
         }
         let (mut members, mut per_replica, mut next) = (Vec::new(), Vec::new(), 0);
-        for module in encoders.iter().chain([&*llm]) {
+        // Only LLM ranks hold several chunks.
+        for (module, chunks) in encoders.iter().map(|encoder| (encoder, 1)).chain([(&*llm, chunks)]) {
             let is_held = |stage: &usize| !module.stages[*stage].is_empty();
             let held: Vec<usize> = (0..module.stages.len() / chunks).filter(is_held).collect();
             let start = if placement == Placement::Disaggregated { next } else { 0 };

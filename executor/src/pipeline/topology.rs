@@ -9,7 +9,7 @@
 //!   with layers in the stage of the rank, encoders first; a backward pass consists of a pass for every such
 //!   module, the LLM first.
 //! - *colocated*: a rank runs all encoder forward passes, the LLM's schedule, and all encoder backward
-//!   passes.
+//!   passes. Its LLM stages may be several chunks.
 //!
 //! In both placements, a pass waits only for passes in earlier rounds or in earlier stages of the same round,
 //! which come earlier in the lists of their ranks; so lists never deadlock.
@@ -25,8 +25,8 @@ use crate::error::{Error, Result};
 
 /// Step parts, the ranks that run them, and the parts they receive activations from.
 ///
-/// The layout for a schedule with chunks is a single pipeline; replicas are added here. Microbatch `k` on
-/// replica `d` out of `D` is `k * D + d`, as in jobs with encoders.
+/// The layout for a schedule with chunks but without encoders is a single pipeline; replicas are added here.
+/// Microbatch `k` on replica `d` out of `D` is `k * D + d`, as in jobs with encoders.
 pub(super) struct Topology {
     layout: PipelineLayout,
     /// Number of parallel pipelines; 1 if the layout covers the complete job.
@@ -42,8 +42,8 @@ impl Topology {
     /// - `microbatches`: number of microbatches per LLM DP rank
     pub(super) fn new(job: &Job, microbatches: usize) -> Result<Self> {
         let (schedule, llm) = (job.schedule, job.llm());
-        if let ScheduleKind::Interleaved { chunks } = schedule {
-            let chunks = usize::from(chunks);
+        let chunks = schedule.chunks();
+        if matches!(schedule, ScheduleKind::Interleaved { .. }) && job.modules.len() == 1 {
             let layout = PipelineLayout::chain(llm.stages.len() / chunks, chunks, microbatches)?;
             let replicas = llm.dp_size;
             return Ok(Self { layout, replicas, schedule, shared: None, pools: Vec::new() });
@@ -55,7 +55,7 @@ impl Topology {
         let stages = |(index, module): (usize, &ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
             match index {
-                index if index == last => stages,
+                index if index == last => stages.chunks(chunks),
                 index if !job.is_paired(index) => stages.share_rounds().feeds(last),
                 _ => stages.feeds(last),
             }
@@ -366,7 +366,8 @@ pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
         Placement::Joint => job.chain_stages.iter().max().map_or(1, |last| last + 1),
         _ => job.llm().stages.len(),
     };
-    let layout = PipelineLayout::chain(chain_stages, 1, rounds)?;
+    let chunks = job.schedule().chunks();
+    let layout = PipelineLayout::chain(chain_stages / chunks, chunks, rounds)?;
     let chain: Vec<Vec<Pass>> = layout
         .schedule(job.schedule())?
         .into_iter()
@@ -403,8 +404,13 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
     for role in roles {
         let module = job.module_index(role.module).unwrap_or(0);
         if module + 1 == job.modules().len() {
-            let stage = usize::from(role.stages[0]) - job.first_stage(module);
-            llm.extend(chain[stage].iter().flat_map(|pass| round_passes(job, role, *pass)));
+            let first = job.first_stage(module) as u16;
+            let in_llm = |pass: &Pass| {
+                let microbatch = role_microbatch(job, role, pass.part.microbatch);
+                Pass { part: Part { microbatch, stage: first + pass.part.stage }, ..*pass }
+            };
+            // Ranks are numbered by their first stage.
+            llm.extend(chain[usize::from(role.stages[0] - first)].iter().map(in_llm));
             continue;
         }
         for round in 0..rounds {
@@ -418,7 +424,12 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
 
 /// Returns the passes in the stages of a role for a chain pass, whose microbatch is the round.
 fn round_passes(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
-    let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
-    let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;
+    let microbatch = role_microbatch(job, role, pass.part.microbatch);
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()
+}
+
+/// Returns the microbatch that a role runs in a round.
+fn role_microbatch(job: &Job, role: &RankRole, round: u32) -> u32 {
+    let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
+    round * replicas as u32 + role.replica as u32
 }

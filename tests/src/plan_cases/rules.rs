@@ -8,6 +8,7 @@
 //! # Source
 //! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, Algorithm 1.
 
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::Module;
 use dflop_costmodel::memory::MeasuredMemory;
 use dflop_costmodel::profile::{Part, Phase, reference_model};
@@ -222,7 +223,7 @@ fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Paralle
         llm: ModulePlan::even(prepared.model.llm.layers(), found.llm),
         microbatches,
         placement: Placement::Disaggregated,
-        rounds_ahead: 0,
+        schedule: ScheduleKind::OneForwardOneBackward,
     }
 }
 

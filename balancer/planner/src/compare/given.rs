@@ -23,9 +23,12 @@ pub(super) fn space_with<'a>(
         is_disaggregated: plan.placement == Placement::Disaggregated,
         is_colocated: plan.placement == Placement::Colocated,
         is_joint: plan.placement == Placement::Joint,
-        has_encoder_ahead: true,
+        has_encoder_ahead: false,
+        has_other_schedules: false,
+        schedule: plan.schedule,
         ..problem.options
     };
+    check_schedule(plan)?;
     let problem = PlanProblem { options, ..problem.clone() };
     let mut space = problem.space_without_shapes()?;
     check_modules(&problem, &space, plan)?;
@@ -80,7 +83,8 @@ fn check_modules(problem: &PlanProblem<'_>, space: &SearchSpace<'_>, plan: &Para
     }
     let spaces = space.encoders.iter().chain([&space.llm]);
     let costs = problem.encoders.iter().copied().chain([problem.llm]);
-    let modules = plan.encoders.iter().chain([&plan.llm]);
+    let modules = plan.encoders.iter().map(|encoder| (encoder, 1));
+    let modules = modules.chain([(&plan.llm, plan.schedule.chunks())]);
     for ((space, costs), module) in spaces.zip(costs).zip(modules) {
         check_module(space, costs, module, plan.placement)?;
     }
@@ -94,7 +98,7 @@ fn check_modules(problem: &PlanProblem<'_>, space: &SearchSpace<'_>, plan: &Para
 fn check_module(
     space: &ModuleSpace,
     costs: &dyn ModuleCosts,
-    module: &ModulePlan,
+    (module, chunks): (&ModulePlan, usize),
     placement: Placement,
 ) -> Result<()> {
     let (name, Degrees { tp, pp, dp }) = (space.name, module.degrees);
@@ -107,8 +111,9 @@ fn check_module(
         return refuse(format!("`{name}` has a TP degree of {tp}; heads, costs and nodes allow: {degrees}"));
     }
     let (layers, stages) = (&module.layers, module.layers.len());
-    if stages != pp as usize {
-        return refuse(format!("`{name}` has {pp} stages, with layers for {stages}"));
+    let expected = (pp as usize).saturating_mul(chunks);
+    if stages != expected {
+        return refuse(format!("`{name}` has {expected} stages, with layers for {stages}"));
     }
     let (found, expected) = (layers.iter().fold(0, |all: u32, own| all.saturating_add(*own)), costs.layers());
     if found != expected {
@@ -120,7 +125,30 @@ fn check_module(
     Ok(())
 }
 
-/// Checks that microbatches have samples, and that encoders may run ahead.
+/// Checks that the executor runs the schedule in the plan's placement, with the plan's recomputation.
+fn check_schedule(plan: &ParallelismPlan) -> Result<()> {
+    let (schedule, placement) = (plan.schedule, plan.placement);
+    let suitable = match schedule {
+        ScheduleKind::EncoderAhead { .. } => Placement::Disaggregated,
+        ScheduleKind::Interleaved { .. } => Placement::Colocated,
+        _ => placement,
+    };
+    if placement != suitable {
+        let [found, suitable] = [placement, suitable].map(Placement::name);
+        return refuse(format!("{schedule} is for {suitable} placement, and the plan's is {found}"));
+    }
+    let mut modules = plan.encoders.iter().chain([&plan.llm]);
+    if schedule == ScheduleKind::ZeroBubble && modules.any(|module| module.is_recomputed) {
+        return refuse(
+            "zb-h1 keeps the rows of all layers for weight gradients, so that recomputing layers saves no \
+             memory: leave one of the two out"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Checks that microbatches have samples.
 fn check_batches(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<()> {
     let (microbatches, dp) = (plan.microbatches, plan.llm.degrees.dp);
     if microbatches == 0 {
@@ -132,11 +160,6 @@ fn check_batches(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<()
             "{microbatches} microbatches on each of {dp} DP ranks need {groups} samples, and a global batch has \
              {samples}"
         ));
-    }
-    let is_plain = problem.options.schedule == ScheduleKind::OneForwardOneBackward;
-    if plan.rounds_ahead > 0 && !(is_plain && plan.placement == Placement::Disaggregated) {
-        let reason = "encoders run rounds ahead of 1f1b only, on separate GPUs";
-        return refuse(reason.to_owned());
     }
     Ok(())
 }

@@ -24,7 +24,7 @@ use crate::cluster::Placement;
 use crate::score::slot_assignment::SlotAssignment;
 use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
 use crate::space::{Candidate, SearchSpace};
-use dflop_balancer::schedule::EncoderChain;
+use dflop_balancer::schedule::{EncoderChain, StepShape};
 use std::ops::AddAssign;
 
 /// Idle times summed over batches, in nanoseconds of makespan.
@@ -118,6 +118,7 @@ impl RunStep {
             mean(&stage_ns[first..first + usize::from(encoder.stages)])
         };
         let encoder_ns = chain.shape.encoders.each().map(of_encoder).fold(0.0, f64::max);
+        let stage_ns = rank_ns(&chain.shape, &stage_ns);
         let llm_ns = mean(&stage_ns[chain.shape.encoder_stages()..]);
         let slowest_ns = stage_ns.iter().copied().fold(0.0, f64::max) + phase_ns;
         // Means are rounded down; the slowest stage's work is not.
@@ -183,8 +184,20 @@ fn mean_chain(chains: &[&ChainTimes]) -> (ChainTimes, Vec<f64>) {
     let row_ns: Vec<f64> =
         sums.iter().map(|row| row.iter().flatten().sum::<u64>() as f64 / count as f64).collect();
     let stage_ns = first.stages.iter().map(|row| row_ns[*row]).collect();
-    let means = sums.into_iter().map(|row| row.map(|ns| ns.iter().map(|ns| ns / count).collect())).collect();
-    (ChainTimes::new(1, (first.stages.clone(), means)), stage_ns)
+    let divided = |ns: Vec<u64>| -> Vec<u64> { ns.iter().map(|ns| ns / count).collect() };
+    let means = sums.into_iter().map(|row| row.map(divided)).collect();
+    let weights = (0..first.weights_ns.len())
+        .map(|row| divided(sum_ranks(chains.iter().map(|chain| &chain.weights_ns[row]), lanes)));
+    let weights_ns = weights.collect();
+    (ChainTimes { weights_ns, ..ChainTimes::new(1, (first.stages.clone(), means)) }, stage_ns)
+}
+
+/// Adds the times of all stages on a rank.
+fn rank_ns(shape: &StepShape, stage_ns: &[f64]) -> Vec<f64> {
+    let ranks = (0..shape.stages).map(|stage| shape.first_of_rank(stage) + 1).max().unwrap_or(0);
+    let mut sums = vec![0.0; ranks];
+    stage_ns.iter().enumerate().for_each(|(stage, ns)| sums[shape.first_of_rank(stage)] += ns);
+    sums
 }
 
 /// Adds the times over all ranks and jobs, slot by slot.
@@ -201,10 +214,11 @@ fn sum_ranks<'a>(jobs_ns: impl Iterator<Item = &'a Vec<u64>>, ranks: usize) -> V
 
 /// Replaces a stage's forward times by the forward mean, and backward times by the backward mean.
 fn equalize_slots(chain: &mut StepTimes) {
-    let modules = chain.encoders.iter_mut().chain([&mut chain.llm]);
-    for pass_ns in modules.flat_map(|module| &mut module.rows_ns).flatten() {
-        let mean_ns = pass_ns.iter().sum::<u64>() / pass_ns.len().max(1) as u64;
-        pass_ns.fill(mean_ns);
+    for module in chain.encoders.iter_mut().chain([&mut chain.llm]) {
+        for pass_ns in module.rows_ns.iter_mut().flatten().chain(&mut module.weights_ns) {
+            let mean_ns = pass_ns.iter().sum::<u64>() / pass_ns.len().max(1) as u64;
+            pass_ns.fill(mean_ns);
+        }
     }
 }
 
@@ -257,11 +271,15 @@ impl IdleBreakdown {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dflop_balancer::schedule::{EncoderChains, ScheduleKind, StepShape};
+    use dflop_balancer::schedule::{EncoderChains, ScheduleKind};
     use proptest::prelude::*;
 
-    const KINDS: [ScheduleKind; 3] =
-        [ScheduleKind::OneForwardOneBackward, ScheduleKind::GPipe, ScheduleKind::EncoderAhead { rounds: 1 }];
+    const KINDS: [ScheduleKind; 4] = [
+        ScheduleKind::OneForwardOneBackward,
+        ScheduleKind::GPipe,
+        ScheduleKind::EncoderAhead { rounds: 1 },
+        ScheduleKind::ZeroBubble,
+    ];
 
     /// Jobs whose stages all have separate rows, with times drawn from `times` in turn; the encoder has one
     /// lane or the LLM's lanes.

@@ -42,6 +42,7 @@ use super::score::step_timeline::StepTimeline;
 use super::space::memory::{self, MemoryRequirement};
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions, bound};
 use super::workload::ItemSize;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Result, Strategy};
 use idle_breakdown::WaitTimes;
 use outcome::Outcome;
@@ -145,7 +146,16 @@ pub struct MethodComparison {
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
     let mut ours = on_given_plan(problem, &found.plan)?.methods;
     // Other methods have different placements, under the same memory and link rules.
-    let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
+    let options = SearchSpaceOptions {
+        is_disaggregated: true,
+        is_joint: true,
+        has_other_schedules: false,
+        schedule: match problem.options.schedule {
+            ScheduleKind::Interleaved { .. } => ScheduleKind::OneForwardOneBackward,
+            other => other,
+        },
+        ..problem.options
+    };
     let others = PlanProblem { options, ..problem.clone() }.space()?;
     let papers = paper::plans(&others);
     let mut methods = Vec::new();

@@ -21,10 +21,12 @@ pub(crate) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for encoders in encoders_of_one_degree(space) {
         let placement = Placement::Disaggregated;
-        let mut family = Family { placement, encoders, llm: 0, llm_dp: 1, ahead: 0 };
+        let schedule = space.options.schedule;
+        let mut family = Family { placement, encoders, llm: 0, llm_dp: 1, schedule };
         let gpus: u32 = space.encoder_shapes(&family).map(StageShape::gpus).sum();
         let of_encoder = space.encoder_shape(&family, 0).clone();
-        for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| llm.tp == of_encoder.tp) {
+        let suits = |llm: &StageShape| llm.tp == of_encoder.tp && llm.chunks == 1;
+        for (llm, of_llm) in space.llm.shapes.iter().enumerate().filter(|(_, llm)| suits(llm)) {
             let ranks = (space.cluster.gpus / (gpus + of_llm.gpus())).min(space.workload.global_batch());
             if ranks == 0 || of_encoder.is_recomputed != of_llm.is_recomputed {
                 continue;

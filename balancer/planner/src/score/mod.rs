@@ -5,6 +5,7 @@
 pub(super) mod batch_balance;
 pub(super) mod encoder_shares;
 mod link_times;
+mod ordered_timeline;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
 mod step_times;
@@ -16,6 +17,7 @@ use super::space::shape::StageShape;
 use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
 use batch_balance::balance_batch;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{
     Budget, Caps, Instance, PipelineConfig, PipelineMemoryLimits, Result, StageMemoryLimit, Strategy, balance,
 };
@@ -388,7 +390,11 @@ fn describe(
     batch: &[ItemSize],
     sizes: &ItemTimes,
 ) -> Result<(Instance, PipelineConfig)> {
-    let kind = space.step_shape(&candidate.family, candidate.microbatches).kind;
+    // With split backward passes, stages are as busy and hold as many microbatches as under 1F1B.
+    let kind = match candidate.family.schedule {
+        ScheduleKind::ZeroBubble => ScheduleKind::OneForwardOneBackward,
+        other => other,
+    };
     let (instance, config) = match candidate.family.placement {
         Placement::Joint => joint(space, candidate, batch)?,
         _ => beside_encoders(space, candidate, batch, sizes)?,

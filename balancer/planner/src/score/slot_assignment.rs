@@ -13,6 +13,7 @@ use crate::space::shape::{StageShape, TpTimes};
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace, memory};
 use crate::workload::ItemSize;
 use dflop_balancer::peak_order;
+use dflop_balancer::schedule::ScheduleKind;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -91,34 +92,36 @@ impl SlotAssignment {
     pub(crate) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
         let family = &candidate.family;
         let mut step = StepTimes::new(space.step_shape(family, candidate.microbatches), self.ranks);
+        let is_split = family.schedule == ScheduleKind::ZeroBubble;
         let encoder_times: Vec<CellTimes> = match family.placement {
             Placement::Colocated => Vec::new(),
-            _ => self.encoder_times(space, family).collect(),
+            _ => self.encoder_times(space, family, is_split).collect(),
         };
-        let llm = (space.llm_shape(family), &self.llm_times(space.llm_times(family)));
+        let llm = (space.llm_shape(family), &self.llm_times(space.llm_times(family), is_split));
         let encoders = space.encoder_shapes(family).zip(&encoder_times);
         match family.placement {
             Placement::Disaggregated => {
-                let chain = |(encoder, module): (usize, (&StageShape, &CellTimes))| {
+                let chain_of = |(encoder, module): (usize, (&StageShape, &CellTimes))| {
                     let lanes = if family.is_shared(encoder) { 1 } else { self.ranks };
-                    ChainTimes::new(lanes, rows(&[module]))
+                    chain(lanes, &[module], is_split)
                 };
-                step.encoders = encoders.enumerate().map(chain).collect();
-                step.llm = ChainTimes::new(self.ranks, rows(&[llm]));
+                step.encoders = encoders.enumerate().map(chain_of).collect();
+                step.llm = chain(self.ranks, &[llm], is_split);
             }
-            Placement::Colocated => step.llm = ChainTimes::new(self.ranks, rows(&[llm])),
+            Placement::Colocated => step.llm = chain(self.ranks, &[llm], is_split),
             Placement::Joint => {
                 let all: Vec<(&StageShape, &CellTimes)> = encoders.chain([llm]).collect();
-                step.llm = ChainTimes::new(self.ranks, rows(&all));
+                step.llm = chain(self.ranks, &all, is_split);
             }
         }
         link_times::add_links(space, candidate, &self.tokens, &self.shares, &mut step);
         step
     }
 
-    fn llm_times(&self, times: &TpTimes) -> CellTimes {
+    fn llm_times(&self, times: &TpTimes, is_split: bool) -> CellTimes {
         let cells = self.tokens.iter().zip(&self.samples_ns);
         CellTimes {
+            linear_ns: linear_ns(&self.tokens, times, is_split),
             layer_ns: cells.map(|(tokens, samples_ns)| times.layer.at(*tokens as f64) + samples_ns).collect(),
             outside_ns: self.tokens.iter().map(|tokens| times.outside.at(*tokens as f64)).collect(),
         }
@@ -128,11 +131,13 @@ impl SlotAssignment {
         &'a self,
         space: &'a SearchSpace<'_>,
         family: &'a Family,
+        is_split: bool,
     ) -> impl Iterator<Item = CellTimes> + 'a {
-        self.shares.iter().enumerate().map(|(encoder, shares)| {
+        self.shares.iter().enumerate().map(move |(encoder, shares)| {
             let times = space.encoder_times(family, encoder);
             let outside_ns = shares.tiles.iter().map(|tiles| times.outside.at(*tiles as f64)).collect();
-            CellTimes { layer_ns: shares.layer_ns.clone(), outside_ns }
+            let linear_ns = linear_ns(&shares.tiles, times, is_split);
+            CellTimes { layer_ns: shares.layer_ns.clone(), outside_ns, linear_ns }
         })
     }
 
@@ -191,7 +196,15 @@ impl SlotAssignment {
             return MemoryRequirement::for_all_modules(family, all);
         }
         let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
-        let of_rank = |rank| fullest(llm, llm_ranks, in_flight, &lane_units(&self.tokens, rank, self.ranks));
+        let passes = if llm.chunks > 1 { shape.ordered_passes() } else { Vec::new() };
+        let of_rank = |rank| {
+            let units = lane_units(&self.tokens, rank, self.ranks);
+            if llm.chunks > 1 {
+                let units: Vec<f64> = units.into_iter().map(|tokens| tokens as f64).collect();
+                return memory::chunks_bytes(llm, llm_ranks, &passes, &units);
+            }
+            fullest(llm, llm_ranks, in_flight, &units)
+        };
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
             let largest =
@@ -285,6 +298,43 @@ impl Iterator for Windows<'_> {
 struct CellTimes {
     layer_ns: Vec<f64>,
     outside_ns: Vec<f64>,
+    /// One layer without attention; empty if backward passes are whole.
+    linear_ns: Vec<f64>,
+}
+
+/// Returns each cell's time in one layer without attention; none if backward passes are whole.
+fn linear_ns(units: &[u64], times: &TpTimes, is_split: bool) -> Vec<f64> {
+    let units = if is_split { units } else { &[] };
+    units.iter().map(|units| times.layer.at(*units as f64)).collect()
+}
+
+/// Creates a chain of stages that hold layers from one or all modules.
+fn chain(lanes: usize, modules: &[(&StageShape, &CellTimes)], is_split: bool) -> ChainTimes {
+    let (stages, rows_ns) = rows(modules);
+    let weights_ns = if is_split { weight_rows(modules, &stages) } else { Vec::new() };
+    ChainTimes { weights_ns, ..ChainTimes::new(lanes, (stages, rows_ns)) }
+}
+
+/// Computes rows with weight gradient times: linear work in the layers. What is outside the layers computes
+/// both gradients together, as does the executor.
+///
+/// - `stages`: row for each stage
+fn weight_rows(modules: &[(&StageShape, &CellTimes)], stages: &[usize]) -> Vec<Vec<u64>> {
+    let mut rows: Vec<Vec<u64>> = Vec::new();
+    for (stage, row) in stages.iter().enumerate() {
+        // Rows are numbered by their first stage.
+        if *row < rows.len() {
+            continue;
+        }
+        let cells = modules.first().map_or(0, |(_, times)| times.linear_ns.len());
+        let mut sums = vec![0.0; cells];
+        for (shape, times) in modules {
+            let share = shape.stage_shares[stage].weights;
+            sums.iter_mut().zip(&times.linear_ns).for_each(|(ns, linear_ns)| *ns += share * linear_ns);
+        }
+        rows.push(sums.into_iter().map(|ns| ns as u64).collect());
+    }
+    rows
 }
 
 /// Computes rows with forward and backward times for stages that hold layers from one or both modules: one

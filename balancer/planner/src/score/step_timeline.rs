@@ -9,6 +9,7 @@
 //!
 //! With one LLM rank this is the pipeline in [`dflop_balancer::simulate`]; a test compares them.
 
+use super::ordered_timeline::{OrderedTimeline, is_ordered};
 use super::step_times::time_at as hop;
 pub(crate) use super::step_times::{ChainTimes, StepTimes};
 use dflop_balancer::schedule::{StepOrder, StepShape};
@@ -41,11 +42,16 @@ pub(crate) struct StepTimeline {
     returned_ns: Vec<u64>,
     /// Pass order in the last step, reused because all steps in a plan have the same order.
     order: Option<(StepShape, StepOrder)>,
+    /// Schedules with several stages per rank or split backward passes.
+    ordered: OrderedTimeline,
 }
 
 impl StepTimeline {
     /// Returns the step's end time.
     pub(crate) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
+        if is_ordered(step.shape.kind) {
+            return self.ordered.makespan_ns(step);
+        }
         let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
         let (shape, order) = known.unwrap_or_else(|| (step.shape, StepOrder::new(&step.shape)));
         let makespan_ns = if step.ranks == 1 && step.encoders.len() < 2 {
@@ -342,6 +348,7 @@ mod tests {
             let doubled = |chain: &ChainTimes| ChainTimes {
                 lanes: 2,
                 stages: chain.stages.clone(),
+                weights_ns: Vec::new(),
                 rows_ns: chain.rows_ns.iter().map(|row| [twice(&row[0]), twice(&row[1])]).collect(),
                 hop_ns: twice(&chain.hop_ns),
                 out_hop_ns: twice(&chain.out_hop_ns),

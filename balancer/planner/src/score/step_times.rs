@@ -11,6 +11,9 @@ pub(crate) struct ChainTimes {
     pub(crate) stages: Vec<usize>,
     /// Forward and backward times by row, `[slots * lanes]`, slot by slot.
     pub(crate) rows_ns: Vec<[Vec<u64>; 2]>,
+    /// Parts of the backward times that compute weight gradients, by row, if the schedule splits backward
+    /// passes.
+    pub(crate) weights_ns: Vec<Vec<u64>>,
     /// Message times between the chain's stages, `[slots * lanes]`; empty if links are free.
     pub(crate) hop_ns: Vec<u64>,
     /// Message times from the chain's last stage to the LLM, `[slots * lanes]`; empty if links are free.
@@ -44,6 +47,13 @@ impl ChainTimes {
     /// Returns a stage's passes in a direction, `[slots * lanes]`.
     pub(super) fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
         &self.rows_ns[self.stages[stage]][direction]
+    }
+
+    /// Returns the part of a stage's backward pass that computes weight gradients; 0 if it is unknown.
+    ///
+    /// - `cell`: slot and lane
+    pub(super) fn weight_ns(&self, stage: usize, cell: usize) -> u64 {
+        self.weights_ns.get(self.stages[stage]).map_or(0, |row| row[cell])
     }
 
     /// Returns the computing time over all passes and stages, summed over lanes.

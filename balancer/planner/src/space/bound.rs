@@ -4,8 +4,9 @@
 //! `m r` parts. With `f` the convex hull of a layer's time, all parts together take at least
 //! `m r f(S / (m r))` (Jensen), so the slowest rank's stage is busy for at least a rank's share of that; some
 //! microbatch is at least average, and passes all stages sequentially; so does the longest sample. No
-//! makespan is below any of these, for any partition, order and links. Sample and media attention is the same
-//! in any partition, and some rank has at least its share. A whole range of `m` has a single bound: the
+//! makespan is below any of these, for any partition, order and links. If backward passes may be split, only
+//! the forward passes and input gradients of a microbatch are sequential. Sample and media attention is the
+//! same in any partition, and some rank has at least its share. A whole range of `m` has a single bound: the
 //! minimum of the first bound, where a part has the least time per unit, and the second bound at the maximum
 //! number of microbatches.
 //!
@@ -35,6 +36,8 @@ pub(crate) struct LlmEstimate {
     own: ModuleEstimate,
     /// Time for the longest sample to pass all stages, mean over batches.
     longest_ns: f64,
+    /// Share of the times to pass all stages that is sequential under every schedule.
+    path_share: f64,
 }
 
 /// Slowest stage's busy time, its time per microbatch, and the time for a microbatch to pass all stages.
@@ -63,7 +66,7 @@ pub(crate) fn estimate_with(
     few: u32,
     many: u32,
 ) -> LowerEstimate {
-    let LlmEstimate { own, longest_ns } = llm;
+    let LlmEstimate { own, longest_ns, path_share } = llm;
     let typical_path_ns = own.path_ns + 0.5 * (longest_ns - own.path_ns).max(0.0);
     match family.placement {
         Placement::Disaggregated => {
@@ -71,12 +74,12 @@ pub(crate) fn estimate_with(
             let path_ns = (own.path_ns + encoder.path_ns).max(*longest_ns);
             let busy_ns = own.busy_ns.max(encoder.busy_ns);
             let others_ns = typical_path_ns + encoder.path_ns - own.stage_ns.max(encoder.stage_ns);
-            LowerEstimate::new(busy_ns.max(path_ns), busy_ns + others_ns)
+            LowerEstimate::new(busy_ns.max(path_share * path_ns), busy_ns + others_ns)
         }
         Placement::Joint => joint_estimate(space, family, [few, many].map(f64::from)),
         Placement::Colocated => {
             let phase_ns = phase_ns(space, family);
-            let bound_ns = phase_ns + own.busy_ns.max(own.path_ns).max(*longest_ns);
+            let bound_ns = phase_ns + own.busy_ns.max(path_share * own.path_ns.max(*longest_ns));
             LowerEstimate::new(bound_ns, phase_ns + own.busy_ns + typical_path_ns - own.stage_ns)
         }
     }
@@ -95,7 +98,8 @@ pub(crate) fn llm_estimate(
     let counts = [few, many].map(f64::from);
     let own = module_estimate(shape, times, counts, f64::from(ranks), space.workload.batch_tokens);
     let [layer_ns, outside_ns] = times.longest_ns;
-    LlmEstimate { own, longest_ns: shape.all * layer_ns + outside_ns }
+    let path_share = space.options.path_share();
+    LlmEstimate { own, longest_ns: shape.all * layer_ns + outside_ns, path_share }
 }
 
 /// Returns a lower bound for a plan, nanoseconds.
@@ -197,7 +201,8 @@ fn joint_estimate(space: &SearchSpace<'_>, family: &Family, counts: [f64; 2]) ->
     let [layer_ns, outside_ns] = of_llm.longest_ns;
     let longest_ns = llm.all * layer_ns + outside_ns;
     let typical_ns = path_ns + 0.5 * (longest_ns - path_ns).max(0.0);
-    LowerEstimate::new(busy_ns.max(path_ns).max(longest_ns), busy_ns + typical_ns - slowest_ns)
+    let bound_ns = busy_ns.max(space.options.path_share() * path_ns.max(longest_ns));
+    LowerEstimate::new(bound_ns, busy_ns + typical_ns - slowest_ns)
 }
 
 impl LowerEstimate {
@@ -209,7 +214,7 @@ impl LowerEstimate {
 impl LlmEstimate {
     /// Returns a lower bound on the step time for any plan with this LLM layout.
     pub(crate) fn bound_ns(&self) -> f64 {
-        self.own.busy_ns.max(self.own.path_ns).max(self.longest_ns) * (1.0 - ROUNDING)
+        self.own.busy_ns.max(self.path_share * self.own.path_ns.max(self.longest_ns)) * (1.0 - ROUNDING)
     }
 
     /// Returns a lower bound on the estimate for any plan with this LLM layout.

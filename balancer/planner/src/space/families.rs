@@ -1,9 +1,10 @@
 //! Enumerates the families in a space with their encoder shapes and ranks.
 
 use super::shape::StageShape;
-use super::{Candidate, Family, SearchSpace};
+use super::{Candidate, Family, SearchSpace, SearchSpaceOptions};
 use crate::cluster::Placement;
 use crate::workload::ENCODERS_MAX;
+use dflop_balancer::schedule::ScheduleKind;
 use std::ops::{Deref, DerefMut};
 
 impl SearchSpace<'_> {
@@ -25,12 +26,14 @@ impl SearchSpace<'_> {
     fn joint_family(&self, index: usize, llm_dp: u32) -> Family {
         let part = EncoderPart { shape: index as u32, dp: llm_dp * self.joint[index].llm.tp };
         let encoders = EncoderParts::alike(part, self.encoders.len());
-        Family { placement: Placement::Joint, encoders, llm: index, llm_dp, ahead: 0 }
+        Family { placement: Placement::Joint, encoders, llm: index, llm_dp, schedule: self.options.schedule }
     }
 
-    /// Calls `visit` with every LLM: the shape index, and rank counts in descending order.
+    /// Calls `visit` with every LLM that runs under the searched schedule: the shape index, and rank counts
+    /// in descending order.
     pub(crate) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
-        for llm in 0..self.llm.shapes.len() {
+        let chunks = self.options.schedule.chunks();
+        for llm in (0..self.llm.shapes.len()).filter(|llm| self.llm.shapes[*llm].chunks == chunks) {
             let ranks_max =
                 (self.cluster.gpus / self.llm.shapes[llm].gpus()).min(self.workload.global_batch());
             let groups_max = ranks_max / self.expert_parallel;
@@ -42,8 +45,9 @@ impl SearchSpace<'_> {
 
     /// Calls `visit` with the families for an LLM.
     pub(crate) fn visit_encoders(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(&Family)) {
+        let schedule = self.options.schedule;
         let family =
-            |placement, encoders: EncoderParts| Family { placement, encoders, llm, llm_dp, ahead: 0 };
+            |placement, encoders: EncoderParts| Family { placement, encoders, llm, llm_dp, schedule };
         if let [encoder] = &self.encoders[..] {
             for shape in 0..encoder.shapes.len() {
                 if let Some(ranks) = self.encoder_ranks(shape, llm, llm_dp) {
@@ -87,9 +91,15 @@ impl SearchSpace<'_> {
 
     /// Whether a plan composed by a search belongs to this space.
     pub(crate) fn contains(&self, candidate: &Candidate) -> bool {
-        let Family { placement, encoders, llm, llm_dp, ahead } = candidate.family;
-        let may_run_ahead = placement == Placement::Disaggregated && self.options.has_encoder_ahead;
-        if ahead > 0 && !may_run_ahead {
+        let Family { placement, encoders, llm, llm_dp, schedule } = candidate.family;
+        if !self.has_schedule(placement, schedule) {
+            return false;
+        }
+        let shape = match placement {
+            Placement::Joint => self.joint.get(llm).map(|shape| &shape.llm),
+            Placement::Disaggregated | Placement::Colocated => self.llm.shapes.get(llm),
+        };
+        if shape.is_none_or(|shape| shape.chunks != schedule.chunks()) {
             return false;
         }
         let items = u64::from(self.workload.global_batch());
@@ -111,7 +121,7 @@ impl SearchSpace<'_> {
             Placement::Joint => {
                 let gpus = self.joint.get(llm).and_then(|shape| shape.llm.gpus().checked_mul(llm_dp));
                 gpus.is_some_and(|gpus| gpus <= self.cluster.gpus)
-                    && self.joint_family(llm, llm_dp) == candidate.family
+                    && Family { schedule, ..self.joint_family(llm, llm_dp) } == candidate.family
             }
             // A colocated encoder uses all of the LLM's GPUs, never fewer.
             Placement::Colocated => self.colocated_gpus(llm, llm_dp).is_some_and(|gpus| {
@@ -120,6 +130,20 @@ impl SearchSpace<'_> {
                 })
             }),
         }
+    }
+
+    /// Whether the space has plans in a placement under a schedule.
+    fn has_schedule(&self, placement: Placement, schedule: ScheduleKind) -> bool {
+        let SearchSpaceOptions { has_encoder_ahead, has_other_schedules, .. } = self.options;
+        schedule == self.options.schedule
+            || match schedule {
+                ScheduleKind::EncoderAhead { .. } => {
+                    has_encoder_ahead && placement == Placement::Disaggregated
+                }
+                ScheduleKind::Interleaved { .. } => has_other_schedules && placement == Placement::Colocated,
+                ScheduleKind::ZeroBubble => has_other_schedules,
+                _ => false,
+            }
     }
 
     /// Returns the maximum number of ranks for a single encoder next to an LLM.

@@ -9,7 +9,7 @@ use super::{EncoderPart, Family, SearchSpace};
 use crate::cluster::Placement;
 use crate::costs::StageBytes;
 use crate::workload::ENCODERS_MAX;
-use dflop_balancer::schedule::{EncoderChains, StepShape};
+use dflop_balancer::schedule::{EncoderChains, Part, Pass, PassKind, StepShape};
 
 /// Memory on each module's fullest GPU in bytes; colocated modules count the same GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -60,6 +60,9 @@ pub(crate) fn requirement(
     let tokens = batch_tokens / (f64::from(many) * f64::from(family.llm_dp));
     let longest = workload.tokens_max as f64;
     let llm_bytes = |first_stage: usize| {
+        if llm.chunks > 1 {
+            return chunks_least(llm, llm_ranks, shape, [tokens, longest]);
+        }
         let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
         fullest(llm, llm_ranks, in_flight, tokens, longest)
     };
@@ -153,10 +156,14 @@ pub(crate) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
     let step = StepShape {
         kind: space.options.schedule,
         encoders: EncoderChains::default(),
-        stages: shape.pp as usize,
+        stages: shape.layers.len(),
         slots: few as usize,
     };
     let optimizer_ranks = space.optimizer_ranks(ranks);
+    if shape.chunks > 1 {
+        let units = [tokens, space.workload.tokens_max as f64];
+        return chunks_least(shape, optimizer_ranks, step, units);
+    }
     let in_flight = |stage: u32| step.in_flight(stage as usize) as f64;
     fullest(shape, optimizer_ranks, in_flight, tokens, space.workload.tokens_max as f64)
 }
@@ -169,6 +176,48 @@ pub(crate) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, units: impl 
         shape.memory.iter().map(|(_, bytes)| bytes.shared_by(ranks).at(units, units)).fold(0.0, f64::max)
     };
     space.encoder_shapes(family).enumerate().map(of).sum()
+}
+
+/// Returns the memory on the fullest rank of a pipeline whose ranks hold several stages.
+///
+/// - `passes`: passes in a step, in order, whose microbatches have these units
+pub(crate) fn chunks_bytes(shape: &StageShape, optimizer_ranks: u32, passes: &[Pass], units: &[f64]) -> f64 {
+    let ranks = shape.pp as usize;
+    let (mut held, mut most) = (vec![0.0_f64; ranks], vec![0.0_f64; ranks]);
+    for Pass { kind, part } in passes {
+        let stage = usize::from(part.stage);
+        let bytes = shape.memory[stage].1.kept_per_unit * units[part.microbatch as usize];
+        let held = &mut held[stage % ranks];
+        *held += if *kind == PassKind::Forward { bytes } else { -bytes };
+        most[stage % ranks] = most[stage % ranks].max(*held);
+    }
+    let largest = units.iter().copied().fold(0.0, f64::max);
+    let of_rank = |(rank, held): (usize, &f64)| {
+        let own = || shape.memory.iter().skip(rank).step_by(ranks).map(|(_, bytes)| bytes);
+        let fixed: f64 = own().map(|bytes| bytes.shared_by(optimizer_ranks).at(0.0, 0.0)).sum();
+        // Stages on a rank are not computed at the same time.
+        fixed + held + own().map(|bytes| bytes.working_per_unit * largest).fold(0.0, f64::max)
+    };
+    most.iter().enumerate().map(of_rank).fold(0.0, f64::max)
+}
+
+/// Returns the minimum memory for an LLM whose ranks hold several stages, with `mean` units per microbatch,
+/// and at least `largest` in a single microbatch.
+fn chunks_least(shape: &StageShape, optimizer_ranks: u32, step: StepShape, [mean, largest]: [f64; 2]) -> f64 {
+    // The first groups of microbatches fill the ranks.
+    let slots = step.slots.min(3 * shape.pp as usize);
+    let held = chunks_bytes(
+        shape,
+        optimizer_ranks,
+        &StepShape { slots, ..step }.ordered_passes(),
+        &vec![mean; slots],
+    );
+    // Each microbatch is in all stages of a rank at some time.
+    let one = [PassKind::Forward, PassKind::Backward].map(|kind| {
+        (0..step.stages).map(move |stage| Pass { kind, part: Part { microbatch: 0, stage: stage as u16 } })
+    });
+    let one: Vec<Pass> = one.into_iter().flatten().collect();
+    held.max(chunks_bytes(shape, optimizer_ranks, &one, &[mean.max(largest)]))
 }
 
 /// Whether any plan in the range may fit.

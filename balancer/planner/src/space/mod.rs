@@ -26,6 +26,9 @@ use std::fmt;
 
 pub(super) use families::{EncoderPart, EncoderParts};
 
+/// Maximum number of stages that a search puts on an LLM rank.
+const CHUNKS_MAX: u16 = 4;
+
 /// Plans that differ only in the number of microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Family {
@@ -35,8 +38,7 @@ pub(super) struct Family {
     /// LLM shape index; joint shape index if placement is joint.
     pub(super) llm: usize,
     pub(super) llm_dp: u32,
-    /// Number of rounds that the encoders run ahead of the schedule.
-    pub(super) ahead: u16,
+    pub(super) schedule: ScheduleKind,
 }
 
 /// Plan in the space.
@@ -68,7 +70,7 @@ pub(super) struct ModuleSpace {
     pub(super) name: &'static str,
     /// Times for every tensor-parallel degree.
     pub(super) times: Vec<TpTimes>,
-    /// All stage cuts for the module.
+    /// All stage cuts for the module; those with several stages per rank are last.
     pub(super) shapes: Vec<StageShape>,
     /// Indexes of the shapes with a single stage.
     single_stages: Vec<u32>,
@@ -138,10 +140,11 @@ impl ModuleSpace {
 
     /// Adds the shape with these layers as the module's only shape; none if the module has no times at the
     /// degree.
-    fn set_only_shape(&mut self, costs: &dyn ModuleCosts, tp: u32, module: ChainLayers) {
+    fn set_only_shape(&mut self, costs: &dyn ModuleCosts, tp: u32, module: ChainLayers, chunks: usize) {
         let times = self.times.iter().position(|times| times.tp == tp);
         let ChainLayers { layers, is_recomputed } = module;
-        let shape = times.map(|times| StageShape::separate(costs, (times, tp), is_recomputed, layers));
+        let shape =
+            times.map(|times| StageShape::in_chunks(costs, (times, tp), is_recomputed, (layers, chunks)));
         self.set_shapes(costs, shape.into_iter().collect());
     }
 }
@@ -174,8 +177,13 @@ impl<'a> SearchSpace<'a> {
     fn set_llm_shapes(&mut self, llm: &dyn ModuleCosts) {
         let items = f64::from(self.workload.global_batch());
         let text = ItemMean { units: self.workload.batch_tokens / items, pairs: 0.0 };
-        let shapes = shapes(llm, &self.llm.times, text, self.cluster.gpus, self.options);
-        self.llm.set_shapes(llm, shapes);
+        let (gpus, options) = (self.cluster.gpus, self.options);
+        let mut of_llm = match options.schedule.chunks() {
+            1 => shapes(llm, &self.llm.times, text, gpus, options),
+            _ => Vec::new(),
+        };
+        of_llm.extend(chunked_shapes(llm, &self.llm.times, gpus, options));
+        self.llm.set_shapes(llm, of_llm);
     }
 
     /// Builds the space without any plan: modules with times at the degrees that heads, costs and nodes
@@ -223,10 +231,11 @@ impl<'a> SearchSpace<'a> {
         llm: &dyn ModuleCosts,
         modules: Vec<(u32, ChainLayers)>,
     ) {
-        let spaces = self.encoders.iter_mut().chain([&mut self.llm]);
+        let llm_chunks = self.options.schedule.chunks();
+        let spaces = self.encoders.iter_mut().map(|space| (space, 1)).chain([(&mut self.llm, llm_chunks)]);
         let costs = encoders.iter().copied().chain([llm]);
-        for ((space, costs), (tp, module)) in spaces.zip(costs).zip(modules) {
-            space.set_only_shape(costs, tp, module);
+        for (((space, chunks), costs), (tp, module)) in spaces.zip(costs).zip(modules) {
+            space.set_only_shape(costs, tp, module, chunks);
         }
     }
 
@@ -339,12 +348,8 @@ impl<'a> SearchSpace<'a> {
             Placement::Disaggregated => EncoderChains::new(self.encoder_shapes(family).map(chain)),
             Placement::Colocated | Placement::Joint => EncoderChains::default(),
         };
-        let kind = match family.ahead {
-            0 => self.options.schedule,
-            rounds => ScheduleKind::EncoderAhead { rounds },
-        };
-        let stages = encoders.stages() + self.llm_shape(family).pp as usize;
-        StepShape { kind, encoders, stages, slots: slots as usize }
+        let stages = encoders.stages() + self.llm_shape(family).layers.len();
+        StepShape { kind: family.schedule, encoders, stages, slots: slots as usize }
     }
 
     /// Returns the maximum number of microbatches per LLM rank.
@@ -353,7 +358,7 @@ impl<'a> SearchSpace<'a> {
     }
 
     /// Whether two families differ in placement or in the degrees of a module, not only in layers,
-    /// recomputation or rounds ahead.
+    /// recomputation or schedule.
     pub(super) fn has_other_degrees(&self, one: &Family, other: &Family) -> bool {
         let shape = |shape: &StageShape| (shape.tp, shape.pp);
         let encoders = |family: &Family| {
@@ -407,10 +412,35 @@ fn shapes(
     shapes
 }
 
+/// Lists the LLM shapes whose ranks hold several stages with equally many layers.
+fn chunked_shapes(
+    costs: &dyn ModuleCosts,
+    times: &[TpTimes],
+    gpus: u32,
+    options: SearchSpaceOptions,
+) -> Vec<StageShape> {
+    let mut shapes = Vec::new();
+    for (index, of_degree) in times.iter().enumerate() {
+        for pp in 2..=costs.layers().min(gpus / of_degree.tp) {
+            for &is_recomputed in options.recomputations() {
+                for chunks in options.chunks() {
+                    let stages = pp * u32::from(chunks);
+                    if costs.layers().is_multiple_of(stages) {
+                        let layers = vec![costs.layers() / stages; stages as usize];
+                        let (cut, layers) = ((index, of_degree.tp), (layers, usize::from(chunks)));
+                        shapes.push(StageShape::in_chunks(costs, cut, is_recomputed, layers));
+                    }
+                }
+            }
+        }
+    }
+    shapes
+}
+
 /// Returns a quantity for each stage in each shape.
 fn by_stage(shapes: &[StageShape], of_part: impl Fn(u32, StagePart) -> f64) -> Vec<Vec<f64>> {
     let of = |shape: &StageShape| {
-        let stages = 0..shape.pp as usize;
+        let stages = 0..shape.layers.len();
         stages.map(|stage| of_part(shape.tp, shape.part(stage))).collect()
     };
     shapes.iter().map(of).collect()
@@ -432,9 +462,12 @@ pub struct SearchSpaceOptions {
     pub has_recomputation: bool,
     /// Whether encoders on GPUs of their own may run ahead of the LLM.
     pub has_encoder_ahead: bool,
+    /// Whether the fastest plans may run under other schedules where the executor runs them: `zb-h1` without
+    /// recomputation, and `interleaved` on the GPUs of the LLM.
+    pub has_other_schedules: bool,
     /// Whether a module's data-parallel ranks share optimizer state (`ZeRO` stage 1).
     pub has_sharded_optimizer: bool,
-    /// Schedule for the plans: `gpipe`, `1f1b` or `1f1b-ahead`.
+    /// Schedule for the plans; `interleaved` only on the GPUs of the LLM.
     pub schedule: ScheduleKind,
 }
 
@@ -447,6 +480,7 @@ impl Default for SearchSpaceOptions {
             has_uneven_layers: false,
             has_recomputation: false,
             has_encoder_ahead: false,
+            has_other_schedules: false,
             has_sharded_optimizer: false,
             schedule: ScheduleKind::OneForwardOneBackward,
         }
@@ -471,9 +505,28 @@ impl SearchSpaceOptions {
         .flatten()
     }
 
-    /// Lists whether the layers of a module may be recomputed.
-    const fn recomputations(&self) -> &'static [bool] {
-        if self.has_recomputation { &[false, true] } else { &[false] }
+    /// Lists whether the layers of a module may be recomputed. With split backward passes, the rows of all
+    /// layers are kept for the weight gradients in any case.
+    fn recomputations(&self) -> &'static [bool] {
+        let is_split = self.schedule == ScheduleKind::ZeroBubble;
+        if self.has_recomputation && !is_split { &[false, true] } else { &[false] }
+    }
+
+    /// Lists the numbers of stages on an LLM rank, above 1.
+    fn chunks(&self) -> impl Iterator<Item = u16> + use<> {
+        let (least, most) = match self.schedule {
+            ScheduleKind::Interleaved { chunks } => (chunks, chunks),
+            _ if self.has_other_schedules && self.is_colocated => (2, CHUNKS_MAX),
+            _ => (1, 1),
+        };
+        (least..=most).filter(|chunks| *chunks > 1)
+    }
+
+    /// Returns the minimum share of a microbatch's time in all stages that is sequential under the searched
+    /// schedules: split backward passes delay weight gradients, at most a third of that time.
+    pub(super) fn path_share(&self) -> f64 {
+        let is_split = self.schedule == ScheduleKind::ZeroBubble || self.has_other_schedules;
+        if is_split { 2.0 / 3.0 } else { 1.0 }
     }
 }
 
@@ -493,9 +546,10 @@ impl fmt::Display for SearchSpaceOptions {
         let places: Vec<&str> = places.into_iter().filter(|place| place.0).map(|place| place.1).collect();
         let recomputed = if self.has_recomputation { ", with or without recomputation" } else { "" };
         let ahead = if self.has_encoder_ahead { ", with or without running ahead" } else { "" };
+        let other = if self.has_other_schedules { ", the fastest also under other schedules" } else { "" };
         let sharded = if self.has_sharded_optimizer { ", sharded optimizer state" } else { "" };
         let places = places.join(" or ");
-        write!(formatter, "{schedule}, {layers} layers, encoder {places}{recomputed}{ahead}{sharded}")
+        write!(formatter, "{schedule}, {layers} layers, encoder {places}{recomputed}{ahead}{other}{sharded}")
     }
 }
 

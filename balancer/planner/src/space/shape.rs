@@ -6,10 +6,13 @@ use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;
 
 /// Forward and backward time as shares of the total time with everything trained: a forward pass is a third.
+/// A weight gradient takes as long as the forward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct PassShares {
     pub(crate) forward: f64,
     pub(crate) backward: f64,
+    /// Part of the backward time that computes weight gradients.
+    pub(crate) weights: f64,
 }
 
 impl PassShares {
@@ -18,7 +21,11 @@ impl PassShares {
     fn new(backward_ratio: f64, layers: u32, is_recomputed: bool) -> Self {
         let layers = f64::from(layers);
         let again = if is_recomputed && backward_ratio > 0.0 { layers } else { 0.0 };
-        Self { forward: layers / 3.0, backward: (layers * backward_ratio + again) / 3.0 }
+        Self {
+            forward: layers / 3.0,
+            backward: (layers * backward_ratio + again) / 3.0,
+            weights: layers * (backward_ratio - 1.0).clamp(0.0, 1.0) / 3.0,
+        }
     }
 
     pub(crate) fn sum(self) -> f64 {
@@ -56,7 +63,10 @@ pub(crate) struct StageShape {
     /// Index into the [`TpTimes`].
     pub(crate) times: usize,
     pub(crate) tp: u32,
+    /// Number of ranks in a pipeline.
     pub(crate) pp: u32,
+    /// Number of stages per rank: rank `r` holds the stages `r`, `r + pp`, …
+    pub(crate) chunks: usize,
     pub(crate) is_recomputed: bool,
     /// Passes of each stage in times of one layer.
     pub(crate) stage_shares: Vec<PassShares>,
@@ -64,9 +74,9 @@ pub(crate) struct StageShape {
     pub(crate) outside_shares: PassShares,
     /// Layers per stage.
     pub(crate) layers: Vec<u32>,
-    /// Maximum layer times in a stage before the last; 0 with a single stage.
+    /// Maximum layer times on a rank before the last; 0 with a single rank.
     pub(crate) inner: f64,
-    /// Layer times in the last stage.
+    /// Layer times on the last rank.
     pub(crate) last: f64,
     /// Layer times in all stages.
     pub(crate) all: f64,
@@ -169,6 +179,26 @@ impl StageShape {
         Self::from_layers(costs, (times, tp), is_recomputed, layers, &stages)
     }
 
+    /// Builds a shape for ranks that hold several stages each, whose number divides the stages.
+    pub(crate) fn in_chunks(
+        costs: &dyn ModuleCosts,
+        times: (usize, u32),
+        is_recomputed: bool,
+        (layers, chunks): (Vec<u32>, usize),
+    ) -> Self {
+        if chunks < 2 {
+            return Self::separate(costs, times, is_recomputed, layers);
+        }
+        let stages: Vec<usize> = (0..layers.len()).collect();
+        let shape = Self::from_layers(costs, times, is_recomputed, layers, &stages);
+        let ranks = stages.len() / chunks;
+        let own = |rank: usize| -> f64 {
+            stages[rank..].iter().step_by(ranks).map(|stage| shape.layer_times(*stage)).sum()
+        };
+        let (inner, last) = ((0..ranks - 1).map(own).fold(0.0, f64::max), own(ranks - 1));
+        Self { pp: ranks as u32, chunks, inner, last, ..shape }
+    }
+
     /// Builds a shape from layers per stage, zero allowed; `stages` lists the stages that may be the fullest.
     pub(crate) fn from_layers(
         costs: &dyn ModuleCosts,
@@ -193,6 +223,7 @@ impl StageShape {
             times,
             tp,
             pp: layers.len() as u32,
+            chunks: 1,
             is_recomputed,
             outside_shares: PassShares::new(of_outside, 1, false),
             inner: layer_times[..last].iter().copied().fold(0.0, f64::max),

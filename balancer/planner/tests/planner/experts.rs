@@ -1,6 +1,7 @@
 //! Plans for a model with experts: every expert-parallel degree is searched, and costs follow it.
 
 use super::closed_form::{cluster, links, sizes};
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::model::{ExpertsDetails, ExpertsSpec, LayerSet};
 use dflop_costmodel::{DevicePreset, ExpertImbalance, ModelSpec};
 use dflop_planner::{
@@ -63,7 +64,7 @@ fn a_small_cluster_gets_the_degree_of_brute_force() {
                     expert_parallel,
                     microbatches,
                     placement: Placement::Disaggregated,
-                    rounds_ahead: 0,
+                    schedule: ScheduleKind::OneForwardOneBackward,
                 };
                 let Ok(score) = evaluate(&problem, &plan) else { continue };
                 tried += 1;

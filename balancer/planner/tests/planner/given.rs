@@ -2,6 +2,7 @@
 
 use super::closed_form::{cluster, encoder, links, llm, problem, sizes};
 use super::disaggregated;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_planner::{
     Degrees, Method, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload, compare,
     compare_plan, evaluate, plan,
@@ -122,7 +123,7 @@ fn memory_is_reported_and_not_refused() {
 fn a_plan_that_cannot_run_is_refused_with_the_part() {
     let costs = (encoder(), llm());
     let workload = Workload::draw(&sizes(), 96, 2, 3).unwrap();
-    let mut problem = problem(&costs, &workload, cluster(16, 1 << 40));
+    let problem = problem(&costs, &workload, cluster(16, 1 << 40));
     let base = disaggregated(degrees(1, 1, 4), degrees(2, 2, 2), 4);
     let message = |problem: &PlanProblem<'_>, change: Change<'_>| {
         let mut plan = base.clone();
@@ -171,7 +172,25 @@ fn a_plan_that_cannot_run_is_refused_with_the_part() {
     assert!(found.contains("`encoder` ends in stage 2, after the LLM's first stage, 1"), "{found}");
     let found = chain([[4, 0], [6, 0]]);
     assert!(found.contains("stage 2 has no layers"), "{found}");
-    problem.options.schedule = dflop_balancer::schedule::ScheduleKind::GPipe;
-    let found = message(&problem, &|plan| plan.rounds_ahead = 1);
-    assert!(found.contains("encoders run rounds ahead of 1f1b only"), "{found}");
+    let found = message(&problem, &|plan| {
+        plan.placement = Placement::Joint;
+        plan.schedule = ScheduleKind::EncoderAhead { rounds: 1 };
+    });
+    assert!(
+        found.contains("1f1b-ahead:1 is for disaggregated placement, and the plan's is joint"),
+        "{found}"
+    );
+    let found = message(&problem, &|plan| plan.schedule = ScheduleKind::Interleaved { chunks: 2 });
+    assert!(found.contains("interleaved:2 is for colocated placement"), "{found}");
+    let found = message(&problem, &|plan| {
+        plan.placement = Placement::Colocated;
+        plan.encoders[0].degrees = degrees(1, 1, 8);
+        plan.schedule = ScheduleKind::Interleaved { chunks: 2 };
+    });
+    assert!(found.contains("`llm` has 4 stages, with layers for 2"), "{found}");
+    let found = message(&problem, &|plan| {
+        plan.llm.is_recomputed = true;
+        plan.schedule = ScheduleKind::ZeroBubble;
+    });
+    assert!(found.contains("recomputing layers saves no memory"), "{found}");
 }

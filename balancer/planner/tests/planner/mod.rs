@@ -4,10 +4,12 @@ mod closed_form;
 mod experts;
 mod given;
 mod joint;
+mod schedules;
 mod several_encoders;
 
 use closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use dflop_balancer::Error;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_planner::{
     Degrees, EncoderSplit, Evaluation, ItemSize, Method, ModuleCosts, ModulePlan, ParallelismPlan, Placement,
     SearchSpaceOptions, Workload, compare, evaluate, plan,
@@ -17,7 +19,7 @@ use proptest::prelude::*;
 fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
         expert_parallel: 1,
-        rounds_ahead: 0,
+        schedule: ScheduleKind::OneForwardOneBackward,
         encoders: vec![ModulePlan::even(4, encoder)],
         llm: ModulePlan::even(6, llm),
         microbatches,

@@ -2,6 +2,7 @@
 
 use super::closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use super::{degrees, most_bytes};
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::MediaUnits;
 use dflop_planner::{
     Degrees, ItemSize, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions,
@@ -78,7 +79,7 @@ fn disaggregated(encoders: [Degrees; 2], llm: Degrees, microbatches: u32) -> Par
         llm: ModulePlan::even(6, llm),
         microbatches,
         placement: Placement::Disaggregated,
-        rounds_ahead: 0,
+        schedule: ScheduleKind::OneForwardOneBackward,
     }
 }
 

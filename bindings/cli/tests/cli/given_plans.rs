@@ -186,8 +186,67 @@ fn plans_that_cannot_run_are_refused_with_the_reason() {
     let joint = ["--set", "space.placement=joint"];
     let stages = inputs.simulate(&["llm=pp2,dp2", "vision=pp3"], &joint);
     refuse(&stages, 2, "with joint placement it has as many as the LLM, 2");
-    let zero_bubble = inputs.simulate(&["llm=pp2,dp2", "vision=dp2"], &["--set", "plan.schedule=zb-h1"]);
-    refuse(&zero_bubble, 2, "under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not under zb-h1");
+    let under = |plan: &[&'static str], set: [&'static str; 2], mentioned: &str| {
+        refuse(
+            &inputs.simulate(plan, &[&number[..], &["--set"], &set[..1], &["--set"], &set[1..]].concat()),
+            2,
+            mentioned,
+        );
+    };
+    let [apart, colocated] = ["space.placement=disaggregated", "space.placement=colocated"];
+    let [split, chunks] = ["plan.schedule=zb-h1", "plan.schedule=interleaved:2"];
+    let plan = &["llm=pp2,dp2", "vision=dp2"];
+    under(plan, [apart, chunks], "interleaved:2 is for colocated placement, and the plan's is disaggregated");
+    under(&["llm=pp2,dp2,recompute", "vision=dp2"], [apart, split], "recomputing layers saves no memory");
+    under(&["llm=pp15,dp1", "vision=dp15"], [colocated, chunks], "`llm` has 30 stages for 28 layers");
+}
+
+/// Two LLM ranks with two stages each, whose pipelines fill faster, and split backward passes.
+#[test]
+fn plans_under_every_schedule_of_the_trainer_are_simulated() {
+    let inputs = inputs();
+    let plan = ["llm=tp2,pp2,dp2", "vision=tp2,dp4"];
+    let run = |schedule: &str| {
+        let set = format!("plan.schedule={schedule}");
+        let more = ["--microbatches", "6", "--set", "space.placement=colocated", "--set", &set];
+        let report = object(&inputs.simulate(&plan, &[&more[..], &["--json"]].concat()));
+        let table = dflop(&inputs.simulate(&plan, &more)).stdout;
+        (report, table)
+    };
+    let (plain, _) = run("1f1b");
+    for (schedule, layers) in [("interleaved:2", json!([7, 7, 7, 7])), ("zb-h1", json!([14, 14]))] {
+        let (report, table) = run(schedule);
+        assert_eq!(
+            (&report["plan"]["schedule"], &report["plan"]["layers"]["llm"]),
+            (&schedule.into(), &layers)
+        );
+        assert_eq!((&report["plan"]["llm"]["pp"], &report["plan"]["gpus_used"]), (&2.into(), &8.into()));
+        assert!(seconds(&methods(&report)[3]) < seconds(&methods(&plain)[3]), "{schedule}: {report}");
+        assert!(table.contains(&format!(", colocated, {schedule}, 8 of 16 GPUs")), "{table}");
+        let ideal = report["ideal_seconds"].as_f64().expect("seconds");
+        assert!(methods(&report).iter().all(|method| ideal <= seconds(method)), "{report}");
+    }
+}
+
+#[test]
+fn a_search_under_a_schedule_prints_a_plan_with_it() {
+    let inputs = inputs();
+    for (schedule, placement, chunks) in
+        [("zb-h1", "disaggregated", 1), ("zb-h1", "joint", 1), ("interleaved:2", "colocated", 2)]
+    {
+        let (under, at) = (format!("plan.schedule={schedule}"), format!("space.placement={placement}"));
+        let (plan, file) = inputs.plan(&["--set", &under, "--set", &at]);
+        assert_eq!((&plan["schedule"], &plan["placement"]), (&schedule.into(), &placement.into()));
+        let [pp, stages] = [
+            plan["llm"]["pp"].as_u64().expect("a number"),
+            plan["layers"]["llm"].as_array().expect("a list").len() as u64,
+        ];
+        assert_eq!(stages, pp * chunks);
+        let given = object(&inputs.simulate(&[&file], &["--json"]));
+        let ours = &methods(&given)[3];
+        assert!((seconds(ours) - plan["step_seconds"].as_f64().expect("seconds")).abs() < 1e-9, "{given}");
+        assert_eq!(ours["memory"][1]["gib"], plan["memory"]["llm"]["gib"]);
+    }
 }
 
 #[test]

@@ -166,17 +166,16 @@ fn settings_of_plans_without_effect_are_refused() {
 }
 
 #[test]
-fn plans_are_made_for_schedules_with_one_backward_pass() {
+fn plans_are_made_for_the_schedule_that_is_given() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shapes = shapes(directory.path());
     let args = [&["simulate", "--shapes", text(&shapes)], &CLUSTER[..]].concat();
-    let run = dflop(&[&args[..], &["--set", "plan.schedule=zb-h1"]].concat());
+    let run = dflop(&[&args[..], &["--set", "plan.schedule=interleaved:2"]].concat());
     assert_ne!(run.status, Some(0));
-    assert!(
-        run.stderr.contains("under gpipe, 1f1b and 1f1b-ahead, for which plans are made, not under zb-h1"),
-        "{}",
-        run.stderr
-    );
+    let reason = "interleaved:2 is for encoders that are colocated with the language model";
+    assert!(run.stderr.contains(reason), "{}", run.stderr);
+    let split = object(&[&args[..], &["--set", "plan.schedule=zb-h1", "--json"]].concat());
+    assert!(split["searched"].as_str().expect("a text").starts_with("zb-h1, "), "{split}");
     let gpipe = object(
         &[&args[..], &["--set", "plan.schedule=gpipe", "--set", "cost.freeze=vision", "--json"]].concat(),
     );

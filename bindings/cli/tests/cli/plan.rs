@@ -145,7 +145,13 @@ fn flags_switch_freedoms_on() {
     assert_eq!(joint["modules"][1]["dp"], joint["llm"]["dp"]);
     let full = object(&inputs.args(&["--set", "space.kinds=full", "--json"]));
     assert!(number(&full, "/step_seconds") <= plain * 1.01);
-    assert!(full["searched"].as_str().expect("a text").contains("with or without running ahead"));
+    let searched = full["searched"].as_str().expect("a text");
+    assert!(searched.contains("with or without running ahead, the fastest also under other schedules"));
+    let plain = object(&inputs.args(&["--set", "space.kinds=full", "--set", "plan.schedule=1f1b", "--json"]));
+    let searched = plain["searched"].as_str().expect("a text");
+    assert!(!searched.contains("other schedules") && !searched.contains("running ahead"), "{plain}");
+    assert_eq!(plain["schedule"], "1f1b");
+    assert!(number(&full, "/step_seconds") <= 1.005 * number(&plain, "/step_seconds"));
     let table = dflop(&inputs.args(&[]));
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     let searched = "s, of the plans searched: 1F1B, even layers, encoder on separate GPUs or on the GPUs";

@@ -122,15 +122,15 @@ fn receives_in_the_order_of_the_receiver_do_not_match_the_sends() {
     assert_eq!(found, Some(Err(Problem::Mismatch(between))));
 }
 
-/// Only ranks with two encoders need messages out of send order.
+/// Only ranks with two encoders, or with an encoder and several LLM stages, need messages out of send order.
 #[test]
-fn the_order_of_the_receiver_differs_where_two_encoders_share_ranks() {
+fn the_order_of_the_receiver_differs_where_several_stages_share_ranks() {
     for schedule in ScheduleKind::ALL {
         for (seed, layout) in (0..).zip(grid(schedule)) {
             let found = problem(&layout, 3, seed, Rules { posting: Posting::Receiver, ..RULES });
             if let Some(Err(_)) = found {
                 assert_ne!(layout.placement, Placement::Disaggregated, "{layout:?}");
-                assert_eq!(layout.encoders.len(), 2, "{layout:?}");
+                assert!(layout.encoders.len() == 2 || schedule.chunks() > 1, "{layout:?}");
             }
         }
     }

@@ -19,7 +19,7 @@ pub struct ParallelTable {
     /// Encoder placement.
     pub placement: PlacementName,
     /// Pipeline schedule: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead, or
-    /// `interleaved:N` with N stages per rank.
+    /// `interleaved:N` with N LLM stages per rank, without encoders or with colocated encoders.
     pub schedule: String,
     /// Microbatches per DP rank in a step.
     pub microbatches: usize,
@@ -174,11 +174,14 @@ impl RunConfig {
             degrees.fold(1, u64::saturating_mul)
         };
         let ParallelTable { vision, audio, llm, placement, .. } = &self.parallel;
+        // An invalid name is rejected where the job is described.
+        let chunks = self.schedule().map_or(1, |schedule| schedule.chunks().max(1));
+        let llm_ranks = ranks(llm) / chunks as u64;
         if *placement != PlacementName::Disaggregated {
-            return ranks(llm);
+            return llm_ranks;
         }
         let encoders = [spec.vision.map(|_| ranks(vision)), spec.audio.map(|_| ranks(audio))];
-        encoders.into_iter().flatten().fold(ranks(llm), u64::saturating_add)
+        encoders.into_iter().flatten().fold(llm_ranks, u64::saturating_add)
     }
 
     /// Assigns a single stage to every module.

@@ -21,6 +21,7 @@ claims! {
     joint_ranks_of_a_group_share_the_media_of_their_microbatch,
     encoders_may_run_on_the_ranks_of_the_llm_before_and_after_it,
     a_colocated_encoder_may_have_another_tensor_parallel_size,
+    ranks_with_colocated_encoders_may_hold_several_llm_stages,
     frozen_parts_and_recomputed_layers_run_on_shared_ranks,
     ranks_send_only_what_others_take,
     modules_that_cannot_share_ranks_are_refused,
@@ -141,6 +142,36 @@ fn a_colocated_encoder_may_have_another_tensor_parallel_size<B: TestBackend>() {
     truth.assert_close(&run_job::<B>(&setting, &samples, &round_robin(8, 4)).truth);
 }
 
+/// Four LLM stages, two on each rank, before and after which the ranks encode.
+fn ranks_with_colocated_encoders_may_hold_several_llm_stages<B: TestBackend>() {
+    for model in models() {
+        let samples = samples(&model);
+        let truth = one_by_one::<B>(&model, FrozenModules::default(), &samples);
+        for ([stages, dp_size], [chunks, llm_stages, llm_dp, llm_tp], transport) in [
+            ([1, 2], [2, 4, 1, 1], Transport::Threads),
+            ([2, 1], [2, 2, 2, 1], Transport::Tcp),
+            ([1, 4], [2, 4, 2, 1], Transport::Threads),
+            ([2, 2], [4, 4, 2, 2], Transport::Threads),
+        ] {
+            let modules = model.modules().into_iter().map(|module| {
+                let own = |stages| ModuleParallelism::even(module, model.layers(module), stages);
+                if module == ModuleKind::Llm {
+                    own(llm_stages).dp_size(llm_dp).tp_size(llm_tp)
+                } else {
+                    own(stages).dp_size(dp_size)
+                }
+            });
+            let schedule = ScheduleKind::Interleaved { chunks: chunks as u16 };
+            let setting = Setting { schedule, transport, ..Setting::new(&model, modules.collect()) };
+            let setting = Setting { placement: Placement::Colocated, ..setting };
+            let ran = run_job::<B>(&setting, &samples, &round_robin(8, 4));
+            truth.assert_close(&ran.truth);
+            let again = run_job::<B>(&setting, &samples, &round_robin(8, 4));
+            assert_eq!(ran.truth, again.truth, "{chunks} chunks, {llm_stages} stages");
+        }
+    }
+}
+
 fn frozen_parts_and_recomputed_layers_run_on_shared_ranks<B: TestBackend>() {
     let parts = |encoder, projector| FrozenEncoder { encoder, projector };
     let model = with_encoders(true, true);
@@ -213,5 +244,7 @@ fn modules_that_cannot_share_ranks_are_refused<B: TestBackend>() {
         let error = refused(Placement::Joint, of(CUTS[1]), schedule);
         assert!(error.contains("is not for joint placement; `gpipe`, `1f1b` and `zb-h1` are"), "{error}");
     }
+    let ahead = refused(Placement::Colocated, of([&[2], &[4]]), ScheduleKind::EncoderAhead { rounds: 1 });
+    assert!(ahead.contains("is not for colocated placement"), "{ahead}");
     assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);
 }

@@ -25,7 +25,7 @@ use crate::report::write_report;
 use dflop_loader::model::{model_profile, read_profile};
 use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
 use report::PlanJson;
-pub(crate) use report::{DegreesJson, ModuleMemoryJson, plan_schedule};
+pub(crate) use report::{DegreesJson, ModuleMemoryJson};
 use samples::{SampleArgs, Samples};
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &model.llm,
         workload: &workload,
         cluster,
-        options: search_space(space, is_full, settings.plan.schedule),
+        options: search_space(&args.set, &settings, is_full),
         encoder_split,
         memory_margin: space.memory_margin,
     };
@@ -158,13 +158,15 @@ impl PlanArgs {
     }
 }
 
-/// Returns the plan kinds that are searched.
-pub(super) fn search_space(
-    space: &SpaceSettings,
+/// Returns the plan kinds that are searched. A schedule that is given is the only schedule.
+pub(super) fn search_space<A: Accepted>(
+    set: &SetArgs<A>,
+    settings: &Settings,
     is_full: bool,
-    schedule: ScheduleKind,
 ) -> SearchSpaceOptions {
+    let (space, schedule) = (&settings.space, settings.plan.schedule);
     let [is_disaggregated, is_colocated, is_joint] = space.placement.into();
+    let has_all = is_full && !set.is_given("plan.schedule");
     // Other schedules have no rounds ahead.
     let is_plain = schedule == ScheduleKind::OneForwardOneBackward;
     SearchSpaceOptions {
@@ -173,7 +175,8 @@ pub(super) fn search_space(
         is_joint,
         has_uneven_layers: is_full || space.uneven_layers,
         has_recomputation: is_full || space.recompute,
-        has_encoder_ahead: is_plain && (is_full || space.encoder_ahead),
+        has_encoder_ahead: is_plain && (has_all || space.encoder_ahead),
+        has_other_schedules: has_all,
         has_sharded_optimizer: space.zero1,
         schedule,
     }

@@ -19,8 +19,6 @@ use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunR
 pub(super) struct PlanJson {
     #[serde(flatten)]
     plan: DegreesJson,
-    /// Schedule that runs the microbatches, as `parallel.schedule` in a training run names it.
-    schedule: String,
     step_seconds: f64,
     step_seconds_p95: f64,
     /// Lower bound on the step time for all plans in [`PlanJson::searched`] that fit, on the same batches.
@@ -65,7 +63,9 @@ pub(crate) struct DegreesJson {
     modules: Vec<NamedModuleJson>,
     microbatches: u32,
     placement: &'static str,
-    /// Number of rounds that the encoder runs ahead of the schedule.
+    /// Schedule that runs the microbatches, as `parallel.schedule` in a training run names it.
+    schedule: String,
+    /// Number of rounds that the encoder runs ahead of 1F1B.
     rounds_ahead: u16,
     /// Whether the executor runs the plan.
     is_run: bool,
@@ -154,7 +154,6 @@ impl PlanJson {
             encoder_memory.iter().chain([llm_memory]).map(|bytes| (*bytes).into()).collect();
         Self {
             plan: DegreesJson::new(&found.plan, &names),
-            schedule: plan_schedule(&found.plan, problem.options.schedule).to_string(),
             step_seconds: found.step_seconds,
             step_seconds_p95: found.step_seconds_p95,
             lower_bound_seconds: found.lower_bound_seconds,
@@ -218,7 +217,7 @@ impl PlanJson {
         report.fact("Times", &self.times_from);
         report.fact("GPUs used", self.gpus_used.to_string());
         report.fact("Memory per GPU", format!("{:.1} GiB", self.memory.limit_gib));
-        report.fact("Schedule", &self.schedule);
+        report.fact("Schedule", &self.plan.schedule);
         report.fact("Simulated batches", self.batches.to_string());
         report.fact("Samples", format!("{} of {}", self.samples.read, self.samples.samples));
         let BottleneckJson { module, stage, stages, busy_fraction, .. } = &self.bottleneck;
@@ -282,8 +281,8 @@ impl PlanJson {
                  {worst:.3})"
             )?;
         }
-        if self.plan.rounds_ahead > 0 {
-            writeln!(out, "schedule: 1f1b-ahead:{}", self.plan.rounds_ahead)?;
+        if let Some(schedule) = self.plan.unusual_schedule() {
+            writeln!(out, "schedule: {schedule}")?;
         }
         if !self.plan.is_run {
             writeln!(out, "this plan is simulated; the executor does not run it yet")?;
@@ -323,14 +322,6 @@ impl PlanJson {
     }
 }
 
-/// Returns the schedule for a plan from a search with a schedule.
-pub(crate) fn plan_schedule(plan: &ParallelismPlan, searched: ScheduleKind) -> ScheduleKind {
-    match plan.rounds_ahead {
-        0 => searched,
-        rounds => ScheduleKind::EncoderAhead { rounds },
-    }
-}
-
 /// Formats layers by equal stages: `4x7` is four stages with seven layers.
 fn format_layers(layers: &[u32]) -> String {
     let runs = layers.chunk_by(|a, b| a == b);
@@ -346,14 +337,13 @@ impl std::fmt::Display for ModuleJson {
 
 impl std::fmt::Display for DegreesJson {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { modules, microbatches, placement, rounds_ahead, is_run, .. } = self;
+        let Self { modules, microbatches, placement, is_run, .. } = self;
         for NamedModuleJson { name, degrees, .. } in modules {
             write!(formatter, "{name} {degrees}, ")?;
         }
         write!(formatter, "{microbatches} microbatches, {placement}")?;
-        if *rounds_ahead > 0 {
-            let rounds = if *rounds_ahead == 1 { "round" } else { "rounds" };
-            write!(formatter, ", encoder {rounds_ahead} {rounds} ahead")?;
+        if let Some(schedule) = self.unusual_schedule() {
+            write!(formatter, ", {schedule}")?;
         }
         if *is_run { Ok(()) } else { write!(formatter, " (not run yet)") }
     }
@@ -389,7 +379,11 @@ impl DegreesJson {
                 .collect(),
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
-            rounds_ahead: plan.rounds_ahead,
+            schedule: plan.schedule.to_string(),
+            rounds_ahead: match plan.schedule {
+                ScheduleKind::EncoderAhead { rounds } => rounds,
+                _ => 0,
+            },
             is_run: ep.is_none(),
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
             recompute: RecomputeJson { encoder: first.is_recomputed, llm: llm.is_recomputed },
@@ -398,6 +392,11 @@ impl DegreesJson {
 }
 
 impl DegreesJson {
+    /// Returns the name of a schedule other than 1F1B.
+    pub(crate) fn unusual_schedule(&self) -> Option<&str> {
+        Some(self.schedule.as_str()).filter(|name| *name != ScheduleKind::OneForwardOneBackward.name())
+    }
+
     /// Converts to a report plan.
     ///
     /// - `memory_gib`: peak memory per module, where it is known

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::ModelSpec;
 use dflop_executor::run::{PlacementName, PlanFile, PlannedModule};
-use dflop_loader::settings::SpaceSettings;
+use dflop_loader::settings::{Settings, SpaceSettings};
 use dflop_planner::{Degrees, ModulePlan, ParallelismPlan, Placement, PlanProblem};
 use std::path::Path;
 
@@ -34,7 +34,6 @@ struct FileFields {
     microbatches: u32,
     placement: Placement,
     schedule: ScheduleKind,
-    rounds_ahead: u16,
 }
 
 /// Module in a given plan.
@@ -81,10 +80,10 @@ impl GivenPlan {
 
     fn from_file(file: PlanFile) -> Result<Self, Failure> {
         let PlanFile { model, modules, microbatches, placement, schedule, rounds_ahead, .. } = file;
-        // The schedule's name includes the rounds ahead.
+        // The schedule's name includes the rounds ahead, in plans of this program.
         let schedule = match rounds_ahead {
             0 => schedule.parse::<ScheduleKind>()?,
-            _ => ScheduleKind::OneForwardOneBackward,
+            rounds => ScheduleKind::EncoderAhead { rounds },
         };
         let placement = match placement {
             PlacementName::Disaggregated => Placement::Disaggregated,
@@ -92,16 +91,12 @@ impl GivenPlan {
             PlacementName::Joint => Placement::Joint,
         };
         let microbatches = number(microbatches)?;
-        let modules = modules.into_iter().map(GivenModule::from_file).collect::<Result<_, Failure>>()?;
-        Ok(Self {
-            modules,
-            file: Some(FileFields { model, microbatches, placement, schedule, rounds_ahead }),
-        })
-    }
-
-    /// Returns the schedule in a plan file.
-    pub(super) fn schedule(&self) -> Option<ScheduleKind> {
-        self.file.as_ref().map(|file| file.schedule)
+        let module = |module: PlannedModule| {
+            let chunks = if module.name == "llm" { schedule.chunks() } else { 1 };
+            GivenModule::from_file(module, chunks)
+        };
+        let modules = modules.into_iter().map(module).collect::<Result<_, Failure>>()?;
+        Ok(Self { modules, file: Some(FileFields { model, microbatches, placement, schedule }) })
     }
 
     /// Rejects settings that have no effect on a given plan.
@@ -119,7 +114,7 @@ impl GivenPlan {
 
     /// Converts to a plan for a problem's modules.
     ///
-    /// - `microbatches`, `space`: number and placement for a plan from degrees
+    /// - `microbatches`, `settings`: number, placement and schedule for a plan from degrees
     ///
     /// # Errors
     /// [`Failure::Misuse`] if the plan belongs to a different model.
@@ -128,7 +123,7 @@ impl GivenPlan {
         problem: &PlanProblem<'_>,
         spec: &ModelSpec,
         microbatches: usize,
-        space: &SpaceSettings,
+        settings: &Settings,
     ) -> Result<ParallelismPlan, Failure> {
         let planned_for = self.file.as_ref().and_then(|file| file.model.as_ref());
         if let Some(model) = planned_for.filter(|model| **model != spec.name) {
@@ -138,16 +133,16 @@ impl GivenPlan {
         if let Some(encoder) = encoders.iter().find(|encoder| encoder.expert_parallel != 1) {
             return Err(misuse(format!("only `llm` has experts, and `{}` has `ep`", encoder.name)));
         }
-        let placement = match &self.file {
-            Some(file) => file.placement,
-            None => placement(&encoders, llm, space),
+        let (placement, schedule) = match &self.file {
+            Some(file) => (file.placement, file.schedule),
+            None => (placement(&encoders, llm, &settings.space), settings.plan.schedule),
         };
         // Its number of stages is bounded by its layers, and so are the stages of joint encoders.
-        let planned_llm = llm.to_module(problem.llm.layers())?;
+        let planned_llm = llm.to_module(problem.llm.layers(), schedule.chunks())?;
         let layers = problem.encoders.iter().map(|encoder| encoder.layers());
         let encoders = encoders.into_iter().zip(layers).map(|(encoder, layers)| match placement {
             Placement::Joint => encoder.to_joint_encoder(llm, layers),
-            Placement::Disaggregated | Placement::Colocated => encoder.to_module(layers),
+            Placement::Disaggregated | Placement::Colocated => encoder.to_module(layers, 1),
         });
         Ok(ParallelismPlan {
             encoders: encoders.collect::<Result<_, Failure>>()?,
@@ -158,7 +153,7 @@ impl GivenPlan {
                 None => number(microbatches)?,
             },
             placement,
-            rounds_ahead: self.file.as_ref().map_or(0, |file| file.rounds_ahead),
+            schedule,
         })
     }
 
@@ -204,9 +199,16 @@ fn number(count: usize) -> Result<u32, Failure> {
 }
 
 impl GivenModule {
-    fn from_file(module: PlannedModule) -> Result<Self, Failure> {
+    /// Converts a module whose ranks hold this many stages each.
+    fn from_file(module: PlannedModule, chunks: usize) -> Result<Self, Failure> {
         let PlannedModule { name, tp, dp, ep, layers, recompute } = module;
-        let degrees = Degrees { tp: number(tp)?, pp: number(layers.len())?, dp: number(dp)? };
+        let stages = layers.len();
+        if !stages.is_multiple_of(chunks) {
+            return Err(misuse(format!(
+                "`{name}` has {stages} stages, which ranks with {chunks} do not divide"
+            )));
+        }
+        let degrees = Degrees { tp: number(tp)?, pp: number(stages / chunks)?, dp: number(dp)? };
         Ok(Self {
             name,
             degrees,
@@ -255,15 +257,16 @@ impl GivenModule {
         Some(())
     }
 
-    /// Converts to a plan for a module with this many layers.
-    fn to_module(&self, layers: u32) -> Result<ModulePlan, Failure> {
-        let (name, degrees, pp) = (&self.name, self.degrees, self.degrees.pp);
+    /// Converts to a plan for a module with this many layers, and stages on each rank.
+    fn to_module(&self, layers: u32, chunks: usize) -> Result<ModulePlan, Failure> {
+        let (name, degrees, chunks) = (&self.name, self.degrees, number(chunks)?);
+        let stages = degrees.pp.saturating_mul(chunks);
         let own = match &self.layers {
             Some(layers) => layers.clone(),
-            None if pp > layers => {
-                return Err(misuse(format!("`{name}` has {pp} stages for {layers} layers")));
+            None if stages > layers => {
+                return Err(misuse(format!("`{name}` has {stages} stages for {layers} layers")));
             }
-            None => ModulePlan::even(layers, degrees).layers,
+            None => ModulePlan::in_chunks(layers, degrees, chunks).layers,
         };
         Ok(ModulePlan { degrees, layers: own, is_recomputed: self.is_recomputed })
     }
@@ -272,7 +275,7 @@ impl GivenModule {
     /// are in the first stage, whole on each GPU.
     fn to_joint_encoder(&self, llm: &Self, layers: u32) -> Result<ModulePlan, Failure> {
         if self.layers.is_some() {
-            return self.to_module(layers);
+            return self.to_module(layers, 1);
         }
         let Degrees { tp, pp, dp } = llm.degrees;
         if self.degrees.pp != pp {

@@ -7,8 +7,7 @@ use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
 use crate::commands::plan::{
-    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, plan_schedule, search_space,
-    shapes,
+    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, search_space, shapes,
 };
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -113,7 +112,6 @@ pub(super) struct MethodsReport {
 pub(super) struct GivenPlanJson {
     #[serde(flatten)]
     pub(super) degrees: DegreesJson,
-    pub(super) schedule: String,
     pub(super) gpus_used: u32,
 }
 
@@ -172,10 +170,9 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
     let given = GivenPlan::read(&args.shapes.plan)?;
-    let schedule = given.as_ref().and_then(GivenPlan::schedule).unwrap_or(settings.plan.schedule);
     match &given {
         Some(given) => given.refuse_settings(&args.set)?,
-        None => check_space(&args.set, is_full, schedule)?,
+        None => check_space(&args.set, is_full, settings.plan.schedule)?,
     }
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
@@ -191,11 +188,11 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &costs.llm,
         workload: &workload,
         cluster,
-        options: search_space(&settings.space, is_full, schedule),
+        options: search_space(&args.set, &settings, is_full),
         encoder_split: encoder_split(&settings.space, &spec)?,
         memory_margin: settings.space.memory_margin,
     };
-    let given = given.map(|given| given.to_plan(&problem, &spec, planned.microbatches, &settings.space));
+    let given = given.map(|given| given.to_plan(&problem, &spec, planned.microbatches, &settings));
     let given = given.transpose()?;
     let compared = match &given {
         Some(given) => compare_plan(&problem, given)?,
@@ -223,11 +220,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
 
 impl GivenPlanJson {
     fn new(plan: &ParallelismPlan, problem: &PlanProblem<'_>) -> Self {
-        Self {
-            degrees: DegreesJson::new(plan, &problem.encoder_names()),
-            schedule: plan_schedule(plan, problem.options.schedule).to_string(),
-            gpus_used: plan.gpus(),
-        }
+        Self { degrees: DegreesJson::new(plan, &problem.encoder_names()), gpus_used: plan.gpus() }
     }
 }
 
@@ -292,8 +285,9 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
 impl GivenPlanJson {
     /// Describes the plan on a cluster with this many GPUs.
     fn text(&self, gpus: u32) -> String {
-        let Self { degrees, schedule, gpus_used } = self;
-        format!("plan: {degrees}, {schedule}, {gpus_used} of {gpus} GPUs")
+        let Self { degrees, gpus_used } = self;
+        let schedule = degrees.unusual_schedule().map_or("1f1b, ", |_| "");
+        format!("plan: {degrees}, {schedule}{gpus_used} of {gpus} GPUs")
     }
 }
 

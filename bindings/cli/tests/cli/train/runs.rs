@@ -226,7 +226,12 @@ fn a_plan_runs_as_it_was_printed() {
     job.lines(&["--steps", "2", "--checkpoints", text(&states)]);
     let model = job.generated().join("model");
     let shards = job.generated().join("shards");
-    for placement in ["joint", "colocated", "disaggregated"] {
+    for (placement, schedule) in
+        [("joint", None), ("colocated", None), ("disaggregated", None), ("disaggregated", Some("zb-h1"))]
+    {
+        let mut settings = vec![format!("space.placement={placement}")];
+        settings.extend(schedule.map(|schedule| format!("plan.schedule={schedule}")));
+        let settings = settings.iter().flat_map(|setting| ["--set", setting.as_str()]);
         let search = [
             "plan",
             text(&shards),
@@ -238,15 +243,16 @@ fn a_plan_runs_as_it_was_printed() {
             "8",
             "--json",
         ];
-        let found = crate::command::command(
-            &[&search[..], &["--set", &format!("space.placement={placement}")]].concat(),
-        )
-        .output();
+        let search: Vec<&str> = search.into_iter().chain(settings).collect();
+        let found = crate::command::command(&search).output();
         let found = crate::command::Run::from(found.expect("the command starts"));
         assert_eq!((found.status, found.stderr.as_str()), (Some(0), ""), "{placement}");
+        if let Some(schedule) = schedule {
+            assert!(found.stdout.contains(&format!("\"schedule\":\"{schedule}\"")), "{}", found.stdout);
+        }
         let plan = job.path("plan.json");
         std::fs::write(&plan, &found.stdout).expect("the directory can be written");
-        let copy = job.path(placement);
+        let copy = job.path(&format!("{placement}{}", schedule.unwrap_or_default()));
         std::fs::create_dir_all(&copy).expect("the directory can be written");
         let copied = std::process::Command::new("cp").args(["-r", text(&states), text(&copy)]).status();
         assert!(copied.expect("the command starts").success());
@@ -255,6 +261,16 @@ fn a_plan_runs_as_it_was_printed() {
         let rest = losses(&job.lines(&args));
         assert!(difference(&rest, &straight[2..]) < 1e-5, "{placement}");
     }
+}
+
+/// Each of two LLM ranks holds both stages of its replica, and encodes before and after them.
+#[test]
+fn ranks_with_colocated_encoders_train_with_several_stages() {
+    let straight = losses(&Job::new().lines(&["--steps", "4"]));
+    let chunks = "placement = \"colocated\"\nschedule = \"interleaved:2\"\nvision = { dp = 2 }\n\
+                  llm = { layers = [2, 1], dp = 2 }";
+    let job = Job::with(&[("llm = { stages = 1, dp = 1 }", chunks)]);
+    assert!(difference(&losses(&job.lines(&["--steps", "4"])), &straight) < 1e-5);
 }
 
 #[test]
