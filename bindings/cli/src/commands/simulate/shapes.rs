@@ -424,7 +424,7 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
     report.fact("Global batch", format!("{global_batch} samples"));
     report.fact("Steps", steps.to_string());
     if let Some(plan) = &methods.plan {
-        report.fact("Plan", format!("{}, {}", plan.degrees, plan.schedule));
+        report.fact("Plan", plan.degrees.to_string());
         report.fact("GPUs used", plan.gpus_used.to_string());
         for method in &methods.strategies {
             report.fact(&format!("GiB per GPU, {}", method.name), memory_text(&method.memory));
