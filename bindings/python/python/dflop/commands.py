@@ -26,7 +26,7 @@ def plan_parallelism(
     model: Model | None = None,
     device: str | None = None,
     gpus_per_node: int = 8,
-    memory_gib: float = 80,
+    memory_gib: float | None = None,
     **flags: Any,
 ) -> dict[str, Any]:
     """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
@@ -34,10 +34,11 @@ def plan_parallelism(
     Args:
         shapes: CSV file of samples, ``tiles,seq_len``, or ``patches,seq_len`` for models that see images in
             their own resolution.
-        gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each.
+        gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each, by
+            default as many as the device has.
         global_batch_size: samples of a step, over all ranks.
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
-            FLOP rate.
+            FLOP rate, by default ``"h100"``.
         flags: any other flag of ``dflop plan``, with underscores, and groups of settings, such as
             ``space={"placement": "any", "zero1": True}``.
 

@@ -6,9 +6,10 @@
 use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
+use crate::args::model::profile_and_spec;
 use crate::commands::plan::{
-    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, plan_schedule, search_space,
-    shapes,
+    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, memory_gib, plan_schedule,
+    search_space, shapes,
 };
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
@@ -66,9 +67,9 @@ pub(super) struct ShapesArgs {
     /// GPUs per node.
     #[arg(long, value_name = "G", default_value_t = 8, help_heading = "Shapes")]
     gpus_per_node: u32,
-    /// Memory per GPU in GiB.
-    #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
-    memory_gib: f64,
+    /// Memory per GPU in GiB [default: from the device preset; 80 with a profile].
+    #[arg(long, value_name = "M", help_heading = "Shapes")]
+    memory_gib: Option<f64>,
     /// Bandwidth and latency for NVLink and InfiniBand, JSON or CSV [default: from the device preset; free
     /// with a profile or in the basic space].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
@@ -82,6 +83,9 @@ pub(super) struct ShapesArgs {
     /// [default: joint if all encoders have the LLM's degrees, else disaggregated].
     #[arg(long, value_name = "FILE|DEGREES", num_args = 1.., help_heading = "Shapes")]
     plan: Vec<String>,
+    /// Whether `--model` is on the command line.
+    #[arg(skip)]
+    pub(super) is_model_given: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -158,18 +162,20 @@ impl ShapesArgs {
         self.gpus_per_node
     }
 
-    pub(super) const fn memory_gib(&self) -> f64 {
-        self.memory_gib
+    /// Memory per GPU in GiB: as given, or the device's.
+    pub(super) fn memory_gib(&self, device: Option<DevicePreset>) -> Result<f64, Failure> {
+        memory_gib(self.memory_gib, device)
     }
 }
 
 pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<(), Failure> {
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
-    let spec = model.spec()?;
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
     let settings = args.set.settings()?;
-    let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let profile = model.profile.read(&spec, &settings)?;
+    let ShapesArgs { gpus, gpus_per_node, links, is_model_given, .. } = &args.shapes;
+    let is_named_by_profile = model.profile.is_given() && !is_model_given;
+    let names: &[String] = if is_named_by_profile { &[] } else { model.names() };
+    let (profile, spec) = profile_and_spec(names, model.profile.path(), &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
     let given = GivenPlan::read(&args.shapes.plan)?;
     let schedule = given.as_ref().and_then(GivenPlan::schedule).unwrap_or(settings.plan.schedule);
@@ -179,7 +185,8 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     }
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
-    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
+    let memory_gib = args.shapes.memory_gib(device)?;
+    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], memory_gib, links.as_deref(), preset)?;
     let costs = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch =
@@ -203,12 +210,12 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     };
     let report = MethodsReport {
         steps: batches,
-        model: model.name(),
+        model: if is_named_by_profile { spec.name.clone() } else { model.name() },
         device: model.device_name(),
         is_measured: profile.is_some(),
         gpus: cluster.gpus,
         global_batch,
-        memory_gib: *memory_gib,
+        memory_gib,
         memory_margin: problem.memory_margin,
         ideal_seconds: compared.ideal_seconds,
         searched: given.is_none().then(|| problem.searched()),
