@@ -122,7 +122,7 @@ pub struct MethodScore {
     pub waits: IdleBreakdown,
     /// Memory on each module's fullest GPU, encoders first, over all batches and with the longest sample.
     pub memory: Vec<ModuleBytes>,
-    /// Whether every batch fits into memory; data-blind microbatches may not.
+    /// Whether the memory fits, with the problem's margin; data-blind microbatches may not.
     pub fits: bool,
 }
 
@@ -143,7 +143,7 @@ pub struct MethodComparison {
 /// # Errors
 /// [`dflop_balancer::Error::Config`] if the plan does not suit the problem; the errors of [`super::plan`].
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
-    let mut ours = on_given_plan(problem, &found.plan)?.methods;
+    let mut ours = compare_plan(problem, &found.plan)?.methods;
     // Other methods have different placements, under the same memory and link rules.
     let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
     let others = PlanProblem { options, ..problem.clone() }.space()?;
@@ -175,21 +175,12 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
 
 /// Compares the [`Method::ON_GIVEN_PLAN`] methods on a plan from anywhere: the search space need not have it.
 ///
-/// The plan may leave GPUs free, and stages may have any layers. A method fits if the memory that is reported
-/// does, with the problem's margin. The scores of a plan from [`super::plan`] are those in [`compare`].
+/// The plan may leave GPUs free, and stages may have any layers. The scores of a plan from [`super::plan`]
+/// are those in [`compare`].
 ///
 /// # Errors
 /// [`dflop_balancer::Error::Config`] with the part of the plan that model, cluster or placement do not allow.
 pub fn compare_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
-    let mut compared = on_given_plan(problem, plan)?;
-    let budget_bytes = problem.cluster.memory_bytes as f64 / problem.memory_margin;
-    for score in &mut compared.methods {
-        score.fits &= score.memory.iter().all(|memory| memory.bytes as f64 <= budget_bytes);
-    }
-    Ok(compared)
-}
-
-fn on_given_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
     problem.with_expert_parallel(plan.expert_parallel, |problem| at_degree(problem, plan))?
 }
 
@@ -216,7 +207,6 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
         requirement = requirement.max(outcome.requirement);
         waits += of_batch;
     }
-    let fits = requirement.most() <= space.budget_bytes;
     // The longest sample overall may not be in the batches.
     let Candidate { family, microbatches } = candidate;
     let need = requirement.max(memory::requirement(space, family, *microbatches, *microbatches));
@@ -231,7 +221,7 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
         idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
         waits: waits.over(steps_ns),
         memory: modules.map(|bytes| ModuleBytes::new(bytes, &space.cluster)).collect(),
-        fits,
+        fits: need.most() <= space.budget_bytes,
     })
 }
 
