@@ -34,7 +34,10 @@ mod suggestion;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
-pub use compare::{IdleBreakdown, Method, MethodComparison, MethodScore, compare, compare_plan};
+pub use compare::{
+    IdleBreakdown, Method, MethodComparison, MethodPass, MethodScore, MethodStep, compare, compare_plan,
+    method_step,
+};
 pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,

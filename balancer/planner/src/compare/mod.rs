@@ -17,7 +17,8 @@
 //! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
 //! share an encoder wait less for each other.
 //!
-//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches.
+//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches;
+//! [`method_step`](method_step()) lists the passes in a step.
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 //!
@@ -28,16 +29,19 @@ mod data_blind;
 mod given;
 mod idle_breakdown;
 pub(super) mod joint;
+mod method_step;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;
 
 pub use idle_breakdown::IdleBreakdown;
+pub use method_step::{MethodPass, MethodStep, method_step};
 
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::report::{ModuleBytes, PlanReport};
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
+use super::score::slot_assignment::SlotAssignment;
 use super::score::step_timeline::StepTimeline;
 use super::space::memory::{self, MemoryRequirement};
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions, bound};
@@ -232,15 +236,37 @@ fn run_batch(
     batch: &[ItemSize],
     timeline: &mut StepTimeline,
 ) -> Result<(Outcome, WaitTimes)> {
-    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
-    let assignment = match method {
-        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
-            let pipelines = data_blind::pipelines(space, candidate, batch);
+    Ok(match assign(space, method, candidate, batch, timeline)? {
+        Assigned::Pipelines(pipelines) => {
             let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            return Ok((
-                outcome,
-                idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline),
-            ));
+            (outcome, idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline))
+        }
+        Assigned::Job(assignment) => {
+            let outcome = outcome::run(space, candidate, &assignment, timeline);
+            (outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline))
+        }
+    })
+}
+
+/// Batch on the ranks of a plan.
+enum Assigned {
+    /// LLM ranks that form one job.
+    Job(SlotAssignment),
+    /// DP ranks that are separate pipelines.
+    Pipelines(Vec<SlotAssignment>),
+}
+
+fn assign(
+    space: &SearchSpace<'_>,
+    method: Method,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<Assigned> {
+    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
+    Ok(Assigned::Job(match method {
+        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
+            return Ok(Assigned::Pipelines(data_blind::pipelines(space, candidate, batch)));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => outcome::best(space, candidate, batch, timeline)?,
@@ -248,7 +274,5 @@ fn run_batch(
         Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
         Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,
         Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
-    };
-    let outcome = outcome::run(space, candidate, &assignment, timeline);
-    Ok((outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline)))
+    }))
 }

@@ -13,7 +13,7 @@ use crate::commands::plan::{
 };
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::report::collect::PlannedSteps;
+use crate::report::collect::{PlannedSteps, timelines_of_methods};
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps, write_report};
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
@@ -21,7 +21,7 @@ use dflop_costmodel::{DevicePreset, LaunchLimit};
 use dflop_loader::StepPlanner;
 use dflop_planner::{
     IdleBreakdown, MethodComparison, MethodScore, ParallelismPlan, PlanProblem, Workload, compare,
-    compare_plan, plan,
+    compare_plan, method_step, plan,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -223,7 +223,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         strategies: reports(&compared, &problem.encoder_names()),
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &shapes_report(&report))?;
+        write_report(path, &shapes_report(&report, &problem, &compared)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
@@ -341,6 +341,10 @@ pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order rou
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \
     schedule. They weigh samples against each other; absolute times need a measured profile.";
 
+/// Explanation for people: timelines of methods.
+const ABOUT_TIMELINES: &str = "Timelines show the first step. An encoder that all LLM ranks share is in the \
+    rows of rank 0, where each pass takes as long as on the busiest encoder GPU.";
+
 /// Simulated steps of a dataset.
 #[derive(Debug)]
 pub(super) struct SimulatedSteps<'a> {
@@ -397,8 +401,12 @@ pub(super) fn dataset_report(
     Ok(report)
 }
 
-/// Returns the report on methods compared with a shape table.
-pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
+/// Returns the report on methods compared with a shape table, with timelines of the first step.
+fn shapes_report(
+    methods: &MethodsReport,
+    problem: &PlanProblem<'_>,
+    compared: &MethodComparison,
+) -> Result<RunReport, Failure> {
     let MethodsReport { steps, model, device, is_measured, gpus, global_batch, .. } = methods;
     let result = |method: &MethodReport| StrategyResult {
         name: method.name.to_owned(),
@@ -419,13 +427,17 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
              s."
         ),
     };
+    let first = compared.methods.iter().map(|score| method_step(problem, score, 0));
+    let first = first.collect::<dflop_balancer::Result<Vec<_>>>()?;
+    let names = problem.encoder_names().into_iter().chain(["llm"]);
+    let modules: Vec<String> = names.map(str::to_owned).collect();
     let study = Study {
         name: format!("{model} on {gpus} GPUs"),
         about,
-        modules: Vec::new(),
+        steps: vec![timelines_of_methods(0, &first, &modules)],
+        modules,
         strategies: methods.strategies.iter().map(result).collect(),
         samples: Vec::new(),
-        steps: Vec::new(),
     };
     let title = format!("Simulated methods for {model}");
     let mut report = RunReport::new("simulate", title, Origin::for_this_process());
@@ -445,6 +457,7 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
         report.notes.push(format!("The headroom is in parentheses; {}.", methods.limit_text()));
     }
     report.notes.extend(methods.searched.as_ref().map(|plans| format!("Plans searched: {plans}.")));
+    report.notes.push(ABOUT_TIMELINES.to_owned());
     report.studies.push(study);
-    report
+    Ok(report)
 }
