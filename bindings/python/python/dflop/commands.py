@@ -77,7 +77,7 @@ def simulate(
     dataset: Dataset | Names | None = None,
     *,
     global_batch_size: int | None = None,
-    model: Model = "omni-7b",
+    model: Model | None = None,
     gpus: int | None = None,
     dp_size: int | None = None,
     microbatches: int | None = None,
@@ -92,7 +92,8 @@ def simulate(
         dataset: a `Dataset`, or shards. Without one, but with ``gpus`` and the flag ``shapes``, whole methods
             are compared.
         global_batch_size: samples of a step, over all ranks. Default, with ``gpus``: 8 per microbatch.
-        model: preset, directory of a checkpoint, or a `ModelDescription`.
+        model: preset, directory of a checkpoint, or a `ModelDescription`. Default: ``"omni-7b"``; with shapes
+            and a ``profile``, the model that the profile's files name.
         gpus: number of GPUs that each run the whole model, in place of ``dp_size``: FSDP, DDP with
             ``plan={"synchronize": "step"}``, HSDP with ``plan={"synchronize": "microbatch:N"}``.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
