@@ -181,8 +181,8 @@ fn a_preset_is_planned_without_a_profile() {
         let words = words.iter().map(String::as_str).chain(basic).chain(more.iter().copied());
         object(&words.collect::<Vec<_>>())["memory"]["limit_gib"].clone()
     };
-    let limits = [&[][..], &["--device", "h200"], &["--device", "h200", "--memory-gib", "80"]].map(limit);
-    assert_eq!(limits, [80.0, 141.0, 80.0]);
+    let limits = [&["--device", "h200"][..], &["--device", "h200", "--memory-gib", "80"], &[]].map(limit);
+    assert_eq!(limits, [141.0, 80.0, 80.0]);
     let refused = dflop(&args("omni-7b").each_ref().map(String::as_str));
     assert_eq!(refused.status, Some(1));
     let needs =
