@@ -9,7 +9,7 @@
 //!   [`ModelCosts`], [`PlannedModel`]
 //! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the search
 //!   space in the same way, [`compare`] compares with other planning and balancing methods, [`compare_plan`]
-//!   compares balancing methods on a plan from anywhere
+//!   compares balancing methods on a plan from anywhere, [`method_step`] lists the passes in a compared step
 //! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
 //!   `search` (branch and bound, then successive halving), `explain` and `suggestion` (reasons)
 //!
