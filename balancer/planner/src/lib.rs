@@ -9,7 +9,7 @@
 //!   [`ModelCosts`], [`PlannedModel`]
 //! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the search
 //!   space in the same way, [`compare`] compares with other planning and balancing methods, [`compare_plan`]
-//!   compares balancing methods on a plan from anywhere
+//!   compares balancing methods on a plan from anywhere, [`method_step`] lists the passes in a compared step
 //! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
 //!   `search` (branch and bound, then successive halving), `explain` and `suggestion` (reasons)
 //!
@@ -34,7 +34,10 @@ mod suggestion;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
-pub use compare::{IdleBreakdown, Method, MethodComparison, MethodScore, compare, compare_plan};
+pub use compare::{
+    IdleBreakdown, Method, MethodComparison, MethodPass, MethodScore, MethodStep, compare, compare_plan,
+    method_step,
+};
 pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,

@@ -62,6 +62,8 @@ pub struct DeviceLink {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Memory {
+    /// Capacity in GiB; `None` for a device whose memory is not fixed.
+    gib: Option<u32>,
     bytes_per_second: f64,
     /// Bytes per activation element.
     element_bytes: f64,
@@ -75,16 +77,31 @@ struct Device {
     links: Option<DeviceLinks>,
 }
 
-/// Known devices. Memory bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; a single DDR4-3200
-/// channel for the single core of `cpu`, which has no links.
+/// Known devices. Memory capacity and bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; a
+/// single DDR4-3200 channel for the single core of `cpu`, which has no links.
 const DEVICES: [Device; 5] = [
-    Device { name: "a100", memory: gpu(2.039e12), half_rate_width: 150.0, links: Some(links(300e9, 25e9)) },
-    Device { name: "h100", memory: gpu(3.35e12), half_rate_width: 262.0, links: Some(links(450e9, 50e9)) },
-    Device { name: "h200", memory: gpu(4.8e12), half_rate_width: 183.0, links: Some(links(450e9, 50e9)) },
-    Device { name: "b200", memory: gpu(8e12), half_rate_width: 250.0, links: Some(links(900e9, 50e9)) },
+    Device {
+        name: "a100",
+        memory: gpu(80, 2.039e12),
+        half_rate_width: 150.0,
+        links: Some(links(300e9, 25e9)),
+    },
+    Device {
+        name: "h100",
+        memory: gpu(80, 3.35e12),
+        half_rate_width: 262.0,
+        links: Some(links(450e9, 50e9)),
+    },
+    Device {
+        name: "h200",
+        memory: gpu(141, 4.8e12),
+        half_rate_width: 183.0,
+        links: Some(links(450e9, 50e9)),
+    },
+    Device { name: "b200", memory: gpu(180, 8e12), half_rate_width: 250.0, links: Some(links(900e9, 50e9)) },
     Device {
         name: "cpu",
-        memory: Memory { bytes_per_second: 25.6e9, element_bytes: 4.0 },
+        memory: Memory { gib: None, bytes_per_second: 25.6e9, element_bytes: 4.0 },
         half_rate_width: 6.0,
         links: None,
     },
@@ -128,6 +145,12 @@ impl DevicePreset {
         self.links
     }
 
+    /// Returns the nominal memory capacity in GiB; `None` for `cpu`.
+    #[must_use]
+    pub fn memory_gib(&self) -> Option<f64> {
+        self.memory.gib.map(f64::from)
+    }
+
     /// Returns the rate on matrices with a local width, divided by the module's stated rate.
     ///
     /// 1 for hidden sizes of 1,280 in encoders and 3,584 in an LLM; rises with the width to a limit.
@@ -164,8 +187,8 @@ impl DevicePreset {
     }
 }
 
-const fn gpu(bytes_per_second: f64) -> Memory {
-    Memory { bytes_per_second, element_bytes: 2.0 }
+const fn gpu(gib: u32, bytes_per_second: f64) -> Memory {
+    Memory { gib: Some(gib), bytes_per_second, element_bytes: 2.0 }
 }
 
 /// Returns 80 % of the nominal bandwidths, per device and direction.
@@ -198,6 +221,7 @@ mod tests {
             let preset = DevicePreset::named(name).unwrap();
             assert_eq!(*preset.rate(), DeviceRate::preset(name).unwrap());
             assert_eq!(preset.links().is_some(), *name != "cpu");
+            assert_eq!(preset.memory_gib().is_some(), *name != "cpu");
         }
         assert!(matches!(DevicePreset::named("tpu"), Err(Error::UnknownDevice { .. })));
     }

@@ -11,7 +11,8 @@ use crate::comm::{Comm, StepContext};
 use crate::device::{DeviceComm, Dtype, Staged};
 #[cfg(feature = "cuda")]
 use dflop_cuda::{AttentionEngines, Cuda, NcclComm, SearchPath};
-use serde::{Deserialize, Serialize};
+use dflop_loader::settings::choice_for;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::str::FromStr;
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub enum ComputeDevice {
 }
 
 /// Attention engines on a CUDA device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum AttentionName {
@@ -39,8 +40,14 @@ pub enum AttentionName {
     Fastest,
 }
 
+impl<'de> Deserialize<'de> for AttentionName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        choice_for("attention", deserializer, &[("own", Self::Own), ("fastest", Self::Fastest)])
+    }
+}
+
 /// Transport for tensors between ranks.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum TransportName {
@@ -49,6 +56,12 @@ pub enum TransportName {
     Tcp,
     /// Between CUDA devices, over NCCL.
     Nccl,
+}
+
+impl<'de> Deserialize<'de> for TransportName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        choice_for("transport", deserializer, &[("tcp", Self::Tcp), ("nccl", Self::Nccl)])
+    }
 }
 
 impl FromStr for ComputeDevice {

@@ -163,7 +163,8 @@ fn check_cases(model: &Value, preparer: &Preparer, note: &str) {
 
 /// Checks that counted media have the same ids as media with pixels.
 fn check_counted(model: &Value) {
-    let counted = builder(model).counted_media().build().unwrap();
+    let images = ImageProcessor::for_model(&spec(model)).unwrap();
+    let counted = builder(model).counted_media().image_processor(Arc::new(images)).build().unwrap();
     for case in model["cases"].as_array().unwrap() {
         let inputs = counted.pack(vec![counted.prepare(&sample(case)).unwrap()]).unwrap();
         assert!(inputs.tensor("pixel_values").is_none());

@@ -362,9 +362,9 @@ pub struct SpaceSettings {
     /// Splits norms and inputs of layers over the tensor-parallel ranks (sequence parallelism); measured
     /// memory stays as it is.
     pub sequence_parallel: bool,
-    /// Unit in which ranks share media, for plans and baselines alike: `medium`, as the executor does, single
-    /// media within a tensor-parallel group with joint placement, and whole samples between encoder ranks;
-    /// `sample`; or `tile`, for trainers that divide the tiles of an image.
+    /// Unit in which ranks share media, for plans and baselines alike: `medium`, single media within a
+    /// tensor-parallel group with joint placement, and whole samples between encoder ranks; `sample`, as
+    /// `dflop train` does; or `tile`, for trainers that divide the tiles of an image.
     pub encoder_share: EncoderShare,
     /// Expert parallelism degree: the number of LLM DP ranks that divide the experts. The executor does not
     /// run degrees above 1 yet. Default: the fastest.

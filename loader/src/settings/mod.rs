@@ -42,7 +42,7 @@ pub use processor::{
 };
 
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
-pub use spelling::Names;
+pub use spelling::{Names, choice_for};
 
 use crate::error::{Error, Result};
 use crate::store::file;

@@ -44,7 +44,24 @@ pub(super) fn choice<'de, D: Deserializer<'de>, T: Copy>(
     deserializer: D,
     choices: &[(&str, T)],
 ) -> Result<T, D::Error> {
-    let name = String::deserialize(deserializer)?;
+    choose(&String::deserialize(deserializer)?, choices).map_err(D::Error::custom)
+}
+
+/// Reads the name of a choice for a setting in a file.
+///
+/// # Errors
+/// The deserializer's error with the setting and all choices, for an unknown name.
+pub fn choice_for<'de, D: Deserializer<'de>, T: Copy>(
+    setting: &str,
+    deserializer: D,
+    choices: &[(&str, T)],
+) -> Result<T, D::Error> {
+    let invalid = |reason| D::Error::custom(format!("invalid `{setting}`: {reason}"));
+    choose(&String::deserialize(deserializer)?, choices).map_err(invalid)
+}
+
+/// Finds a choice by name; an error lists the names.
+fn choose<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T, String> {
     let chosen = choices.iter().find(|(known, _)| *known == name).map(|(_, choice)| *choice);
     chosen.ok_or_else(|| {
         let known: Vec<&str> = choices.iter().map(|(known, _)| *known).collect();
@@ -52,7 +69,7 @@ pub(super) fn choice<'de, D: Deserializer<'de>, T: Copy>(
             Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
             _ => known.concat(),
         };
-        D::Error::custom(format!("expected {known}, found `{name}`"))
+        format!("expected {known}, found `{name}`")
     })
 }
 

@@ -55,6 +55,9 @@ pub(crate) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     });
     let mut timeline = StepTimeline::default();
     let fits = |plan: &&Candidate| {
+        if !memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches) {
+            return false;
+        }
         let batches = space.workload.batches().iter().take(BATCHES);
         let mut bytes = batches.map(|batch| {
             let pipelines = data_blind::pipelines(space, plan, batch);
@@ -80,7 +83,10 @@ pub(super) fn fastest(
             sum_ns += u128::from(outcome.makespan_ns);
             bytes = bytes.max(outcome.requirement.most());
         }
-        let rank = (bytes > space.budget_bytes, sum_ns);
+        let Candidate { family, microbatches } = candidate;
+        // The longest sample overall may not be in the batches.
+        let may_fit = memory::may_fit(space, &family, microbatches, microbatches);
+        let rank = (!may_fit || bytes > space.budget_bytes, sum_ns);
         if best.as_ref().is_none_or(|(least, _)| rank < *least) {
             best = Some((rank, candidate));
         }

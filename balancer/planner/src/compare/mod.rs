@@ -17,7 +17,8 @@
 //! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
 //! share an encoder wait less for each other.
 //!
-//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches.
+//! A method's idle time is divided by cause ([`IdleBreakdown`]), on the same batches;
+//! [`method_step`](method_step()) lists the passes in a step.
 //!
 //! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 //!
@@ -28,16 +29,19 @@ mod data_blind;
 mod given;
 mod idle_breakdown;
 pub(super) mod joint;
+mod method_step;
 mod outcome;
 pub(super) mod paper;
 pub(super) mod uniform;
 
 pub use idle_breakdown::IdleBreakdown;
+pub use method_step::{MethodPass, MethodStep, method_step};
 
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::report::{ModuleBytes, PlanReport};
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
+use super::score::slot_assignment::SlotAssignment;
 use super::score::step_timeline::StepTimeline;
 use super::space::memory::{self, MemoryRequirement};
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions, bound};
@@ -123,7 +127,7 @@ pub struct MethodScore {
     pub waits: IdleBreakdown,
     /// Memory on each module's fullest GPU, encoders first, over all batches and with the longest sample.
     pub memory: Vec<ModuleBytes>,
-    /// Whether every batch fits into memory; data-blind microbatches may not.
+    /// Whether the memory fits, with the problem's margin; data-blind microbatches may not.
     pub fits: bool,
 }
 
@@ -144,7 +148,7 @@ pub struct MethodComparison {
 /// # Errors
 /// [`dflop_balancer::Error::Config`] if the plan does not suit the problem; the errors of [`super::plan`].
 pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodComparison> {
-    let mut ours = on_given_plan(problem, &found.plan)?.methods;
+    let mut ours = compare_plan(problem, &found.plan)?.methods;
     // Other methods have different placements, under the same memory and link rules.
     let options = SearchSpaceOptions {
         is_disaggregated: true,
@@ -185,21 +189,12 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
 
 /// Compares the [`Method::ON_GIVEN_PLAN`] methods on a plan from anywhere: the search space need not have it.
 ///
-/// The plan may leave GPUs free, and stages may have any layers. A method fits if the memory that is reported
-/// does, with the problem's margin. The scores of a plan from [`super::plan`] are those in [`compare`].
+/// The plan may leave GPUs free, and stages may have any layers. The scores of a plan from [`super::plan`]
+/// are those in [`compare`].
 ///
 /// # Errors
 /// [`dflop_balancer::Error::Config`] with the part of the plan that model, cluster or placement do not allow.
 pub fn compare_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
-    let mut compared = on_given_plan(problem, plan)?;
-    let budget_bytes = problem.cluster.memory_bytes as f64 / problem.memory_margin;
-    for score in &mut compared.methods {
-        score.fits &= score.memory.iter().all(|memory| memory.bytes as f64 <= budget_bytes);
-    }
-    Ok(compared)
-}
-
-fn on_given_plan(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<MethodComparison> {
     problem.with_expert_parallel(plan.expert_parallel, |problem| at_degree(problem, plan))?
 }
 
@@ -226,7 +221,6 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
         requirement = requirement.max(outcome.requirement);
         waits += of_batch;
     }
-    let fits = requirement.most() <= space.budget_bytes;
     // The longest sample overall may not be in the batches.
     let Candidate { family, microbatches } = candidate;
     let need = requirement.max(memory::requirement(space, family, *microbatches, *microbatches));
@@ -241,7 +235,7 @@ fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Resu
         idle_fraction: if all_ns > 0.0 { (1.0 - busy_ns / all_ns).clamp(0.0, 1.0) } else { 0.0 },
         waits: waits.over(steps_ns),
         memory: modules.map(|bytes| ModuleBytes::new(bytes, &space.cluster)).collect(),
-        fits,
+        fits: need.most() <= space.budget_bytes,
     })
 }
 
@@ -252,15 +246,37 @@ fn run_batch(
     batch: &[ItemSize],
     timeline: &mut StepTimeline,
 ) -> Result<(Outcome, WaitTimes)> {
-    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
-    let assignment = match method {
-        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
-            let pipelines = data_blind::pipelines(space, candidate, batch);
+    Ok(match assign(space, method, candidate, batch, timeline)? {
+        Assigned::Pipelines(pipelines) => {
             let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            return Ok((
-                outcome,
-                idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline),
-            ));
+            (outcome, idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline))
+        }
+        Assigned::Job(assignment) => {
+            let outcome = outcome::run(space, candidate, &assignment, timeline);
+            (outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline))
+        }
+    })
+}
+
+/// Batch on the ranks of a plan.
+enum Assigned {
+    /// LLM ranks that form one job.
+    Job(SlotAssignment),
+    /// DP ranks that are separate pipelines.
+    Pipelines(Vec<SlotAssignment>),
+}
+
+fn assign(
+    space: &SearchSpace<'_>,
+    method: Method,
+    candidate: &Candidate,
+    batch: &[ItemSize],
+    timeline: &mut StepTimeline,
+) -> Result<Assigned> {
+    let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
+    Ok(Assigned::Job(match method {
+        Method::DataBlindUniform | Method::DataBlindJoint | Method::ByHand => {
+            return Ok(Assigned::Pipelines(data_blind::pipelines(space, candidate, batch)));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
         Method::Ours => outcome::best(space, candidate, batch, timeline)?,
@@ -268,7 +284,5 @@ fn run_batch(
         Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
         Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,
         Method::PaperSorted => partition(Strategy::SEARCH, GroupOrder::Sorted)?,
-    };
-    let outcome = outcome::run(space, candidate, &assignment, timeline);
-    Ok((outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline)))
+    }))
 }

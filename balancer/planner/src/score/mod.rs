@@ -12,7 +12,7 @@ mod step_times;
 
 use super::cluster::Placement;
 use super::costs::StageBytes;
-use super::space::memory::MemoryRequirement;
+use super::space::memory::{self, MemoryRequirement};
 use super::space::shape::StageShape;
 use super::space::{Candidate, SearchSpace};
 use super::workload::ItemSize;
@@ -102,7 +102,8 @@ pub(super) struct ScoredPlan {
     pub(super) score: Score,
 }
 
-/// Scores a plan on some batches, balanced greedily; `None` if a batch is far from fitting into memory.
+/// Scores a plan on some batches, balanced greedily; `None` if a batch is far from fitting into memory, or
+/// the longest sample overall does not fit, which may not be in the batches.
 ///
 /// A batch that nearly fits uses the minimum memory over all orders: a search may make it fit.
 pub(super) fn score(
@@ -111,6 +112,9 @@ pub(super) fn score(
     batches: Range<usize>,
     timeline: &mut StepTimeline,
 ) -> Option<Score> {
+    if !memory::may_fit(space, &candidate.family, candidate.microbatches, candidate.microbatches) {
+        return None;
+    }
     let mut score = Score::default();
     for batch in &space.workload.batches()[batches] {
         let (assignment, required) = greedy_that_fits(space, candidate, batch);

@@ -24,6 +24,19 @@ struct StagePlace<'a> {
     is_llm: bool,
 }
 
+/// Pass on a lane in a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LanePass {
+    /// Stage index in the step.
+    pub(crate) stage: usize,
+    pub(crate) slot: usize,
+    /// LLM rank; 0 for a shared encoder.
+    pub(crate) lane: usize,
+    pub(crate) is_forward: bool,
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
 /// Pass end times; reused between steps to avoid allocation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepTimeline {
@@ -61,6 +74,31 @@ impl StepTimeline {
         };
         self.order = Some((shape, order));
         makespan_ns
+    }
+
+    /// Returns all passes in a step, in order on every lane.
+    pub(crate) fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
+        let (order, places) = (StepOrder::new(&step.shape), places(step));
+        self.clear(places.len() * step.ranks, step.shape.slots * step.ranks);
+        let mut passes = Vec::with_capacity(order.passes.len() * step.ranks);
+        for pass in &order.passes {
+            let (place, slot, is_forward) =
+                (places[pass.stage as usize], pass.slot as usize, pass.is_forward);
+            if is_forward {
+                self.forward(step, place, slot)
+            } else {
+                self.backward(step, place, slot)
+            }
+            let lanes = place.chain.lanes;
+            let passes_ns = place.chain.passes_ns(place.inner, usize::from(!is_forward));
+            let times_ns = &passes_ns[slot * lanes..(slot + 1) * lanes];
+            let ends_ns = &self.end_ns[place.stage * step.ranks..][..lanes];
+            passes.extend(times_ns.iter().zip(ends_ns).enumerate().map(|(lane, (time_ns, end_ns))| {
+                let (start_ns, end_ns) = (end_ns - time_ns, *end_ns);
+                LanePass { stage: place.stage, slot, lane, is_forward, start_ns, end_ns }
+            }));
+        }
+        passes
     }
 
     /// Clears the end times for this many cells.
@@ -365,6 +403,18 @@ mod tests {
             let mut timeline = StepTimeline::default();
             prop_assert_eq!(timeline.makespan_ns(&one), timeline.makespan_ns(&two));
         }
+    }
+
+    #[test]
+    fn passes_end_with_the_step() {
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let mut times = [1, 1, 1, 4, 1, 4].into_iter();
+        let step = step(kind, &[(1, true)], 1, [1, 2], &mut times);
+        let passes = StepTimeline::default().passes(&step);
+        let spans: Vec<[u64; 2]> = passes.iter().map(|pass| [pass.start_ns, pass.end_ns]).collect();
+        assert_eq!(spans, [[0, 1], [1, 2], [1, 5], [2, 3], [5, 9], [9, 10]]);
+        let places: Vec<[usize; 2]> = passes.iter().map(|pass| [pass.stage, pass.lane]).collect();
+        assert_eq!(places, [[0, 0], [1, 0], [1, 1], [1, 0], [1, 1], [0, 0]]);
     }
 
     /// Two LLM ranks taking 1 and 4 after an encoder taking 1, forward and backward alike: the encoder's

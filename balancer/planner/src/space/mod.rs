@@ -556,13 +556,13 @@ impl fmt::Display for SearchSpaceOptions {
 /// How ranks split the media in a slot. The same rule is used for every plan and every baseline.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EncoderSplit {
-    /// As the executor does: medium by medium between the ranks of a tensor-parallel group with joint
-    /// placement, whole samples between encoder ranks.
+    /// Medium by medium between the ranks of a tensor-parallel group with joint placement, whole samples
+    /// between encoder ranks.
     #[default]
     Medium,
     /// Tile by tile, across samples.
     Tile,
-    /// Whole samples, by LPT.
+    /// Whole samples, by LPT, as the executor does.
     Sample,
 }
 

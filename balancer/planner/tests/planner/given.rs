@@ -4,9 +4,10 @@ use super::closed_form::{cluster, encoder, links, llm, problem, sizes};
 use super::disaggregated;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_planner::{
-    Degrees, Method, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions, Workload, compare,
-    compare_plan, evaluate, plan,
+    Cluster, Degrees, Method, MethodStep, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions,
+    Workload, compare, compare_plan, evaluate, method_step, plan,
 };
+use std::collections::BTreeMap;
 
 fn degrees(tp: u32, pp: u32, dp: u32) -> Degrees {
     Degrees { tp, pp, dp }
@@ -104,6 +105,38 @@ fn joint_and_colocated_plans_may_be_cut_in_any_way() {
         assert!(compared.ideal_seconds <= ours.step_seconds, "{compared:?}");
         assert_eq!((ours.memory.len(), ours.memory[0]), (2, ours.memory[1]), "both modules share the GPUs");
     }
+}
+
+#[test]
+fn the_passes_in_a_step_end_with_the_step() {
+    let costs = (encoder(), llm());
+    let workload = Workload::draw(&sizes(), 48, 3, 3).unwrap();
+    let cluster = Cluster { links: Some(links()), ..cluster(16, 1 << 40) };
+    let problem = problem(&costs, &workload, cluster);
+    let mut scores = compare(&problem, &plan(&problem).unwrap()).unwrap().methods;
+    let mut colocated = disaggregated(degrees(2, 1, 4), degrees(1, 2, 4), 6);
+    colocated.placement = Placement::Colocated;
+    scores.extend(compare_plan(&problem, &colocated).unwrap().methods);
+    assert_eq!(scores.len(), 13);
+    for score in &scores {
+        let step = |batch: usize| method_step(&problem, score, batch).unwrap();
+        let steps: Vec<MethodStep> = (0..3).map(step).collect();
+        let mean_ns = steps.iter().map(|step| step.makespan_ns as f64).sum::<f64>() / 3.0;
+        assert!((mean_ns / 1e9 / score.step_seconds - 1.0).abs() < 1e-9, "{score:?}");
+        for step in steps {
+            let mut ends_ns = BTreeMap::new();
+            for pass in &step.passes {
+                assert!(pass.start_ns < pass.end_ns && pass.end_ns <= step.makespan_ns, "{pass:?}");
+                let last_ns = ends_ns.entry([pass.module, pass.stage, pass.rank]).or_insert(0);
+                assert!(*last_ns <= pass.start_ns, "{pass:?}: one pass at a time");
+                *last_ns = pass.end_ns;
+            }
+            let modules: Vec<usize> = ends_ns.keys().map(|place| place[0]).collect();
+            assert!(modules.contains(&1), "the LLM has passes");
+            assert_eq!(modules.contains(&0), score.plan.placement != Placement::Joint);
+        }
+    }
+    assert!(method_step(&problem, &scores[0], 3).is_err());
 }
 
 #[test]

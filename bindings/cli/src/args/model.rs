@@ -3,14 +3,20 @@
 use crate::failure::Failure;
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::profile::reference_model;
 use dflop_costmodel::{CostModel, Error, ModelSpec, Profile, ProfileCheck};
 use dflop_loader::index::TokenCounts;
-use dflop_loader::model::{image_processor_from_names, model_profile, spec_from_names, unknown_name_hint};
+use dflop_loader::model::{
+    image_processor_from_names, model_profile, read_profile, spec_from_names, unknown_name_hint,
+};
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::settings::{ProcessorSettings, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Device preset without `--device` and without a profile.
+pub(crate) const DEVICE: &str = "h100";
 
 /// Model, and the device that costs are predicted for.
 #[derive(Debug, Args)]
@@ -22,7 +28,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
     model: Vec<String>,
     /// Device preset: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = "h100", conflicts_with = "profile")]
+    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) profile: MeasuredProfileArgs,
@@ -32,6 +38,11 @@ impl ModelArgs {
     /// Model name as given; joined models are separated by `+`.
     pub(crate) fn name(&self) -> String {
         self.model.join("+")
+    }
+
+    /// Model names as given, or the default.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.model
     }
 
     /// Builds the cost model. Warnings about a profile go to standard error.
@@ -111,19 +122,38 @@ impl MeasuredProfileArgs {
     pub(crate) fn name(&self) -> Option<String> {
         self.profile.as_ref().map(|path| path.display().to_string())
     }
+}
 
-    /// Reads and checks a model's profile; `None` without a profile.
-    pub(crate) fn read(&self, spec: &ModelSpec, settings: &Settings) -> Result<Option<Profile>, Failure> {
-        let is_checked = settings.cost.profile_check;
-        if self.path().is_none() && !is_checked {
-            return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
-        }
-        self.path().map(|path| checked(model_profile(path, spec)?, path, is_checked)).transpose()
+/// Reads and checks a profile, if there is one, and reads the model.
+///
+/// - `names`: model names; empty for the model that the profile's files name
+pub(crate) fn profile_and_spec(
+    names: &[String],
+    profile: Option<&Path>,
+    settings: &Settings,
+) -> Result<(Option<Profile>, ModelSpec), Failure> {
+    let is_checked = settings.cost.profile_check;
+    if profile.is_none() && !is_checked {
+        return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
     }
+    if !names.is_empty() {
+        let spec = model_spec(names)?;
+        let read = |path: &Path| checked(model_profile(path, &spec)?, path, is_checked);
+        let profile = profile.map(read).transpose()?;
+        return Ok((profile, spec));
+    }
+    let unnamed = || Failure::Misuse("the profile's files do not name a model: give `--model`".into());
+    let path = profile.ok_or_else(unnamed)?;
+    if !path.exists() && Profile::shipped_names().iter().any(|name| path == Path::new(name)) {
+        return Err(unnamed());
+    }
+    let profile = checked(read_profile(path)?, path, is_checked)?;
+    let spec = reference_model(&profile).ok_or_else(unnamed)??;
+    Ok((Some(profile), spec))
 }
 
 /// Rejects a profile that does not predict the held-out microbatches, if the profile is to be checked.
-pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
+fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
     let check = ProfileCheck::new(&profile).filter(|_| is_checked);
     check
         .map_or(Ok(()), |check| check.require_within())

@@ -55,14 +55,22 @@ fn ranks_print_all_samples_once_and_the_same_tokens_in_both_layouts() {
 fn tensors_of_media_are_printed_unless_they_are_only_counted() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let (pattern, tokenizer) = (data.pattern(), tokenizer());
-    let lines = |extra: &[&str]| {
-        let plan =
-            ["batches", &pattern, "--model", "qwen2-vl-7b", "--global-batch-size", "6", "--dp-size", "1"];
+    let lines = |model: &str, extra: &[&str]| {
+        let plan = ["batches", &pattern, "--model", model, "--global-batch-size", "6", "--dp-size", "1"];
         let inputs = ["--tokenizer", &tokenizer, "--json", "--values"];
         objects(&[&plan[..], &inputs, extra].concat())
     };
-    let (made, counted) = (lines(&[]), lines(&["--set", "processor.skip_media_tensors=true"]));
-    assert_eq!(made.len(), counted.len());
+    let counted = ["--set", "processor.skip_media_tensors=true"];
+    // A checkpoint has its own image processor.
+    let checkpoint = tempfile::tempdir().expect("a temporary directory");
+    let config = r#"{"model_type": "qwen2_vl", "hidden_size": 3584}"#;
+    std::fs::write(checkpoint.path().join("config.json"), config).expect("a file");
+    let (of_checkpoint, counted) = (lines(text(checkpoint.path()), &counted), lines("qwen2-vl-7b", &counted));
+    for (one, other) in of_checkpoint.iter().zip(&counted) {
+        assert_eq!(one["tensors"], other["tensors"]);
+    }
+    let made = lines("qwen2-vl-7b", &[]);
+    assert_eq!((made.len(), of_checkpoint.len()), (counted.len(), counted.len()));
     let tensor = |line: &serde_json::Value, name: &str| {
         line["tensors"].as_array().into_iter().flatten().find(|tensor| tensor["name"] == name).cloned()
     };

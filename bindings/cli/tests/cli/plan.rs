@@ -181,12 +181,31 @@ fn a_preset_is_planned_without_a_profile() {
     };
     let words = args("llava-ov-qwen2.5-7b");
     let plan = object(&words.each_ref().map(String::as_str));
-    assert_eq!(plan["times_from"], "a100 (a stated rate)");
+    assert_eq!(plan["times_from"], "h100 (a stated rate)");
+    let limit = |more: &[&str]| {
+        let basic = ["--batches", "1", "--set", "space.kinds=basic"];
+        let words = words.iter().map(String::as_str).chain(basic).chain(more.iter().copied());
+        object(&words.collect::<Vec<_>>())["memory"]["limit_gib"].clone()
+    };
+    let limits = [&["--device", "h200"][..], &["--device", "h200", "--memory-gib", "80"], &[]].map(limit);
+    assert_eq!(limits, [141.0, 80.0, 80.0]);
     let refused = dflop(&args("omni-7b").each_ref().map(String::as_str));
     assert_eq!(refused.status, Some(1));
     let needs =
         "has no column `vision_tiles`; `omni-7b` has several encoders: columns `vision_tiles,audio_tiles";
     assert!(refused.stderr.contains(needs), "{}", refused.stderr);
+}
+
+#[test]
+fn simulate_takes_the_model_from_the_names_in_a_profile_too() {
+    let inputs = inputs();
+    let plan = object(&inputs.args(&["--json"]));
+    let fixed = ["simulate", "--profile", &inputs.profile, "--shapes", &inputs.shapes, "--json"];
+    let sizes = ["--gpus", "16", "--global-batch-size", "64", "--steps", "8"];
+    let compared = object(&[&fixed[..], &sizes[..]].concat());
+    assert_eq!(compared["model"], plan["model"]);
+    let methods = compared["strategies"].as_array().expect("a list");
+    assert_eq!(methods.last().expect("dflop")["step_seconds"], plan["step_seconds"]);
 }
 
 #[test]

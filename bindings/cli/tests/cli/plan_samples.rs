@@ -151,6 +151,36 @@ fn simulate_compares_methods_on_patches() {
     assert!(report["ideal_seconds"].as_f64().expect("seconds") <= ours, "{report}");
 }
 
+/// The longest of 300 samples is in none of two batches with 16 samples.
+#[test]
+fn a_plan_fits_the_longest_sample_drawn_or_not() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let row = |at: u32| format!("{},{}\n", at % 5 * 256, 800 + at % 5 * 64 + at * 7919 % 800);
+    let rows: String = (0..299).map(row).collect();
+    let cluster = ["--gpus", "16", "--global-batch-size", "16", "--device", "a100"];
+    for (tokens, memory_gib) in [(16_000, "36"), (24_000, "48")] {
+        let table = format!("patches,seq_len\n{rows}0,{tokens}\n");
+        let shapes = write(directory.path(), "long.csv", table);
+        let model = ["--model", "pixtral-12b", "--memory-gib", memory_gib, "--shapes", text(&shapes)];
+        let space = ["--set", "space.placement=disaggregated", "--set", "cost.freeze=vision,projector"];
+        let args = [&cluster[..], &model, &space, &["--json"]].concat();
+        let gib = |memory: &Value| {
+            let modules = memory.as_array().expect("modules").iter();
+            modules.map(|module| module["gib"].as_f64().expect("a number")).fold(0.0, f64::max)
+        };
+        let plan = object(&[&["plan", "--batches", "2"], &args[..]].concat());
+        let limit = |name: &str| plan["memory"][name].as_f64().expect("a number");
+        let usable_gib = limit("limit_gib") / limit("margin");
+        assert!(gib(&plan["memory"]["modules"]) <= usable_gib, "{tokens} tokens: {plan}");
+        let compared = object(&[&["simulate", "--steps", "2"], &args[..]].concat());
+        let methods = compared["strategies"].as_array().expect("strategies");
+        for method in methods {
+            assert_eq!(method["fits"], gib(&method["memory"]) <= usable_gib, "{method}");
+        }
+        assert_eq!(methods.last().expect("dflop")["fits"], true);
+    }
+}
+
 #[test]
 fn samples_that_the_model_refuses_are_counted() {
     let directory = tempfile::tempdir().expect("a temporary directory");

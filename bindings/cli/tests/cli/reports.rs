@@ -99,7 +99,16 @@ fn order_stats_plans_and_methods_have_reports_and_one_page_holds_all() {
         "space.kinds=basic",
     ];
     let methods = document(&[&["simulate", "--shapes", shapes], &methods[..]].concat(), run);
-    assert!(list(&methods["studies"][0], "strategies").iter().all(|method| method["plan"].is_string()));
+    let study = &methods["studies"][0];
+    assert!(list(study, "strategies").iter().all(|method| method["plan"].is_string()));
+    let timelines = list(&study["steps"][0], "timelines");
+    assert_eq!(timelines.len(), list(study, "strategies").len());
+    for timeline in timelines {
+        let bars = list(timeline, "rows").iter().flat_map(|row| list(row, "bars"));
+        let ends = bars.map(|bar| bar[0].as_u64().expect("a start") + bar[1].as_u64().expect("a length"));
+        let (end, makespan) = (ends.max(), timeline["makespan_ns"].as_u64());
+        assert!(end.is_some() && end <= makespan, "{timeline}");
+    }
     let written = object(&["report", text(run), "--json"]);
     assert_eq!(written["reports"], 4);
     let page = std::fs::read_to_string(run.join("report.html")).expect("a page");

@@ -26,7 +26,7 @@ def plan_parallelism(
     model: Model | None = None,
     device: str | None = None,
     gpus_per_node: int = 8,
-    memory_gib: float = 80,
+    memory_gib: float | None = None,
     **flags: Any,
 ) -> dict[str, Any]:
     """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
@@ -34,10 +34,11 @@ def plan_parallelism(
     Args:
         shapes: CSV file of samples, ``tiles,seq_len``, or ``patches,seq_len`` for models that see images in
             their own resolution.
-        gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each.
+        gpus: number of GPUs in the cluster, ``gpus_per_node`` per node, with ``memory_gib`` GiB each, by
+            default as many as the device has.
         global_batch_size: samples of a step, over all ranks.
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
-            FLOP rate.
+            FLOP rate, by default ``"h100"``.
         flags: any other flag of ``dflop plan``, with underscores, and groups of settings, such as
             ``space={"placement": "any", "zero1": True}``.
 
@@ -76,7 +77,7 @@ def simulate(
     dataset: Dataset | Names | None = None,
     *,
     global_batch_size: int | None = None,
-    model: Model = "omni-7b",
+    model: Model | None = None,
     gpus: int | None = None,
     dp_size: int | None = None,
     microbatches: int | None = None,
@@ -91,7 +92,8 @@ def simulate(
         dataset: a `Dataset`, or shards. Without one, but with ``gpus`` and the flag ``shapes``, whole methods
             are compared.
         global_batch_size: samples of a step, over all ranks. Default, with ``gpus``: 8 per microbatch.
-        model: preset, directory of a checkpoint, or a `ModelDescription`.
+        model: preset, directory of a checkpoint, or a `ModelDescription`. Default: ``"omni-7b"``; with shapes
+            and a ``profile``, the model that the profile's files name.
         gpus: number of GPUs that each run the whole model, in place of ``dp_size``: FSDP, DDP with
             ``plan={"synchronize": "step"}``, HSDP with ``plan={"synchronize": "microbatch:N"}``.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per

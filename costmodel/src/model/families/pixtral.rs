@@ -162,6 +162,9 @@ pub(super) fn read_llava(source: &CheckpointFields<'_>) -> Result<PartialModelSp
     compose(source, PIXTRAL, &tower, 1, used_layers, projector, llm)
 }
 
+/// Without `tie_word_embeddings` the embeddings are separate, as in the Mistral Small 3 checkpoints;
+/// `Mistral3Config` ties them by default.
+///
 /// # Source
 /// `Mistral3Config`, `PixtralProcessor` and `PixtralImageProcessor` in transformers 5.24.0.
 fn read_mistral3(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {

@@ -1,6 +1,7 @@
 //! Configuration tables for the data, the optimizer and what a run saves.
 
-use serde::{Deserialize, Serialize};
+use dflop_loader::settings::choice_for;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -183,7 +184,7 @@ impl Default for OptimizerTable {
 }
 
 /// Weight and activation format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PrecisionName {
@@ -191,4 +192,10 @@ pub enum PrecisionName {
     F32,
     /// 16-bit weights and activations, with a 32-bit weight copy for the optimizer.
     Bf16,
+}
+
+impl<'de> Deserialize<'de> for PrecisionName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        choice_for("precision", deserializer, &[("f32", Self::F32), ("bf16", Self::Bf16)])
+    }
 }

@@ -209,6 +209,40 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_choice_is_refused_with_the_choices() {
+        for (table, setting, reason) in [
+            ("optimizer", "precision", "expected f32 or bf16"),
+            ("parallel", "placement", "expected disaggregated, colocated or joint"),
+            ("parallel", "attention", "expected own or fastest"),
+            ("parallel", "transport", "expected tcp or nccl"),
+        ] {
+            let expected = format!("invalid `{setting}`: {reason}, found `x`");
+            let toml = RunConfig::from_toml(&format!("[model]\n[{table}]\n{setting} = 'x'\n"));
+            let json =
+                RunConfig::from_json(&format!(r#"{{"model": {{}}, "{table}": {{"{setting}": "x"}}}}"#));
+            for parsed in [toml, json] {
+                let message = parsed.unwrap_err().to_string();
+                assert!(message.contains(&expected), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn choices_are_read_as_they_are_written() {
+        use crate::run::{AttentionName, TransportName};
+        let mut config = RunConfig::new(ModelTable::default());
+        config.optimizer.precision = PrecisionName::Bf16;
+        (config.parallel.attention, config.parallel.transport) =
+            (AttentionName::Fastest, TransportName::Nccl);
+        for placement in [PlacementName::Disaggregated, PlacementName::Colocated, PlacementName::Joint] {
+            config.parallel.placement = placement;
+            let written = serde_json::to_value(&config).unwrap();
+            let read = RunConfig::from_json(&written.to_string()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), written);
+        }
+    }
+
+    #[test]
     fn an_unknown_field_is_named_with_the_file_and_its_line() {
         let directory = tempfile::tempdir().unwrap();
         for (name, text, line) in [

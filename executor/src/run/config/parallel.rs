@@ -6,6 +6,7 @@ use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::{Error, Result};
 use dflop_balancer::Strategy;
 use dflop_costmodel::ModelSpec;
+use dflop_loader::settings::choice_for;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::path::PathBuf;
@@ -97,7 +98,7 @@ impl ParallelTable {
 }
 
 /// Encoder placement.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementName {
@@ -108,6 +109,14 @@ pub enum PlacementName {
     Colocated,
     /// Ranks hold layers from all modules, cut from a common chain.
     Joint,
+}
+
+impl<'de> Deserialize<'de> for PlacementName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let choices =
+            [("disaggregated", Self::Disaggregated), ("colocated", Self::Colocated), ("joint", Self::Joint)];
+        choice_for("placement", deserializer, &choices)
+    }
 }
 
 impl From<PlacementName> for Placement {

@@ -45,6 +45,7 @@ pub struct PreparerBuilder {
     images: Option<Arc<dyn ImageTensors>>,
     audio: Option<Arc<dyn AudioTensors>>,
     videos: Option<Arc<dyn VideoTensors>>,
+    has_counted_media: bool,
     plain_text: PlainText,
     layout: BatchLayout,
     tokens_max: Option<u64>,
@@ -72,6 +73,7 @@ impl PreparerBuilder {
             images: images.clone().map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
             audio,
             videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
+            has_counted_media: false,
             tokenizer: None,
             chat_template: None,
             plain_text: PlainText::default(),
@@ -158,13 +160,11 @@ impl PreparerBuilder {
     }
 
     /// Counts media tokens by the model's token rules without creating tensors: ids, grids and labels for a
-    /// stage that holds only the language model. The balanced loader then reads no images, because the index
-    /// has the image sizes.
+    /// stage that holds only the language model. Replaces all processors, in any order of calls. The balanced
+    /// loader then reads no images, because the index has the image sizes.
     #[must_use]
     pub fn counted_media(mut self) -> Self {
-        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
-        self.audio = self.audio_rule.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
-        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+        self.has_counted_media = true;
         self
     }
 
@@ -225,6 +225,9 @@ impl PreparerBuilder {
             return invalid("family", &reason);
         }
         self.check_buckets()?;
+        if self.has_counted_media {
+            self.count_media();
+        }
         if !self.set_pixel_type() {
             return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
         }
@@ -307,6 +310,13 @@ impl PreparerBuilder {
             return invalid("media_buckets", "this family's images are padded to each other, not joined");
         }
         Ok(())
+    }
+
+    /// Replaces the processors by token rules.
+    fn count_media(&mut self) {
+        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+        self.audio = self.audio_rule.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
+        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
     }
 
     /// Sets the pixel type in all processors; returns whether they support the type.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::profile::{Profile, reference_model};
+use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
 use dflop_planner::{
     Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel,
@@ -17,18 +17,19 @@ use dflop_planner::{
 };
 
 use crate::args::ReportArgs;
-use crate::args::model::{checked, model_spec};
+use crate::args::model::{DEVICE, profile_and_spec};
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::model::{model_profile, read_profile};
 use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson};
 use samples::{SampleArgs, Samples};
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
+/// Memory per GPU in GiB for a profile, and for devices without a fixed size.
+const MEMORY_GIB: f64 = 80.0;
 
 /// Find the fastest parallelism: encoder and LLM degrees, GPU split, number of microbatches.
 ///
@@ -45,7 +46,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
     /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = "a100", conflicts_with = "profile")]
+    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
     device: String,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
@@ -53,9 +54,9 @@ pub(crate) struct PlanArgs {
     /// GPUs per node; tensor-parallel groups stay within a node.
     #[arg(long, value_name = "G", default_value_t = 8)]
     gpus_per_node: u32,
-    /// Memory per GPU in GiB.
-    #[arg(long, value_name = "M", default_value_t = 80.0)]
-    memory_gib: f64,
+    /// Memory per GPU in GiB [default: from the device preset; 80 with a profile].
+    #[arg(long, value_name = "M")]
+    memory_gib: Option<f64>,
     /// Number of samples in a global batch, over all DP ranks.
     #[arg(long, value_name = "B")]
     global_batch_size: u32,
@@ -87,16 +88,14 @@ accepted!(PlanAccepted: "space", "plan.schedule", "cost.freeze", "cost.profile_c
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let settings = args.set.settings()?;
     let space = &settings.space;
-    if args.profile.is_none() && !settings.cost.profile_check {
-        return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
-    }
-    let (profile, spec) = args.profile_and_spec(settings.cost.profile_check)?;
+    let (profile, spec) = profile_and_spec(&args.model, args.profile.as_deref(), &settings)?;
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
     check_space(&args.set, is_full, settings.plan.schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
-    let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
+    let memory_gib = memory_gib(args.memory_gib, device)?;
+    let cluster = cluster([args.gpus, args.gpus_per_node], memory_gib, args.links.as_deref(), preset)?;
     let model = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let Samples { sizes, account } = args.samples.read(&spec, &args.set)?;
     let batches = args.batches.unwrap_or(Workload::enough_batches(args.global_batch_size));
@@ -130,25 +129,6 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
-    /// Reads the profile, if present, and the model: from the arguments, or by the name in the profile's
-    /// files.
-    fn profile_and_spec(&self, is_checked: bool) -> Result<(Option<Profile>, ModelSpec), Failure> {
-        if !self.model.is_empty() {
-            let spec = model_spec(&self.model)?;
-            let read = |path: &Path| checked(model_profile(path, &spec)?, path, is_checked);
-            let profile = self.profile.as_deref().map(read).transpose()?;
-            return Ok((profile, spec));
-        }
-        let unnamed = || Failure::Misuse("the profile's files do not name a model: give `--model`".into());
-        let path = self.profile.as_deref().ok_or_else(unnamed)?;
-        if !path.exists() && Profile::shipped_names().iter().any(|name| path == Path::new(name)) {
-            return Err(unnamed());
-        }
-        let profile = checked(read_profile(path)?, path, is_checked)?;
-        let spec = reference_model(&profile).ok_or_else(unnamed)??;
-        Ok((Some(profile), spec))
-    }
-
     /// Describes the time source, for people.
     fn times_from(&self) -> String {
         match &self.profile {
@@ -227,6 +207,16 @@ pub(super) fn encoder_split(space: &SpaceSettings, spec: &ModelSpec) -> Result<E
     }
 }
 
+/// Returns the memory per GPU in GiB: as given, else the device's.
+pub(super) fn memory_gib(given: Option<f64>, device: Option<DevicePreset>) -> Result<f64, Failure> {
+    let of_device = device.and_then(|device| device.memory_gib());
+    let gib = given.or(of_device).unwrap_or(MEMORY_GIB);
+    if !(gib > 0.0 && gib.is_finite()) {
+        return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
+    }
+    Ok(gib)
+}
+
 /// Builds a cluster from the total GPU count, the GPUs per node, the memory per GPU, and a link file or the
 /// device's links.
 pub(super) fn cluster(
@@ -235,9 +225,6 @@ pub(super) fn cluster(
     links: Option<&Path>,
     device: Option<DevicePreset>,
 ) -> Result<Cluster, Failure> {
-    if !(memory_gib > 0.0 && memory_gib.is_finite()) {
-        return Err(Failure::Misuse("invalid `memory-gib`: must be above 0".into()));
-    }
     Ok(Cluster {
         gpus,
         gpus_per_node,

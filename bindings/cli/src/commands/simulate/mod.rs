@@ -47,7 +47,8 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
 /// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`
-/// also, the ways to fill that plan's microbatches. Plans are made for `plan.schedule`, for `zb-h1` as for
+/// also, the ways to fill that plan's microbatches. A profile in the reference's files names its model; with
+/// other files, `--model` is required. Plans are made for `plan.schedule`, for `zb-h1` as for
 /// 1F1B; `--shapes` accepts `gpipe`, `1f1b` and `1f1b-ahead:R`. Flags that have no effect on the requested
 /// simulation are rejected.
 #[derive(Debug, Args)]
@@ -151,6 +152,7 @@ impl FromArgMatches for SimulateCommand {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         check(matches)?;
         let mut args = SimulateArgs::from_arg_matches(matches)?;
+        args.shapes.is_model_given = is_given(matches, "model");
         args.use_gpus_as_ranks(is_given(matches, "global_batch_size"));
         Ok(Self(args))
     }

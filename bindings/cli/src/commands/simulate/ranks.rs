@@ -181,7 +181,8 @@ pub(super) fn run(
     balances.insert(1, RankBalance::Tokens);
     names.insert(1, TOKENS);
     let summaries = compare_ranks(planner, &balances, 0..steps, &training)?;
-    let memory_max = (args.shapes.memory_gib() * GIB) as u64;
+    let memory_gib = args.shapes.memory_gib(preset)?;
+    let memory_max = (memory_gib * GIB) as u64;
     let Some(ours) = summaries.last() else {
         unreachable!("several ways are compared");
     };
@@ -205,7 +206,7 @@ pub(super) fn run(
     if let Some(path) = args.report.path() {
         write_report(path, &run_report(args, planner, &report)?)?;
     }
-    if args.json { write_json(out, &report) } else { print(out, &report, args.shapes.memory_gib()) }
+    if args.json { write_json(out, &report) } else { print(out, &report, memory_gib) }
 }
 
 fn strategies(names: &[&'static str], summaries: &[RankSummary], memory_max: u64) -> Vec<RankReport> {

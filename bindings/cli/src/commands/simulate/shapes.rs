@@ -6,12 +6,14 @@
 use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
+use crate::args::model::profile_and_spec;
 use crate::commands::plan::{
-    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, search_space, shapes,
+    DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, memory_gib, search_space,
+    shapes,
 };
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::report::collect::PlannedSteps;
+use crate::report::collect::{PlannedSteps, timelines_of_methods};
 use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_steps, write_report};
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
@@ -19,7 +21,7 @@ use dflop_costmodel::{DevicePreset, LaunchLimit};
 use dflop_loader::StepPlanner;
 use dflop_planner::{
     IdleBreakdown, MethodComparison, MethodScore, ParallelismPlan, PlanProblem, Workload, compare,
-    compare_plan, plan,
+    compare_plan, method_step, plan,
 };
 use serde::Serialize;
 use std::io::Write;
@@ -65,9 +67,9 @@ pub(super) struct ShapesArgs {
     /// GPUs per node.
     #[arg(long, value_name = "G", default_value_t = 8, help_heading = "Shapes")]
     gpus_per_node: u32,
-    /// Memory per GPU in GiB.
-    #[arg(long, value_name = "M", default_value_t = 80.0, help_heading = "Shapes")]
-    memory_gib: f64,
+    /// Memory per GPU in GiB [default: from the device preset; 80 with a profile].
+    #[arg(long, value_name = "M", help_heading = "Shapes")]
+    memory_gib: Option<f64>,
     /// Bandwidth and latency for NVLink and InfiniBand, JSON or CSV [default: from the device preset; free
     /// with a profile or in the basic space].
     #[arg(long, value_name = "FILE", help_heading = "Shapes")]
@@ -81,6 +83,9 @@ pub(super) struct ShapesArgs {
     /// [default: joint if all encoders have the LLM's degrees, else disaggregated].
     #[arg(long, value_name = "FILE|DEGREES", num_args = 1.., help_heading = "Shapes")]
     plan: Vec<String>,
+    /// Whether `--model` is on the command line.
+    #[arg(skip)]
+    pub(super) is_model_given: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -156,18 +161,20 @@ impl ShapesArgs {
         self.gpus_per_node
     }
 
-    pub(super) const fn memory_gib(&self) -> f64 {
-        self.memory_gib
+    /// Memory per GPU in GiB: as given, or the device's.
+    pub(super) fn memory_gib(&self, device: Option<DevicePreset>) -> Result<f64, Failure> {
+        memory_gib(self.memory_gib, device)
     }
 }
 
 pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<(), Failure> {
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
-    let spec = model.spec()?;
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
     let settings = args.set.settings()?;
-    let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let profile = model.profile.read(&spec, &settings)?;
+    let ShapesArgs { gpus, gpus_per_node, links, is_model_given, .. } = &args.shapes;
+    let is_named_by_profile = model.profile.is_given() && !is_model_given;
+    let names: &[String] = if is_named_by_profile { &[] } else { model.names() };
+    let (profile, spec) = profile_and_spec(names, model.profile.path(), &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
     let given = GivenPlan::read(&args.shapes.plan)?;
     match &given {
@@ -176,7 +183,8 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     }
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
-    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], *memory_gib, links.as_deref(), preset)?;
+    let memory_gib = args.shapes.memory_gib(device)?;
+    let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], memory_gib, links.as_deref(), preset)?;
     let costs = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch =
@@ -200,12 +208,12 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     };
     let report = MethodsReport {
         steps: batches,
-        model: model.name(),
+        model: if is_named_by_profile { spec.name.clone() } else { model.name() },
         device: model.device_name(),
         is_measured: profile.is_some(),
         gpus: cluster.gpus,
         global_batch,
-        memory_gib: *memory_gib,
+        memory_gib,
         memory_margin: problem.memory_margin,
         ideal_seconds: compared.ideal_seconds,
         searched: given.is_none().then(|| problem.searched()),
@@ -213,7 +221,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         strategies: reports(&compared, &problem.encoder_names()),
     };
     if let Some(path) = args.report.path() {
-        write_report(path, &shapes_report(&report))?;
+        write_report(path, &shapes_report(&report, &problem, &compared)?)?;
     }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
@@ -328,6 +336,10 @@ pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order rou
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \
     schedule. They weigh samples against each other; absolute times need a measured profile.";
 
+/// Explanation for people: timelines of methods.
+const ABOUT_TIMELINES: &str = "Timelines show the first step. An encoder that all LLM ranks share is in the \
+    rows of rank 0, where each pass takes as long as on the busiest encoder GPU.";
+
 /// Simulated steps of a dataset.
 #[derive(Debug)]
 pub(super) struct SimulatedSteps<'a> {
@@ -384,8 +396,12 @@ pub(super) fn dataset_report(
     Ok(report)
 }
 
-/// Returns the report on methods compared with a shape table.
-pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
+/// Returns the report on methods compared with a shape table, with timelines of the first step.
+fn shapes_report(
+    methods: &MethodsReport,
+    problem: &PlanProblem<'_>,
+    compared: &MethodComparison,
+) -> Result<RunReport, Failure> {
     let MethodsReport { steps, model, device, is_measured, gpus, global_batch, .. } = methods;
     let result = |method: &MethodReport| StrategyResult {
         name: method.name.to_owned(),
@@ -406,13 +422,17 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
              s."
         ),
     };
+    let first = compared.methods.iter().map(|score| method_step(problem, score, 0));
+    let first = first.collect::<dflop_balancer::Result<Vec<_>>>()?;
+    let names = problem.encoder_names().into_iter().chain(["llm"]);
+    let modules: Vec<String> = names.map(str::to_owned).collect();
     let study = Study {
         name: format!("{model} on {gpus} GPUs"),
         about,
-        modules: Vec::new(),
+        steps: vec![timelines_of_methods(0, &first, &modules)],
+        modules,
         strategies: methods.strategies.iter().map(result).collect(),
         samples: Vec::new(),
-        steps: Vec::new(),
     };
     let title = format!("Simulated methods for {model}");
     let mut report = RunReport::new("simulate", title, Origin::for_this_process());
@@ -432,6 +452,7 @@ pub(super) fn shapes_report(methods: &MethodsReport) -> RunReport {
         report.notes.push(format!("The headroom is in parentheses; {}.", methods.limit_text()));
     }
     report.notes.extend(methods.searched.as_ref().map(|plans| format!("Plans searched: {plans}.")));
+    report.notes.push(ABOUT_TIMELINES.to_owned());
     report.studies.push(study);
-    report
+    Ok(report)
 }

@@ -16,7 +16,7 @@ use dflop_loader::StepPlanner;
 use std::ops::Range;
 
 pub(crate) use described::{SampleTable, jpeg as shrunk_jpeg};
-pub(crate) use steps::timelines_of_plans;
+pub(crate) use steps::{timelines_of_methods, timelines_of_plans};
 pub(crate) use trace::{Measured, read_traces};
 pub(crate) use training::ABOUT_RUN;
 

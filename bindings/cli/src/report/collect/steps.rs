@@ -5,6 +5,8 @@ use std::ops::Range;
 use dflop_balancer::schedule::{PassKind, ScheduleKind};
 use dflop_balancer::{Event, Strategy, split_time};
 use dflop_loader::{StepPlan, StepPlanner, Synchronization, simulate_plan};
+use dflop_planner::{MethodPass, MethodStep};
+use std::collections::BTreeMap;
 
 use super::described::SampleTable;
 use crate::failure::Failure;
@@ -51,6 +53,31 @@ pub(crate) fn timelines_of_plans(
         shown.push(StudyStep { step, timelines });
     }
     Ok(shown)
+}
+
+/// Shows a step on a shape table under each method, in study order; a shape table names no samples.
+///
+/// - `modules`: module names, the LLM last
+pub(crate) fn timelines_of_methods(step: u64, methods: &[MethodStep], modules: &[String]) -> StudyStep {
+    let timeline = |(strategy, method): (usize, &MethodStep)| {
+        let mut rows: BTreeMap<[usize; 3], Row> = BTreeMap::new();
+        for &MethodPass { module, stage, rank, microbatch, is_forward, start_ns, end_ns } in &method.passes {
+            let label = || format!("rank {rank} {} {stage}", modules[module]);
+            let empty = || Row { label: label(), rank, module, bars: Vec::new() };
+            let pass = if is_forward { PassCode::Forward } else { PassCode::Backward };
+            let bar = Bar { start_ns, length_ns: end_ns - start_ns, pass, microbatch, group: 0 };
+            rows.entry([rank, module, stage]).or_insert_with(empty).bars.push(bar);
+        }
+        Timeline {
+            strategy,
+            makespan_ns: method.makespan_ns,
+            loads_ns: Vec::new(),
+            rows: rows.into_values().collect(),
+            groups: Vec::new(),
+            unlisted: Vec::new(),
+        }
+    };
+    StudyStep { step, timelines: methods.iter().enumerate().map(timeline).collect() }
 }
 
 fn timeline(
