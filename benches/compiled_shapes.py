@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
-    dataset = dflop.Dataset(arguments.shards, tokenizer=arguments.model, model=arguments.model)
+    dataset = dflop.Dataset(arguments.shards)
     lines, patches_as_they_come = [], 0
     for name, processor in PROCESSORS.items():
         common = {"global_batch_size": 32, "microbatches": 4, "steps": 10, "array_type": "torch"}

@@ -45,7 +45,7 @@ def images():
 
 
 def texts():
-    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
+    ds = dflop.Dataset(DIRECTORY / "shards")
     processor = dflop.Processor(pad_to_tokens=TOKENS, skip_media_tensors=True)
     settings = {"global_batch_size": 6, "steps": 12, "processor": processor, "array_type": "jax"}
     for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", **settings):

@@ -28,15 +28,15 @@ class Objects(WithExample):
     def test_settings_print_as_they_are_made(self) -> None:
         augment = dflop.Augment(crop_scale=(0.25, 1.0), flip=0.5)
         shard = min(self.shards.glob("*.tar"))
-        dataset, name = dflop.Dataset(shard, requests_max=3), json.dumps(str(shard))
+        dataset, name = dflop.Dataset(shard).repeat(3), json.dumps(str(shard))
         cases = {
             "Augment(crop_scale=(0.25, 1.0), flip=0.5)": augment,
             "Augment()": dflop.Augment(),
             "Image(64, augment=Augment(flip=0.1))": dflop.Image(64, augment=dflop.Augment(flip=0.1)),
             "Image()": dflop.Image(),
-            f"Dataset({name}, requests_max=3)": dataset,
+            f"Dataset({name}).repeat(3)": dataset,
             "CostModel(['tiny'], device='a100')": dflop.CostModel("tiny", device="a100"),
-            f"Loader(Dataset({name}, requests_max=3), batch_size=4, seed=7, read=Read(fields=['cls', 'txt']))": dflop.Loader(
+            f"Loader(Dataset({name}).repeat(3), batch_size=4, seed=7, read=Read(fields=['cls', 'txt']))": dflop.Loader(
                 dataset, batch_size=4, read=dflop.Read(fields=["cls", "txt"]), seed=7
             ),
         }
@@ -47,7 +47,7 @@ class Objects(WithExample):
             transform, r"^Transform\(\['txt'\], function=<function keep .*>, has_context=True\)$"
         )
         mixture = repr(dflop.mix([(dataset, 2.0)], stop="all_exhausted"))
-        self.assertEqual(mixture, f"Mixture([(Dataset({name}, requests_max=3), 2.0)], stop='all_exhausted')")
+        self.assertEqual(mixture, f"Mixture([(Dataset({name}).repeat(3), 2.0)], stop='all_exhausted')")
         loader = self.balanced(dp_size=2, dp_rank=1)
         self.assertRegex(
             repr(loader), r"^BalancedLoader\(Dataset\(.*global_batch_size=8.*dp_rank=1, dp_size=2"
@@ -151,7 +151,7 @@ class Objects(WithExample):
             self.assertIsNotNone(next(iter(loader)))
 
     def test_closing_wakes_a_thread_that_waits(self) -> None:
-        piped = dflop.Dataset("pipe:sleep 60", allow_pipe=True)
+        piped = dflop.Dataset("pipe:sleep 60", allow="pipe")
         loader = dflop.Loader(piped)
         caught: list[BaseException] = []
 

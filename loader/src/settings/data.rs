@@ -2,6 +2,7 @@
 //!
 //! Settings of the search for a parallelism plan.
 
+use super::set_text;
 use super::spelling::{Names, choices};
 use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
@@ -11,10 +12,19 @@ use crate::store::{ReadMode, ShardCache, Stores};
 use dflop_samples::media::augment::{Augment, ColorJitter};
 use dflop_samples::media::{Strictness, VideoSampling};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Default size of a cache.
 const CACHE_BYTES: u64 = 64 << 30;
+/// Settings of stores that belong to a machine, and the environment variables that hold them.
+const VARIABLES: [(&str, &str); 5] = [
+    ("cache", "DFLOP_CACHE"),
+    ("cache_bytes", "DFLOP_CACHE_BYTES"),
+    ("requests_max", "DFLOP_REQUESTS_MAX"),
+    ("retry_seconds", "DFLOP_RETRY_SECONDS"),
+    ("read", "DFLOP_READ"),
+];
 
 /// Access to local and remote shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +76,38 @@ choices! {
 }
 
 impl StoreSettings {
+    /// Reads the settings that belong to this machine from the environment variables `DFLOP_CACHE`,
+    /// `DFLOP_CACHE_BYTES`, `DFLOP_REQUESTS_MAX`, `DFLOP_RETRY_SECONDS` and `DFLOP_READ`. Variables that are
+    /// empty or not set leave the defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the variable for an invalid value.
+    pub fn from_environment() -> Result<Self> {
+        Self::from_variables(|variable| std::env::var_os(variable))
+    }
+
+    fn from_variables(read: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+        let mut settings = Self::default();
+        for (key, variable) in VARIABLES {
+            let Some(value) = read(variable).filter(|value| !value.is_empty()) else { continue };
+            let invalid = |reason| Error::Config { setting: variable, reason };
+            let text = value.to_str().ok_or_else(|| invalid("expected UTF-8".into()))?;
+            set_text(&mut settings, key, text).map_err(|error| match error {
+                Error::Config { reason, .. } => invalid(reason),
+                other => other,
+            })?;
+        }
+        Ok(settings)
+    }
+
+    /// Restores the default of `cache_bytes` if there is no cache, for a size that a variable sets for all
+    /// caches of this machine.
+    pub fn ignore_size_without_cache(&mut self) {
+        if self.cache.is_none() {
+            self.cache_bytes = CACHE_BYTES;
+        }
+    }
+
     /// Builds the stores that remote shards are read from.
     ///
     /// # Errors
@@ -452,6 +494,26 @@ mod tests {
             let document = format!("{{\"videos\":\"{text}\"}}");
             assert!(serde_json::from_str::<IndexSettings>(&document).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn variables_set_what_belongs_to_a_machine() {
+        let read = |set: &'static [(&str, &str)]| {
+            StoreSettings::from_variables(move |variable| {
+                set.iter().find(|(name, _)| *name == variable).map(|(_, value)| (*value).into())
+            })
+        };
+        assert_eq!(read(&[("DFLOP_READ", "")]).unwrap(), StoreSettings::default());
+        let settings =
+            read(&[("DFLOP_CACHE", "/scratch"), ("DFLOP_CACHE_BYTES", "7"), ("DFLOP_READ", "pread")]);
+        let settings = settings.unwrap();
+        assert_eq!((settings.cache, settings.cache_bytes), (Some("/scratch".into()), 7));
+        assert_eq!(settings.read, ReadModeName::Pread);
+        let refused = read(&[("DFLOP_RETRY_SECONDS", "soon")]).unwrap_err().to_string();
+        assert!(refused.starts_with("invalid `DFLOP_RETRY_SECONDS`: "), "{refused}");
+        let mut size = read(&[("DFLOP_CACHE_BYTES", "7")]).unwrap();
+        size.ignore_size_without_cache();
+        assert!(size.stores().is_ok());
     }
 
     #[test]

@@ -80,11 +80,18 @@ impl Settings {
     /// # Errors
     /// [`Error::Config`] if a text has no such form, names no setting, or has no value of its type.
     pub fn from_pairs<S: AsRef<str>>(pairs: impl IntoIterator<Item = S>) -> Result<Self> {
-        let mut settings = Self::default();
+        Self::default().with_pairs(pairs)
+    }
+
+    /// Replaces settings by texts, as [`Self::from_pairs`] reads them.
+    ///
+    /// # Errors
+    /// Those of [`Self::from_pairs`].
+    pub fn with_pairs<S: AsRef<str>>(mut self, pairs: impl IntoIterator<Item = S>) -> Result<Self> {
         for pair in pairs {
-            settings.set_pair(pair.as_ref())?;
+            self.set_pair(pair.as_ref())?;
         }
-        Ok(settings)
+        Ok(self)
     }
 
     fn set_pair(&mut self, pair: &str) -> Result<()> {

@@ -142,23 +142,20 @@ class Dataset:
         shards: _Names,
         *,
         index: _Path | None = None,
-        split: str | None = None,
-        splits: _Path | None = None,
-        repeat: int | None = None,
+        split: str | tuple[str, _Path] | None = None,
         cache: _Path | None = None,
-        cache_bytes: int = ...,
-        requests_max: int = 256,
-        retry_seconds: int = 300,
-        read: Literal["auto", "mmap", "pread"] = "auto",
-        allow_pipe: bool = False,
-        allow_outside: bool = False,
+        allow: str | Sequence[str] | None = None,
+    ) -> Self: ...
+    def count_tokens(
+        self,
         tokenizer: Any | None = None,
+        *,
         model: _Names | None = None,
         chat_template: str | None = None,
         caption_prompt: str | None = None,
-        rebuild: bool = False,
-        verify: bool = False,
-    ) -> Self: ...
+    ) -> Dataset: ...
+    def repeat(self, epochs: int) -> Dataset: ...
+    def reindex(self, *, verify: bool = False) -> Dataset: ...
     @property
     def shards(self) -> list[str]: ...
     @property

@@ -283,7 +283,6 @@ class Read(_Settings):
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.
 GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
-    "Dataset": {},
     "Loader": {"read": [Read]},
     "BalancedLoader": {
         "plan": [Plan],
@@ -293,22 +292,56 @@ GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
     },
 }
 # Names of settings as other loaders spell them.
-RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
-MODEL_SETTINGS = ("device", "profile", "profile_tp", "profile_check", "freeze", "recompute")
+RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "python_threads"}
+MODEL_SETTINGS = ("device", "profile_tp", "freeze", "recompute")
+_COUNTED = "`Dataset(…).count_tokens(tokenizer, model=…, chat_template=…, caption_prompt=…)`"
 
-
-# Fields of earlier versions, by class, and what replaces them.
+# Settings of earlier versions, by class, and what replaces them.
 MOVED = {
+    ("Dataset", "splits"): "`split=(NAME, FILE)`",
+    ("Dataset", "repeat"): "`Dataset(…).repeat(epochs)`",
+    ("Dataset", "cache_bytes"): "the environment variable `DFLOP_CACHE_BYTES`",
+    ("Dataset", "requests_max"): "the environment variable `DFLOP_REQUESTS_MAX`",
+    ("Dataset", "retry_seconds"): "the environment variable `DFLOP_RETRY_SECONDS`",
+    ("Dataset", "read"): "the environment variable `DFLOP_READ`",
+    ("Dataset", "allow_pipe"): '`allow="pipe"`',
+    ("Dataset", "allow_outside"): '`allow="outside"`',
+    ("Dataset", "tokenizer"): _COUNTED,
+    ("Dataset", "model"): _COUNTED,
+    ("Dataset", "chat_template"): _COUNTED,
+    ("Dataset", "caption_prompt"): _COUNTED,
+    ("Dataset", "rebuild"): "`Dataset(…).reindex()`",
+    ("Dataset", "verify"): "`Dataset(…).reindex(verify=True)`",
+    ("CostModel", "profile"): "`device=PROFILE`, a path or a name",
+    ("CostModel", "profile_check"): "nothing: measure the profile again, or remove its `# held-out` lines",
+    ("Augment", "crop_scale"): "`crop=(LEAST, MOST)`",
+    ("Augment", "crop_ratio"): "`crop=(LEAST, MOST, NARROWEST, WIDEST)`",
+    ("Plan", "search_effort"): '`strategy="search:UNITS"`',
+    ("Plan", "synchronize"): '`schedule="step"`, `"microbatch"` or `"microbatch:N"`',
+    ("Plan", "correction_interval"): "`interval=…` where times are reported: in "
+    "`dflop.torch.StageTimer`, `report_stage_seconds`, `report_microbatch_seconds`",
     ("Order", "validation"): '`Order(shuffle="none", tail="short")` and `epochs=1`',
     ("Order", "block_samples"): '`shuffle="blocks:SAMPLES:RUNS"`',
     ("Order", "open_blocks"): '`shuffle="blocks:SAMPLES:RUNS"`',
+    ("Order", "repeat_samples"): '`tail="repeat"`',
+    ("Order", "first_epoch"): "`loader.set_epoch(epoch)`",
+    ("Order", "accept_changed_data"): "`loader.load_state_dict(state, accept_changed_data=True)`",
+    ("Processor", "pad_to_tokens"): '`length_buckets="fixed:N"`',
+    ("Processor", "sample_multiple_of"): '`layout="packed:N"`',
+    ("Processor", "sample_tokens_max"): '`long_sample="error:N"`, `"truncate:N"` or `"drop:N"`',
+    ("Processor", "skip_media_tensors"): '`dtype="none"`',
+    ("CustomProcessor", "threads"): "`Read(python_threads=…)`",
+    ("Read", "transform_threads"): "`python_threads=…`",
+    ("Read", "strict"): '`decode="strict"`',
+    ("Read", "error_count"): '`error_budget="FRACTION:SAMPLES"`, such as `"0.05:100"`',
+    ("Read", "microbatch_bytes"): "nothing: the available memory is the limit",
 }
 # Settings of earlier versions that nothing replaces.
 GONE = {"foreign": "`foreign` is gone and not needed: index files of other tools are not opened"}
 
 
 def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
-    """Refuses keywords that a loader or dataset does not have, with the place of the setting if it has one.
+    """Refuses keywords that a class does not have, with the place of the setting if it has one.
 
     Raises:
         TypeError: there is a keyword.
@@ -320,14 +353,19 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
 
 
 def _place_of(loader: str, keyword: str) -> str | None:
-    if loader == "Dataset":
-        return GONE.get(keyword)
+    if loader not in GROUPS:
+        moved = MOVED.get((loader, keyword))
+        return f"write {moved}" if moved else GONE.get(keyword)
     name = RENAMED.get(keyword, keyword)
     for taken_by, classes in GROUPS[loader].items():
         for group in classes:
             if name in [field.name for field in fields(group)]:
                 call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
                 return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
+            if moved := MOVED.get((group.__name__, name)):
+                return f"write {moved}"
     if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
         return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
+    if loader == "BalancedLoader" and (moved := MOVED.get(("CostModel", keyword))):
+        return f"write {moved}, of `dflop.CostModel`"
     return f"its name is `{name}`" if name in ("dp_rank", "dp_size") else None

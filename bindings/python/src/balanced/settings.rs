@@ -141,8 +141,8 @@ impl<'py> Settings<'py> {
         let Self { inputs, model, tokenizer, processor, read, .. } = self;
         let is_own = inputs.is_some() || model.is_custom();
         if tokenizer.is_given() && is_own {
-            let reason = "has no use where your own code makes the inputs: drop it, or give it to the dataset for \
-                          token counts";
+            let reason = "has no use where your own code makes the inputs: drop it, or count the tokens of the \
+                          dataset with it: `dataset.count_tokens(tokenizer)`";
             return Err(DflopError::config("tokenizer", reason).into());
         }
         let preparer = if is_own {
