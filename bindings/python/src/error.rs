@@ -117,7 +117,7 @@ fn keyword(setting: &'static str) -> &'static str {
         "buffered_bytes_max" => "buffered_bytes",
         "stall_seconds_error" => "stall_seconds",
         "transforms.threads" => "transform_threads",
-        "work" => "search_effort",
+        "work" => "strategy",
         setting => setting,
     }
 }

@@ -61,7 +61,7 @@ class Balanced(WithExample):
         for meet in ("step", "microbatch", "microbatch:2"):
             predicted = {}
             for strategy in ("search", "data-blind"):
-                plan = dflop.Plan(synchronize=meet, strategy=strategy)
+                plan = dflop.Plan(schedule=meet, strategy=strategy)
                 loader = self.loader(dp_size=2, steps=5, plan=plan)
                 predicted[strategy] = sum(step.makespan_seconds for step in loader)
             self.assertLess(predicted["search"], 0.95 * predicted["data-blind"], meet)
@@ -172,7 +172,7 @@ class Balanced(WithExample):
                 loader.media_shares(step, microbatch, ranks)
 
     def test_stage_times_change_later_plans(self) -> None:
-        loader = self.loader(microbatches=4, plan=dflop.Plan(correction_interval=4))
+        loader = self.loader(microbatches=4)
         reports = []
         for step in loader:
             # Long microbatches take twice as long as predicted.
@@ -180,7 +180,7 @@ class Balanced(WithExample):
                 mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches
             ]
             times = {"llm": [seconds], "vision": [[float("nan")] * 4]}
-            reports.append(loader.report_stage_seconds(step, times))
+            reports.append(loader.report_stage_seconds(step, times, interval=4))
             if step.step == 23:
                 break
         reported = [report for report in reports if report is not None]
@@ -208,6 +208,12 @@ class Balanced(WithExample):
         ]:
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
                 loader.report_stage_seconds(step, seconds)
+        times = {"llm": [[1.0, 1.0]]}
+        with self.assertRaisesRegex(dflop.ModelError, "interval"):
+            loader.report_stage_seconds(step, times, interval=0)
+        loader.report_stage_seconds(step, times, interval=2)
+        with self.assertRaisesRegex(dflop.ConfigError, "`interval`: expected 2 steps, as before, found 3"):
+            loader.report_stage_seconds(step, times, interval=3)
 
     def test_settings_are_checked_at_once(self) -> None:
         for settings, error, reason in [
@@ -232,7 +238,7 @@ class Balanced(WithExample):
                 dflop.ConfigError,
                 "dtype.*needs a tokenizer",
             ),
-            ({"plan": dflop.Plan(correction_interval=0)}, dflop.ModelError, "interval"),
+            ({"plan": dflop.Plan(stages=[1, 1], schedule="step")}, dflop.ConfigError, "leave out `stages`"),
         ]:
             with self.subTest(settings), self.assertRaisesRegex(error, reason):
                 self.loader(**settings)

@@ -210,9 +210,9 @@ class Steps(WithExample):
         self.assertEqual(kinds, {("packed", True), ("packed", False), ("padded", False)})
 
     def test_a_batch_larger_than_the_data_is_refused_unless_asked_for(self) -> None:
-        with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat_samples"):
+        with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat"):
             self.loader(global_batch_size=97)
-        loader = self.loader(global_batch_size=97, order=dflop.Order(repeat_samples=True), steps=1)
+        loader = self.loader(global_batch_size=97, order=dflop.Order(tail="repeat"), steps=1)
         keys = [key for step in loader for mb in step.microbatches for key in mb.sample_keys]
         self.assertEqual((len(keys), len(set(keys))), (97, 96))
 
@@ -232,8 +232,8 @@ class Steps(WithExample):
         program = f"""
 import resource, sys, dflop
 loader = dflop.BalancedLoader({str(self.shards)!r}, model={str(self.model)!r}, global_batch_size=2000,
-    microbatches=250, steps=1, order=dflop.Order(repeat_samples=True), read=dflop.Read(buffered_bytes=8 << 20),
-    plan=dflop.Plan(search_effort=0, strategy="lpt"))
+    microbatches=250, steps=1, order=dflop.Order(tail="repeat"), read=dflop.Read(buffered_bytes=8 << 20),
+    plan=dflop.Plan(strategy="lpt"))
 bytes = 0
 for step in loader:
     for number, microbatch in enumerate(step.microbatches):

@@ -34,7 +34,9 @@ use serde_json::{Map, Value};
 pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
-pub use planning::{CostSettings, OrderSettings, PlanSettings, RecomputationName, TailName};
+pub use planning::{
+    CostSettings, OrderSettings, PlanSettings, RecomputationName, StepSchedule, StrategyEffort, TailName,
+};
 #[cfg(feature = "processors")]
 pub use processor::{
     BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings,
@@ -236,7 +238,7 @@ mod tests {
         assert!(refused("order").contains("GROUP.KEY=VALUE"));
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
-        let tail = "invalid `tail`: expected carry, drop or short, found `keep`";
+        let tail = "invalid `tail`: expected carry, repeat, drop or short, found `keep`";
         assert_eq!(refused("order.tail=keep"), tail);
         assert!(refused("space.kinds=most").contains("expected basic or full, found `most`"));
         assert!(refused("order.tail=3").contains("invalid type: integer `3`"));

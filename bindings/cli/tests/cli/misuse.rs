@@ -162,17 +162,17 @@ fn settings_without_effect_beside_others_are_refused() {
     for command in ["order", "simulate"] {
         let command = [&[command], &size[..]].concat();
         refused(&command, &["processor.layout=padded"], "without `processor.pad_to_tokens`");
-        refused(&command, &["plan.stages=1,1,1", "plan.synchronize=microbatch"], "with `plan.stages`");
-        refused(&command, &["order.tail=short", "order.repeat_samples=true"], "without `order.tail=carry`");
+        refused(&command, &["plan.stages=1,1,1", "plan.schedule=microbatch"], "with `plan.stages`");
     }
     let order = [&["order"], &size[..]].concat();
-    refused(&order, &["plan.strategy=lpt", "plan.search_effort=5"], "with `plan.strategy=lpt`");
+    refuse(&[&order[..], &[&pattern, "--set", "plan.strategy=lpt:5"]].concat(), 2, "spends no work units");
+    let simulate = [&["simulate"], &size[..]].concat();
+    refused(&simulate, &["plan.strategy=lpt"], "on a comparison of strategies");
     let quality = [&["order", "--shuffle-quality"], &size[..]].concat();
-    for setting in ["plan.search_effort=5", "cost.recompute=layers", "processor.pad_to_tokens=64"] {
+    for setting in ["plan.strategy=search:5", "cost.recompute=layers", "processor.pad_to_tokens=64"] {
         refused(&quality, &[setting], "with `--shuffle-quality`");
     }
     let batches = [&["batches", "--tokenizer", "nowhere"], &size[..]].concat();
-    refused(&batches, &["plan.strategy=kk", "plan.search_effort=5"], "with `plan.strategy=kk`");
     refused(&batches, &["processor.long_sample=drop"], "without `processor.sample_tokens_max`");
     for setting in ["processor.dtype=uint8", "processor.media_buckets=64"] {
         let settings = ["processor.skip_media_tensors=true", setting];

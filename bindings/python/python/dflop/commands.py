@@ -93,7 +93,7 @@ def simulate(
         global_batch_size: samples of a step, over all ranks. Default, with ``gpus``: 8 per microbatch.
         model: preset, directory of a checkpoint, or a `ModelDescription`.
         gpus: number of GPUs that each run the whole model, in place of ``dp_size``: FSDP, DDP with
-            ``plan={"synchronize": "step"}``, HSDP with ``plan={"synchronize": "microbatch:N"}``.
+            ``plan={"schedule": "step"}``, HSDP with ``plan={"schedule": "microbatch:N"}``.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.

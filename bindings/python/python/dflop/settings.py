@@ -36,15 +36,16 @@ class Plan(_Settings):
     """Assignment of the samples of a global batch to ranks and microbatches.
 
     Attributes:
-        strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``.
-        search_effort: Work units of the search per step; the same units give the same plan on every machine.
+        strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``. ``search:UNITS``
+            sets the work units per step, 20,000 unless they are given; the same units give the same plan on
+            every machine.
         stages: Pipeline stages of every module, in the order of the modules of the model. Default: no
             pipeline; all modules of a rank run one after the other on its device, as with DDP and FSDP.
-        schedule: Schedule that runs the stages: ``gpipe``, ``1f1b``, ``zb-h1``, ``1f1b-ahead:R`` with
-            encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline rank.
-        synchronize: Without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
-            with accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within
-            groups of N ranks, ``microbatch:N``, as in HSDP.
+        schedule: Schedule of a step. With ``stages``, that of the pipeline: ``gpipe``, ``1f1b``, ``zb-h1``,
+            ``1f1b-ahead:R`` with encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline
+            rank. Without, when ranks wait for each other: at the end of a ``step``, as in DDP with
+            accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within groups
+            of N ranks, ``microbatch:N``, as in HSDP. Default: ``1f1b`` with stages, ``step`` without.
         tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
         bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
@@ -52,7 +53,6 @@ class Plan(_Settings):
             ``text_tokens``, ``target_tokens``, ``images``, ``audio``, ``videos``, ``tokens``, ``seconds``),
             and returns a list with the seconds of each module, as a dictionary or in the order of
             ``BalancedLoader.modules``. It must be pure and the same on all ranks.
-        correction_interval: steps after which reported stage times change later plans.
 
     Examples:
         >>> plan = dflop.Plan(stages=[1, 3], schedule="1f1b", tokens_max=4096)
@@ -71,14 +71,11 @@ class Plan(_Settings):
     """
 
     strategy: str = "search"
-    search_effort: int = 20_000
     stages: Sequence[int] | None = None
-    schedule: str = "1f1b"
-    synchronize: str = "step"
+    schedule: str | None = None
     tokens_max: int | None = None
     bytes_max: int | None = None
     cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None
-    correction_interval: int = 32
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -90,14 +87,10 @@ class Order(_Settings):
             and shuffles 64 runs with each other, or ``blocks:SAMPLES:RUNS``, for media that are slow to seek;
             or ``none``.
         tail: Treatment of the samples at the end of an epoch that do not fill a global batch: ``carry``
-            starts the batch that the next epoch fills, ``drop`` leaves them out, ``short`` makes a short
+            starts the batch that the next epoch fills, ``repeat`` does so even if a global batch is larger
+            than the data and has samples several times, ``drop`` leaves them out, ``short`` makes a short
             batch. With ``shuffle`` none and one epoch, ``short`` reads every sample exactly once, in order,
             as validation does.
-        repeat_samples: Allows a global batch that is larger than the data, so that a step has samples several
-            times.
-        first_epoch: Epoch whose first sample starts step 0.
-        accept_changed_data: Resumes a state even if a dataset has changed; that dataset continues with its
-            next epoch.
 
     Examples:
         A validation loader reads every sample exactly once, in order:
@@ -117,10 +110,7 @@ class Order(_Settings):
     """
 
     shuffle: str = "global"
-    tail: Literal["carry", "drop", "short"] = "carry"
-    repeat_samples: bool = False
-    first_epoch: int = 0
-    accept_changed_data: bool = False
+    tail: Literal["carry", "repeat", "drop", "short"] = "carry"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -36,8 +36,6 @@ pub(super) struct Settings<'py> {
     pub(super) model: CostedModel,
     pub(super) run: RunSettings,
     pub(super) plan: PlanSettings,
-    /// Steps after which reported stage times change later plans.
-    pub(super) correction_interval: u64,
     pub(super) order: OrderSettings,
     pub(super) tokenizer: TokenizerSettings,
     pub(super) processor: ProcessorSettings,
@@ -113,8 +111,9 @@ impl<'py> Settings<'py> {
         }
         let mut planner = run.apply(StepPlanner::builder(mixture, model.costs));
         planner = plan.apply(order.apply(planner));
+        plan.check().map_err(DflopError::from)?;
         if plan.stages.is_none() {
-            planner = planner.one_device(plan.synchronize);
+            planner = planner.one_device(plan.synchronization().unwrap_or_default());
         }
         if let Some(function) = &model.cost {
             planner = planner.cost_function(function.clone());

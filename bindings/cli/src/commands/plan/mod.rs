@@ -19,6 +19,7 @@ use dflop_planner::{
 use crate::args::ReportArgs;
 use crate::args::model::{checked, model_spec};
 use crate::args::set::{Accepted, SetArgs, accepted};
+use crate::args::step_plan::check_pipeline;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
@@ -92,7 +93,9 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let (profile, spec) = args.profile_and_spec(settings.cost.profile_check)?;
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
-    check_space(&args.set, is_full, settings.plan.schedule)?;
+    check_pipeline(&args.set, &settings)?;
+    let schedule = settings.plan.pipeline_schedule();
+    check_space(&args.set, is_full, schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
@@ -104,7 +107,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &model.llm,
         workload: &workload,
         cluster,
-        options: search_space(space, is_full, settings.plan.schedule),
+        options: search_space(space, is_full, schedule),
         encoder_split,
         memory_margin: space.memory_margin,
     };

@@ -6,6 +6,7 @@
 use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
+use crate::args::step_plan::check_pipeline;
 use crate::commands::plan::{
     DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, plan_schedule, search_space,
     shapes,
@@ -33,12 +34,11 @@ pub(super) const OF_DATASET: &str =
 pub(super) const OF_SHAPES: &str =
     "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 /// Settings that have an effect on a dataset only.
-const OF_DATASET_ONLY: [&str; 11] = [
+const OF_DATASET_ONLY: [&str; 10] = [
     "plan.stages",
-    "plan.search_effort",
+    "plan.strategy",
     "plan.tokens_max",
     "plan.bytes_max",
-    "plan.synchronize",
     "order",
     "processor",
     "cost.profile_tp",
@@ -168,11 +168,13 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let spec = model.spec()?;
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
     let settings = args.set.settings()?;
+    check_pipeline(&args.set, &settings)?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
     let profile = model.profile.read(&spec, &settings)?;
     let is_full = settings.space.is_full(profile.is_some());
     let given = GivenPlan::read(&args.shapes.plan)?;
-    let schedule = given.as_ref().and_then(GivenPlan::schedule).unwrap_or(settings.plan.schedule);
+    let schedule =
+        given.as_ref().and_then(GivenPlan::schedule).unwrap_or_else(|| settings.plan.pipeline_schedule());
     match &given {
         Some(given) => given.refuse_settings(&args.set)?,
         None => check_space(&args.set, is_full, schedule)?,
