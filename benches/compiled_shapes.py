@@ -15,7 +15,7 @@ import torch._dynamo as dynamo
 
 PROCESSORS = {
     "as they come": dflop.Processor(),
-    "pad_to_tokens=3000": dflop.Processor(pad_to_tokens=3000),
+    "fixed:3000": dflop.Processor(length_buckets="fixed:3000"),
     "ladders": dflop.Processor(length_buckets="ladder", media_buckets="ladder"),
     "multiples of 256 tokens and 512 patches": dflop.Processor(length_buckets=256, media_buckets=512),
 }

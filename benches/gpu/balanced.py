@@ -85,7 +85,7 @@ class Cut:
     def __init__(self, name, bench, cost_model, plan):
         self.name = name
         self.loaders = [bench.loader(rank, cost_model, plan(strategy_of(name))) for rank in range(bench.args.dp)]
-        uncounted = bench.dflop.Processor(skip_media_tensors=True)
+        uncounted = bench.dflop.Processor(dtype="none")
         self.blind = bench.loader(0, cost_model, plan("data-blind"), uncounted)
         self.steps, self.blind_steps = [iter(loader) for loader in self.loaders], iter(self.blind)
         self.measured = {}

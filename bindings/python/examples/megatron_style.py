@@ -20,7 +20,7 @@ def data_iterator(split, **rank):
     ds = dflop.Dataset(DIRECTORY / "shards", split=split)
     order = dflop.Order(validation=split != "train")
     rank |= {"microbatches": MICROBATCHES, "global_batch_size": 8, "order": order}
-    rank["processor"] = dflop.Processor(pad_to_tokens=SEQ_LENGTH)
+    rank["processor"] = dflop.Processor(length_buckets=f"fixed:{SEQ_LENGTH}")
     return dflop.torch.MegatronIterator(dflop.BalancedLoader(ds, model=model, **rank))
 
 

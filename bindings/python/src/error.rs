@@ -118,6 +118,8 @@ fn keyword(setting: &'static str) -> &'static str {
         "stall_seconds_error" => "stall_seconds",
         "transforms.threads" => "transform_threads",
         "work" => "strategy",
+        "pad_to_tokens" => "length_buckets",
+        "sample_multiple_of" => "layout",
         setting => setting,
     }
 }

@@ -112,14 +112,14 @@ class Balanced(WithExample):
         self.assertEqual(self.loader().steps_per_epoch, 6)
 
     def test_padding_gives_equal_shapes_and_is_no_target(self) -> None:
-        loader = self.loader(processor=dflop.Processor(pad_to_tokens=1024), microbatches=4, steps=3)
+        loader = self.loader(processor=dflop.Processor(length_buckets="fixed:1024"), microbatches=4, steps=3)
         for step in loader:
             for mb in step.microbatches:
                 self.assertEqual(mb["input_ids"].shape, (1, 1024))
                 self.assertEqual(mb.tokens + mb.padding_tokens, 1024)
                 self.assertTrue((mb["labels"][0, mb.tokens :] == -100).all())
         exact = self.loader(microbatches=4, steps=1)
-        padded = self.loader(processor=dflop.Processor(pad_to_tokens=4096), microbatches=4, steps=1)
+        padded = self.loader(processor=dflop.Processor(length_buckets="fixed:4096"), microbatches=4, steps=1)
         cost = [
             sum(mb.module_seconds["llm"] for step in loader for mb in step.microbatches)
             for loader in (padded, exact)
@@ -127,10 +127,10 @@ class Balanced(WithExample):
         self.assertGreater(cost[0], cost[1])
 
     def test_too_short_a_fixed_length_is_an_error_before_the_step(self) -> None:
-        loader = self.loader(processor=dflop.Processor(pad_to_tokens=64))
+        loader = self.loader(processor=dflop.Processor(length_buckets="fixed:64"))
         with self.assertRaises(dflop.PlanError) as caught:
             next(iter(loader))
-        self.assertRegex(str(caught.exception), "pad_to_tokens")
+        self.assertRegex(str(caught.exception), "fixed length")
         self.assertEqual(caught.exception.step, 0)
 
     def test_without_a_tokenizer_samples_are_decoded(self) -> None:
@@ -224,9 +224,9 @@ class Balanced(WithExample):
             ({"processor": dflop.Processor(layout="dense")}, dflop.ConfigError, "layout"),
             ({"tokenizer": self.directory / "none.json"}, dflop.ReadError, "none.json"),
             (
-                {"model": "tiny", "processor": dflop.Processor(pad_to_tokens=64)},
+                {"model": "tiny", "processor": dflop.Processor(length_buckets="fixed:64")},
                 dflop.ConfigError,
-                "pad_to_tokens.*needs a tokenizer",
+                "length_buckets.*needs a tokenizer",
             ),
             (
                 {"model": "tiny", "processor": dflop.Processor(length_buckets="ladder")},

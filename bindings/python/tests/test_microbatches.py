@@ -81,8 +81,8 @@ class Damaged(InFolder):
         for settings in (
             {"order": dflop.Order(shuffle="none", tail="short"), "epochs": 1, "global_batch_size": 40},
             {"order": dflop.Order(tail="short"), "epochs": 1, "global_batch_size": 40},
-            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=40), "steps": 3},
-            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=1), "steps": 1},
+            {"processor": dflop.Processor(long_sample="drop:40"), "steps": 3},
+            {"processor": dflop.Processor(long_sample="drop:1"), "steps": 1},
         ):
             with self.subTest(settings):
                 for step in self.loader(**settings):

@@ -5,11 +5,12 @@ import dataclasses
 import inspect
 import json
 import pickle
+import re
 import unittest
 
 import dflop
 from dflop import _native
-from dflop.settings import GROUPS, MODEL_SETTINGS
+from dflop.settings import GROUPS, MODEL_SETTINGS, MOVED
 from support import WithExample
 
 LOADERS = {"Loader": dflop.Loader, "BalancedLoader": dflop.BalancedLoader}

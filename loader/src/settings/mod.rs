@@ -39,8 +39,8 @@ pub use planning::{
 };
 #[cfg(feature = "processors")]
 pub use processor::{
-    BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings,
-    TokenCountsName,
+    BlankMediaName, BucketSizes, LayoutSetting, LongSampleSetting, PixelTypeName, ProcessorSettings,
+    RowLengths, TokenCountsName,
 };
 
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};

@@ -120,10 +120,11 @@ pub(crate) fn check_pipeline<A: Accepted>(set: &SetArgs<A>, settings: &Settings)
 /// # Errors
 /// [`Failure::Misuse`] with the setting.
 pub(crate) fn check_layout<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
-    if settings.processor.pad_to_tokens.is_some() {
+    if settings.processor.fixed_tokens().is_some() {
         return Ok(());
     }
-    set.refuse(&["processor.layout"], "has no effect without `processor.pad_to_tokens`; leave it out")
+    let reason = "has no effect on plans without `processor.length_buckets=fixed:N`; leave it out";
+    set.refuse(&["processor.layout", "processor.length_buckets"], reason)
 }
 
 impl StepPlanArgs {
@@ -150,7 +151,7 @@ impl StepPlanArgs {
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);
         }
-        if let Some(tokens) = settings.processor.pad_to_tokens {
+        if let Some(tokens) = settings.processor.fixed_tokens() {
             builder = builder.pad_to_tokens(tokens, settings.processor.layout());
         }
         Ok(resume.apply(builder, settings)?.build()?)

@@ -109,7 +109,7 @@ const OF_A_DATASET: [&[&str]; 20] = [
     &["--dp-size", "2"],
     &["--set", "plan.stages=1,3"],
     &["--set", "plan.strategy=search:10"],
-    &["--set", "processor.pad_to_tokens=4096"],
+    &["--set", "processor.length_buckets=fixed:4096"],
     &["--set", "order.tail=repeat"],
     &["--epochs", "2"],
     &["--set", "order.shuffle=none"],

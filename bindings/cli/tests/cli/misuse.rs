@@ -161,7 +161,16 @@ fn settings_without_effect_beside_others_are_refused() {
     let size = ["--global-batch-size", "4", "--dp-size", "2"];
     for command in ["order", "simulate"] {
         let command = [&[command], &size[..]].concat();
-        refused(&command, &["processor.layout=padded"], "without `processor.pad_to_tokens`");
+        refused(
+            &command,
+            &["processor.layout=padded"],
+            "on plans without `processor.length_buckets=fixed:N`",
+        );
+        refused(
+            &command,
+            &["processor.length_buckets=64"],
+            "on plans without `processor.length_buckets=fixed:N`",
+        );
         refused(&command, &["plan.stages=1,1,1", "plan.schedule=microbatch"], "with `plan.stages`");
     }
     let order = [&["order"], &size[..]].concat();
@@ -169,15 +178,13 @@ fn settings_without_effect_beside_others_are_refused() {
     let simulate = [&["simulate"], &size[..]].concat();
     refused(&simulate, &["plan.strategy=lpt"], "on a comparison of strategies");
     let quality = [&["order", "--shuffle-quality"], &size[..]].concat();
-    for setting in ["plan.strategy=search:5", "cost.recompute=layers", "processor.pad_to_tokens=64"] {
+    for setting in ["plan.strategy=search:5", "cost.recompute=layers", "processor.length_buckets=fixed:64"] {
         refused(&quality, &[setting], "with `--shuffle-quality`");
     }
     let batches = [&["batches", "--tokenizer", "nowhere"], &size[..]].concat();
-    refused(&batches, &["processor.long_sample=drop"], "without `processor.sample_tokens_max`");
-    for setting in ["processor.dtype=uint8", "processor.media_buckets=64"] {
-        let settings = ["processor.skip_media_tensors=true", setting];
-        refused(&batches, &settings, "with `processor.skip_media_tensors`");
-    }
+    refused(&batches, &["processor.long_sample=drop"], "without a number of tokens");
+    let counted = ["processor.dtype=none", "processor.media_buckets=64"];
+    refused(&batches, &counted, "with `processor.dtype=none`");
     refused(&["stream", "--decode", "raw"], &["read.strict=true"], "with `--decode raw`");
     refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
 }

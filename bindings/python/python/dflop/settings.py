@@ -121,19 +121,19 @@ class Processor(_Settings):
         chat_template: Jinja source of the chat template. Default: the tokenizer's, else the published one of
             the model family.
         caption_prompt: Prompt that captions answer. Default: captions are trained on without a chat template.
-        layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``; ``padded``
-            and ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches
-            have ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
-        pad_to_tokens: Pads the tensors of all microbatches to this many tokens, for pipelines that need equal
-            shapes; padding is masked from the loss and has a cost.
+        layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``, and
+            ``packed:N`` pads each to a multiple of N, twice the degree of context parallelism; ``padded`` and
+            ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches have
+            ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
         length_buckets: Pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
             number, to its multiples; a list, to the next in it; ``ladder``, to one of eight lengths between
-            powers of two.
-        media_buckets: The same for the patches, or tiles, of a microbatch, by a blank image.
-        sample_multiple_of: Pads each packed sequence to a multiple: twice the degree of context parallelism.
-        long_sample: Treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
-            (skipped as bad), ``truncate`` (the text is truncated), ``drop``.
-        sample_tokens_max: Maximum tokens of a sample. Default: no limit.
+            powers of two. ``fixed:N`` pads the tensors of all microbatches to N tokens, for pipelines that
+            need equal shapes, and plans for that; padding is masked from the loss and has a cost.
+        media_buckets: The same for the patches, or tiles, of a microbatch, by a blank image, without
+            ``fixed:N``.
+        long_sample: Treatment of samples with more tokens than a microbatch may have, or than a number:
+            ``error`` or ``error:N`` (skipped as bad), ``truncate`` or ``truncate:N`` (the text is truncated),
+            ``drop`` or ``drop:N``.
         require_targets: Whether a step in which no token is a training target is an error. Without it such
             steps, whose documents mostly have a layout that is not read, are delivered with a loss scale of
             0.
@@ -141,16 +141,15 @@ class Processor(_Settings):
             that plans and loss scales are exact; ``estimated`` uses estimates from headers, unless the index
             has counts: loss scales are then off by one factor per step, counted over planned tokens.
         dtype: Type of the pixels: ``float32``; ``bfloat16``, half the memory; ``uint8``, a quarter, to be
-            normalized on the device.
+            normalized on the device; ``none`` counts the tokens of media and delivers no pixels, for ranks
+            that run the LLM only.
         blank_media: Gives microbatches without an image (or a clip) a blank one, so that every rank runs the
             encoder, without which DDP lacks gradients and FSDP waits for ever: ``auto`` with several ranks,
             if the data has such media, ``always``, or ``never``. It is not in planned costs, and takes some
-            tokens of ``pad_to_tokens``.
-        skip_media_tensors: Counts the tokens of media and delivers no pixels, for ranks that run the LLM
-            only.
+            tokens of a fixed length.
 
     Examples:
-        >>> processor = dflop.Processor(layout="padded", length_buckets=64, sample_tokens_max=512)
+        >>> processor = dflop.Processor(layout="padded", length_buckets=64, long_sample="error:512")
         >>> loader = dflop.BalancedLoader(
         ...     "shards/", model="model/", global_batch_size=16, microbatches=4, processor=processor
         ... )
@@ -160,18 +159,14 @@ class Processor(_Settings):
 
     chat_template: str | None = None
     caption_prompt: str | None = None
-    layout: Literal["packed", "padded", "padded_left"] = "packed"
-    pad_to_tokens: int | None = None
-    length_buckets: int | Sequence[int] | Literal["ladder"] | None = None
+    layout: str = "packed"
+    length_buckets: int | Sequence[int] | str | None = None
     media_buckets: int | Sequence[int] | Literal["ladder"] | None = None
-    sample_multiple_of: int = 1
-    long_sample: Literal["error", "truncate", "drop"] = "error"
-    sample_tokens_max: int | None = None
+    long_sample: str = "error"
     require_targets: bool = True
     token_counts: Literal["exact", "estimated"] = "exact"
-    dtype: Literal["float32", "bfloat16", "uint8"] = "float32"
+    dtype: Literal["float32", "bfloat16", "uint8", "none"] = "float32"
     blank_media: Literal["auto", "always", "never"] = "auto"
-    skip_media_tensors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

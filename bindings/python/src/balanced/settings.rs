@@ -7,7 +7,7 @@ use dflop_costmodel::{ModelSpec, Module};
 use dflop_loader::index::TokenCounts;
 use dflop_loader::model::image_processor_from_names;
 use dflop_loader::processors::Preparer;
-use dflop_loader::settings::{OrderSettings, PlanSettings, ProcessorSettings};
+use dflop_loader::settings::{OrderSettings, PixelTypeName, PlanSettings, ProcessorSettings};
 use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder};
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
@@ -85,7 +85,10 @@ pub(super) fn cost(group: &Group<'_>) -> PyResult<Option<Arc<PyCost>>> {
 /// - `framework`: tensor library, which may lack the type of the pixels
 pub(super) fn processor(group: &Group<'_>, framework: Framework) -> PyResult<ProcessorSettings> {
     let settings: ProcessorSettings = group.settings()?;
-    pixel_type(&group.get::<String>("dtype")?, framework)?;
+    let dtype = group.get::<String>("dtype")?;
+    if settings.dtype != PixelTypeName::None {
+        pixel_type(&dtype, framework)?;
+    }
     Ok(settings)
 }
 
@@ -118,7 +121,7 @@ impl<'py> Settings<'py> {
         if let Some(function) = &model.cost {
             planner = planner.cost_function(function.clone());
         }
-        if let Some(tokens) = processor.pad_to_tokens {
+        if let Some(tokens) = processor.fixed_tokens() {
             planner = planner.pad_to_tokens(tokens, processor.layout());
         }
         if let Some(preparer) = &preparer {

@@ -50,7 +50,7 @@ pub(crate) struct OrderArgs {
     json: bool,
 }
 
-accepted!(OrderAccepted: "order", "plan", "processor.pad_to_tokens", "processor.layout", "processor.chat_template",
+accepted!(OrderAccepted: "order", "plan", "processor.length_buckets", "processor.layout", "processor.chat_template",
     "processor.caption_prompt", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]

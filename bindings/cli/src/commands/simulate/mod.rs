@@ -68,7 +68,7 @@ struct SimulateArgs {
 }
 
 accepted!(SimulateAccepted: "plan", "order.shuffle", "order.tail",
-    "processor.pad_to_tokens", "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost",
+    "processor.length_buckets", "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost",
     "space", "index", "store");
 
 #[derive(Debug, Serialize)]
