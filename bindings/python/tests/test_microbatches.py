@@ -216,18 +216,6 @@ class Steps(WithExample):
         keys = [key for step in loader for mb in step.microbatches for key in mb.sample_keys]
         self.assertEqual((len(keys), len(set(keys))), (97, 96))
 
-    def test_what_does_not_fit_into_memory_is_refused_with_its_size(self) -> None:
-        # Whether a microbatch is buffered beside others or loaded alone.
-        for buffered in (1, None, 1 << 40):
-            loader = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=100_000))
-            with self.subTest(buffered_bytes=buffered):
-                with self.assertRaisesRegex(dflop.PlanError, "samples, which take about .* MB") as caught:
-                    list(next(iter(loader)).microbatches)
-                self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
-                self.assertEqual(loader.step, 0)
-            enough = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=1 << 30), steps=1)
-            self.assertEqual(sum(len(step.microbatches) for step in enough), 4)
-
     def test_memory_of_a_large_step_is_that_of_a_few_microbatches(self) -> None:
         program = f"""
 import resource, sys, dflop

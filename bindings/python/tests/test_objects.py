@@ -26,11 +26,11 @@ class Objects(WithExample):
         return dflop.BalancedLoader(self.shards, model=self.model, **settings)
 
     def test_settings_print_as_they_are_made(self) -> None:
-        augment = dflop.Augment(crop_scale=(0.25, 1.0), flip=0.5)
+        augment = dflop.Augment(crop=(0.25, 1.0), flip=0.5)
         shard = min(self.shards.glob("*.tar"))
         dataset, name = dflop.Dataset(shard).repeat(3), json.dumps(str(shard))
         cases = {
-            "Augment(crop_scale=(0.25, 1.0), flip=0.5)": augment,
+            "Augment(crop=(0.25, 1.0), flip=0.5)": augment,
             "Augment()": dflop.Augment(),
             "Image(64, augment=Augment(flip=0.1))": dflop.Image(64, augment=dflop.Augment(flip=0.1)),
             "Image()": dflop.Image(),
@@ -56,7 +56,7 @@ class Objects(WithExample):
     def test_settings_pickle_and_copy(self) -> None:
         dataset = dflop.Dataset(self.shards)
         made = [
-            dflop.Image(32, augment=dflop.Augment(crop_scale=(0.1, 0.9), crop_ratio=(0.5, 2.0))),
+            dflop.Image(32, augment=dflop.Augment(crop=(0.1, 0.9, 0.5, 2.0))),
             dflop.Augment(flip=0.5, color_jitter=(0.1, 0.2, 0.3, 0.4)),
             dflop.Transform(["txt", "json"], keep, decodes=True),
             dflop.CostModel("tiny", freeze="vision", recompute="layers"),

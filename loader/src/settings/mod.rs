@@ -31,7 +31,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
+pub use data::{
+    AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadModeName, ReadSettings, StoreSettings,
+};
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
 pub use planning::{
@@ -209,7 +211,7 @@ mod tests {
             "order.tail=short",
             "cost.freeze=vision,audio",
             "read.fields=jpg,txt",
-            "read.error_count=10",
+            "read.error_budget=0.5:10",
             "store.cache=/tmp/cache",
             "index.videos=uniform:8",
         ])
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(settings.order.shuffle, Shuffle::Blocks { block_samples: 8, open_blocks: 2 });
         assert_eq!(Tail::from(settings.order.tail), Tail::Short);
         assert_eq!(settings.cost.freeze.unwrap().to_string(), "vision,audio");
-        assert_eq!(settings.read.error_count, Some(10));
+        assert_eq!(settings.read.error_budget, BudgetSetting { fraction: 0.5, samples: Some(10) });
         assert_eq!(settings.store.cache, Some("/tmp/cache".into()));
     }
 
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn settings_are_read_back_as_they_are_written() {
-        let pairs = ["order.shuffle=blocks:8:2", "read.error_count=3", "index.videos=fps:0.5:8"];
+        let pairs = ["order.shuffle=blocks:8:2", "read.error_budget=0.05:3", "index.videos=fps:0.5:8"];
         let settings = Settings::from_pairs(pairs).unwrap();
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);

@@ -163,7 +163,7 @@ fn stream_augments_images() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let changes = [
         "--set",
-        "augment.crop_scale=0.08,1",
+        "augment.crop=0.08,1",
         "--set",
         "augment.flip=0.5",
         "--set",

@@ -36,7 +36,8 @@ fn changes_of_images_that_make_no_sense_are_misuse() {
     stream(&["--decode", "raw", "--set", "augment.flip=0.5"], "augment");
     stream(&["--set", "read.scaled_decode=true"], "scaled_decode");
     stream(&["--set", "read.fields=jpg,"], "fields");
-    stream(&["--set", "augment.crop_ratio=1,2"], "crop_scale");
+    stream(&["--set", "augment.crop=0.1,1,2"], "two or four numbers, found 3");
+    stream(&["--set", "read.decode=raw"], "--decode raw");
     if !cfg!(feature = "turbojpeg") {
         stream(&["--decode", "rgb224", "--set", "read.scaled_decode=true"], "turbojpeg");
     }
@@ -185,7 +186,7 @@ fn settings_without_effect_beside_others_are_refused() {
     refused(&batches, &["processor.long_sample=drop"], "without a number of tokens");
     let counted = ["processor.dtype=none", "processor.media_buckets=64"];
     refused(&batches, &counted, "with `processor.dtype=none`");
-    refused(&["stream", "--decode", "raw"], &["read.strict=true"], "with `--decode raw`");
+    refused(&["stream", "--decode", "raw"], &["read.decode=strict"], "with `--decode raw`");
     refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
 }
 

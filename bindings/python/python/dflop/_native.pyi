@@ -89,8 +89,7 @@ class Augment:
     def __new__(
         cls,
         *,
-        crop_scale: tuple[float, float] | None = None,
-        crop_ratio: tuple[float, float] = ...,
+        crop: tuple[float, float] | tuple[float, float, float, float] | None = None,
         flip: float = 0.0,
         color_jitter: tuple[float, float, float, float] = ...,
     ) -> Self: ...

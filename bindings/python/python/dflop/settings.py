@@ -174,19 +174,17 @@ class CustomProcessor(_Settings):
     """Your own processor, for any model: ``batch``, or ``inputs`` and ``collate``.
 
     Attributes:
-        inputs: makes of a `Sample` what you like, on ``threads`` threads, while earlier microbatches are
-            trained on; an exception makes the sample bad.
+        inputs: makes of a `Sample` what you like, on ``Read.python_threads`` threads, while earlier
+            microbatches are trained on; an exception makes the sample bad.
         collate: makes of a list of these the mapping that the model takes; its ``labels`` (-100 where there
             is no target) are counted. A microbatch without samples gets the tensors of an earlier sample,
             with all labels -100.
-        batch: makes the mapping of all samples of a microbatch in one call, on ``threads`` threads, a
-            microbatch on each; `dflop.hugging_face.Inputs` calls a processor of ``transformers`` so. If it
-            raises, the samples are tried one by one, and those for which it raises again are bad.
-        threads: number of threads that call ``inputs`` or ``batch``.
+        batch: makes the mapping of all samples of a microbatch in one call, on ``Read.python_threads``
+            threads, a microbatch on each; `dflop.hugging_face.Inputs` calls a processor of ``transformers``
+            so. If it raises, the samples are tried one by one, and those for which it raises again are bad.
 
     Raises:
         TypeError: ``inputs``, ``collate`` or ``batch`` is not a function, or they do not go together.
-        ValueError: there is no thread.
 
     Examples:
         >>> import numpy
@@ -196,7 +194,7 @@ class CustomProcessor(_Settings):
         >>> def collate(rows):
         ...     ids = numpy.array([sum(rows, [])])
         ...     return {"input_ids": ids, "labels": ids}
-        >>> processor = dflop.CustomProcessor(inputs=inputs, collate=collate, threads=2)
+        >>> processor = dflop.CustomProcessor(inputs=inputs, collate=collate)
         >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, processor=processor)
         >>> microbatch = next(iter(loader)).microbatches[0]
         >>> microbatch["input_ids"].shape, microbatch.target_tokens
@@ -206,7 +204,6 @@ class CustomProcessor(_Settings):
     inputs: Callable[[Sample], Any] | None = None
     collate: Callable[[list[Any]], Mapping[str, Any]] | None = None
     batch: Callable[[list[Sample]], Mapping[str, Any]] | None = None
-    threads: int = 1
 
     def __post_init__(self) -> None:
         names = ("inputs", "collate") if self.batch is None else ("batch",)
@@ -215,8 +212,6 @@ class CustomProcessor(_Settings):
                 raise TypeError(f"expected `{name}` to be a function, found {type(function).__name__}")
         if self.batch is not None and (self.inputs, self.collate) != (None, None):
             raise TypeError("expected `batch`, or `inputs` and `collate`, found both")
-        if self.threads < 1:
-            raise ValueError(f"expected `threads` to be at least 1, found {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -227,23 +222,22 @@ class Read(_Settings):
         fields: Names of the fields to read: extensions, several of them as ``jpg;png``, patterns
             (``img_*.png``), or ``images``, ``audio``, ``video``, ``text``. An extension that no sample has is
             an error. Default: all fields, or the images where images become one array.
-        decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
-        augment: random augmentation of images that keep their size, with ``decode="media"``.
-        strict: Whether any damage of a medium makes its sample bad. By default a medium that ends too early
-            does, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``.
+        decode: ``media`` decodes every field by its extension; a medium that ends too early makes its sample
+            bad, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``. With ``strict``
+            any damage does. ``raw`` delivers fields as stored.
+        augment: random augmentation of images that keep their size, unless ``decode`` is ``raw``.
         workers: Number of decoder threads. Default: one per core.
-        transform_threads: number of threads that call ``transforms``.
+        python_threads: number of threads that call your functions: ``transforms``, and those of a
+            `CustomProcessor`.
         buffered_bytes: Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait
             for the decoders; in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger
             microbatch is loaded alone.
         error_budget: Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end;
-            0 tolerates none, from the first sample on.
-        error_count: Tolerated number of bad samples. Default: no limit but the fraction.
+            0 tolerates none, from the first sample on. ``FRACTION:SAMPLES`` tolerates at most this number,
+            too.
         stall_seconds: Ends the stream with an error after this many seconds without progress. Default: never.
         steps_ahead: Number of steps that are planned, read and decoded before they are asked for, as far as
             ``buffered_bytes`` allows; balanced loader only. Default: 2.
-        microbatch_bytes: Refuses a microbatch that takes more bytes, by the shapes in the index; balanced
-            loader only. Default: the memory that is available.
 
     Examples:
         >>> read = dflop.Read(fields=["images", "cls"], workers=2, error_budget=0.0)
@@ -253,17 +247,14 @@ class Read(_Settings):
     """
 
     fields: str | Sequence[str] | None = None
-    decode: Literal["media", "raw"] = "media"
+    decode: Literal["media", "strict", "raw"] = "media"
     augment: Augment | None = None
-    strict: bool = False
     workers: int | None = None
-    transform_threads: int = 1
+    python_threads: int = 1
     buffered_bytes: int | None = None
-    error_budget: float = 0.05
-    error_count: int | None = None
+    error_budget: float | str = 0.05
     stall_seconds: float | None = None
     steps_ahead: int | None = None
-    microbatch_bytes: int | None = None
 
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.

@@ -24,7 +24,7 @@ use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
 use super::convert::{Arguments, arguments};
-use super::filter::{ReadArguments, ReadSettings};
+use super::filter::{ReadArguments, ReadSettings, python_threads};
 use super::runtime::{Group, refuse_index, refuse_keywords};
 use crate::arrays::framework::Framework;
 use crate::cost::CostedModel;
@@ -102,7 +102,8 @@ impl PyBalancedLoader {
             is_prepared: true,
         };
         let plan = Group::new(py, "plan", plan.as_ref(), "Plan")?;
-        let (built_in, own_processor) = processors(py, processor)?;
+        let read = Group::new(py, "read", read.as_ref(), "Read")?;
+        let (built_in, own_processor) = processors(py, processor, python_threads(&read)?)?;
         let (chat_template, caption_prompt) =
             (built_in.get("chat_template")?, built_in.get("caption_prompt")?);
         let settings = Settings {
@@ -114,7 +115,7 @@ impl PyBalancedLoader {
             order: Group::new(py, "order", order.as_ref(), "Order")?.settings()?,
             tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
             processor: processor_settings(&built_in, framework)?,
-            read: ReadSettings::new(&Group::new(py, "read", read.as_ref(), "Read")?, &of_read)?,
+            read: ReadSettings::new(&read, &of_read)?,
         };
         Self::start(py, arguments, settings, source)
     }
@@ -513,15 +514,18 @@ impl PyBalancedLoader {
 }
 
 /// Returns the settings for the built-in processor, and the user's own processor, a `dflop.inputs.Inputs`.
+///
+/// - `threads`: number of threads that call the user's functions
 fn processors<'py>(
     py: Python<'py>,
     given: Option<Bound<'py, PyAny>>,
+    threads: usize,
 ) -> PyResult<(Group<'py>, Option<Py<PyAny>>)> {
     let own = py.import("dflop.settings")?.getattr("CustomProcessor")?;
     let (built_in, own) = match given {
         Some(processor) if processor.is_instance(&own)? => (None, Some(processor)),
         built_in => (built_in, None),
     };
-    let inputs = |own| py.import("dflop.inputs")?.getattr("Inputs")?.call1((own,)).map(Bound::unbind);
+    let inputs = |own| py.import("dflop.inputs")?.getattr("Inputs")?.call1((own, threads)).map(Bound::unbind);
     Ok((Group::new(py, "processor", built_in.as_ref(), "Processor")?, own.map(inputs).transpose()?))
 }

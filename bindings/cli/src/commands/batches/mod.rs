@@ -14,7 +14,7 @@ use dflop_loader::flow::PrepareReport;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::processors::Preparer;
-use dflop_loader::settings::{PixelTypeName, Settings};
+use dflop_loader::settings::{DecodeName, PixelTypeName, Settings};
 use dflop_loader::{BalancedLoader, LoaderSettings, Microbatch};
 use futures::StreamExt;
 use serde::Serialize;
@@ -64,9 +64,9 @@ pub(crate) struct BatchesArgs {
     values: bool,
 }
 
-accepted!(BatchesAccepted: "processor", "read.fields", "read.strict", "read.workers", "read.buffered_bytes",
-    "read.error_budget", "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "read.steps_ahead",
-    "read.microbatch_bytes", "order", "plan", "cost", "index", "store");
+accepted!(BatchesAccepted: "processor", "read.fields", "read.decode", "read.workers", "read.buffered_bytes",
+    "read.error_budget", "read.stall_seconds", "read.stall_log_seconds", "read.steps_ahead",
+    "order", "plan", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct BatchLine<'a> {
@@ -144,6 +144,9 @@ impl BatchesArgs {
     /// Rejects settings that have no effect beside other settings.
     fn check_settings(&self, settings: &Settings) -> Result<(), Failure> {
         check_plan_settings(&self.set, settings)?;
+        if settings.read.decode == DecodeName::Raw {
+            self.set.refuse(&["read.decode"], "makes no tensors; leave it out")?;
+        }
         let processor = &settings.processor;
         let limits = [processor.long_sample.tokens_max, processor.fixed_tokens(), settings.plan.tokens_max];
         if limits.iter().all(Option::is_none) {
