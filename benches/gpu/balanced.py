@@ -267,7 +267,7 @@ class Bench:
             self.model.train()
             self.model.zero_grad(set_to_none=True)
         measured.write(directory)
-        return dflop.CostModel(str(self.directory), profile=str(directory))
+        return dflop.CostModel(str(self.directory), device=str(directory))
 
     def make_cuts(self):
         """Returns the cuts that are asked for."""

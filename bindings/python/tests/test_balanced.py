@@ -243,7 +243,13 @@ class Balanced(WithExample):
             with self.subTest(settings), self.assertRaisesRegex(error, reason):
                 self.loader(**settings)
         with self.assertRaisesRegex(dflop.ReadError, "no .csv"):
-            dflop.CostModel(self.model, profile=self.directory)
+            dflop.CostModel(self.model, device=self.directory)
+        with self.assertRaisesRegex(dflop.ReadError, "nowhere"):
+            dflop.CostModel(self.model, device="nowhere/profile.csv")
+        with self.assertRaisesRegex(dflop.ModelError, "unknown device `tpu`, known are .*h100"):
+            dflop.CostModel(self.model, device="tpu")
+        with self.assertRaisesRegex(dflop.ConfigError, "`profile_tp`: needs a measured profile"):
+            dflop.CostModel(self.model, profile_tp=[1, 2])
 
 
 class Costs(WithExample):

@@ -198,10 +198,8 @@ class CostModel:
         cls,
         model: _Model,
         *,
-        device: str = "h100",
-        profile: _Path | None = None,
+        device: _Path = "h100",
         profile_tp: Sequence[int] | None = None,
-        profile_check: bool = True,
         freeze: str | None = None,
         recompute: Literal["none", "scores", "layers"] = "none",
     ) -> Self: ...

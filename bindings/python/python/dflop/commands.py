@@ -178,7 +178,7 @@ def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[
 
     Examples:
         >>> report = dflop.profile(model="tiny", out="profiles/", seconds_max=60)  # doctest: +SKIP
-        >>> costs = dflop.CostModel("tiny", profile="profiles/")  # doctest: +SKIP
+        >>> costs = dflop.CostModel("tiny", device="profiles/")  # doctest: +SKIP
     """
     return _run("profile", [], flags | {"model": model, "out": out})
 
