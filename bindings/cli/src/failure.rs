@@ -256,8 +256,8 @@ pub(crate) fn replacement(option: &str) -> Option<&'static str> {
 /// Options of earlier versions, and what replaces them.
 const REPLACED: [(&str, &str); 60] = [
     ("accept-changed-data", "--set order.accept_changed_data=true"),
-    ("allow-outside", "--set store.allow_outside=true"),
-    ("allow-pipe", "--set store.allow_pipe=true"),
+    ("allow-outside", "--set store.allow=outside"),
+    ("allow-pipe", "--set store.allow=pipe"),
     ("allow-recompute", "--set space.recompute=true"),
     ("block-samples", "--set order.shuffle=blocks:SAMPLES:RUNS"),
     ("buffered-bytes-max", "--set read.buffered_bytes=N"),

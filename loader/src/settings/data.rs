@@ -47,10 +47,11 @@ pub struct StoreSettings {
     /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system
     /// calls.
     pub read: ReadModeName,
-    /// Lets names `pipe:COMMAND` run shell commands that print the shard.
-    pub allow_pipe: bool,
-    /// Lets shard lists name remote shards and shards outside the directory of the list.
-    pub allow_outside: bool,
+    /// What shard names may reach: `pipe` lets names `pipe:COMMAND` run shell commands that print the shard;
+    /// `outside` lets shard lists name remote shards and shards outside the directory of the list. Default:
+    /// neither.
+    #[cfg_attr(feature = "schema", schemars(with = "Names"))]
+    pub allow: Allowed,
 }
 
 impl Default for StoreSettings {
@@ -61,9 +62,38 @@ impl Default for StoreSettings {
             requests_max: 256,
             retry_seconds: 300,
             read: ReadModeName::default(),
-            allow_pipe: false,
-            allow_outside: false,
+            allow: Allowed::default(),
         }
+    }
+}
+
+/// What shard names may reach beyond files and stores.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Allowed {
+    /// Shell commands.
+    pub pipe: bool,
+    /// Remote shards, and shards outside the directory of a list, as entries of shard lists.
+    pub outside: bool,
+}
+
+impl<'de> Deserialize<'de> for Allowed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let mut allowed = Self::default();
+        for name in Names::deserialize(deserializer)?.0 {
+            match name.as_str() {
+                "pipe" => allowed.pipe = true,
+                "outside" => allowed.outside = true,
+                _ => return Err(D::Error::custom(format!("expected pipe or outside, found `{name}`"))),
+            }
+        }
+        Ok(allowed)
+    }
+}
+
+impl Serialize for Allowed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let names = [("pipe", self.pipe), ("outside", self.outside)];
+        serializer.collect_seq(names.iter().filter(|(_, is_allowed)| *is_allowed).map(|(name, _)| name))
     }
 }
 
@@ -130,7 +160,7 @@ impl StoreSettings {
     /// Returns the locations that shard names may reach through `stores`.
     #[must_use]
     pub fn access(&self, stores: &Stores) -> ShardAccess {
-        ShardAccess::new(stores).allow_outside(self.allow_outside).allow_pipe(self.allow_pipe)
+        ShardAccess::new(stores).allow_outside(self.allow.outside).allow_pipe(self.allow.pipe)
     }
 }
 

@@ -32,7 +32,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use data::{
-    AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadModeName, ReadSettings, StoreSettings,
+    Allowed, AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadModeName, ReadSettings,
+    StoreSettings,
 };
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
@@ -123,6 +124,31 @@ impl Settings {
     }
 }
 
+/// Settings of earlier versions, and what replaces them in the same group.
+const MOVED: [(&str, &str); 16] = [
+    ("allow_outside", "allow=outside"),
+    ("allow_pipe", "allow=pipe"),
+    ("block_samples", "shuffle=blocks:SAMPLES:RUNS"),
+    ("crop_ratio", "crop=LEAST,MOST,NARROWEST,WIDEST"),
+    ("crop_scale", "crop=LEAST,MOST"),
+    ("error_count", "error_budget=FRACTION:SAMPLES"),
+    ("open_blocks", "shuffle=blocks:SAMPLES:RUNS"),
+    ("pad_to_tokens", "length_buckets=fixed:N"),
+    ("repeat_samples", "tail=repeat"),
+    ("sample_multiple_of", "layout=packed:N"),
+    ("sample_tokens_max", "long_sample=error:N"),
+    ("search_effort", "strategy=search:UNITS"),
+    ("skip_media_tensors", "dtype=none"),
+    ("strict", "decode=strict"),
+    ("synchronize", "schedule=step"),
+    ("work", "strategy=search:UNITS"),
+];
+
+/// Whether a group has the setting of a text `KEY=VALUE`.
+fn takes<G: DeserializeOwned>(pair: &str) -> bool {
+    pair.split('=').next().is_some_and(|key| names::<G>().contains(&key))
+}
+
 /// Replaces a setting in a group by name.
 ///
 /// # Errors
@@ -131,7 +157,10 @@ impl Settings {
 pub fn set<G: Serialize + DeserializeOwned>(group: &mut G, key: &str, value: Value) -> Result<()> {
     let Some(setting) = names::<G>().iter().copied().find(|name| *name == key) else {
         let known: Vec<String> = names::<G>().iter().map(|name| format!("`{name}`")).collect();
-        let reason = format!("unknown setting `{key}`; the settings are {}", known.join(", "));
+        let reason = match MOVED.iter().find(|(old, new)| *old == key && takes::<G>(new)) {
+            Some((_, new)) => format!("unknown setting `{key}`; write `{new}`"),
+            None => format!("unknown setting `{key}`; the settings are {}", known.join(", ")),
+        };
         return Err(Error::Config { setting: "set", reason });
     };
     let invalid = |error: serde_json::Error| Error::Config { setting, reason: error.to_string() };
@@ -213,6 +242,7 @@ mod tests {
             "read.fields=jpg,txt",
             "read.error_budget=0.5:10",
             "store.cache=/tmp/cache",
+            "store.allow=pipe,outside",
             "index.videos=uniform:8",
         ])
         .unwrap();
@@ -223,6 +253,7 @@ mod tests {
         assert_eq!(settings.cost.freeze.unwrap().to_string(), "vision,audio");
         assert_eq!(settings.read.error_budget, BudgetSetting { fraction: 0.5, samples: Some(10) });
         assert_eq!(settings.store.cache, Some("/tmp/cache".into()));
+        assert_eq!(settings.store.allow, Allowed { pipe: true, outside: true });
     }
 
     #[test]
@@ -240,6 +271,10 @@ mod tests {
         assert!(refused("order").contains("GROUP.KEY=VALUE"));
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
+        assert!(refused("plan.search_effort=5").contains("write `strategy=search:UNITS`"));
+        assert!(refused("store.allow=pipe").contains("write `allow=pipe`"));
+        assert!(refused("order.search_effort=5").contains("the settings are"));
+        assert!(refused("store.allow=all").contains("expected pipe or outside, found `all`"));
         let tail = "invalid `tail`: expected carry, repeat, drop or short, found `keep`";
         assert_eq!(refused("order.tail=keep"), tail);
         assert!(refused("space.kinds=most").contains("expected basic or full, found `most`"));

@@ -116,7 +116,7 @@ const OF_A_DATASET: [&[&str]; 20] = [
     &["--set", "index.directory=indexes"],
     &["--split", "train"],
     &["--set", "store.read=pread"],
-    &["--set", "store.allow_outside=true"],
+    &["--set", "store.allow=outside"],
     &["--set", "store.cache=cache"],
     &["--set", "store.requests_max=3"],
     &["--set", "index.videos=fps:2:4"],

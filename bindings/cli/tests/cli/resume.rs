@@ -100,8 +100,7 @@ fn a_number_of_bad_samples_is_a_limit() {
 #[test]
 fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
     let stalls = ["--set", "read.stall_log_seconds=0.2", "--set", "read.stall_seconds=0.7"];
-    let run =
-        dflop(&[&["stream", "pipe:exec sleep 600", "--set", "store.allow_pipe=true"], &stalls[..]].concat());
+    let run = dflop(&[&["stream", "pipe:exec sleep 600", "--set", "store.allow=pipe"], &stalls[..]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("read stage is stuck in shard `pipe:exec sleep 600`"), "{}", run.stderr);
     assert!(run.stderr.lines().count() >= 3, "warned, then failed: {}", run.stderr);

@@ -58,7 +58,7 @@ impl PyDataset {
         // Kept as given: `__reduce__` creates the dataset from them in another process.
         let arguments = arguments! { py, index, split, cache, allow };
         let (split, splits) = split.as_ref().map(parse_split).transpose()?.unwrap_or_default();
-        let store = store_settings(cache, allow.unwrap_or_default())?;
+        let store = store_settings(cache, allow)?;
         let shards = runtime::run(py, move || list(&shards.0, &store))?;
         let options = IndexOptions { directory: index, ..IndexOptions::default() };
         let opener = Opener { shards, options, split, splits, repeat: None, opened: Arc::default() };

@@ -10,7 +10,7 @@ use dflop_costmodel::SampleShape;
 use dflop_loader::decode::Decode;
 use dflop_loader::error::SelectionError;
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::settings::StoreSettings;
+use dflop_loader::settings::{StoreSettings, set};
 use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::{Dataset, Loader};
 use futures::StreamExt;
@@ -116,19 +116,13 @@ pub(super) fn describe<'py>(py: Python<'py>, dataset: &Dataset) -> PyResult<Boun
 /// `ConfigError` for an environment variable with an invalid value and for another name in `allow`.
 pub(super) fn store_settings(
     cache: Option<PathBuf>,
-    allow: Vec<String>,
+    allow: Option<Vec<String>>,
 ) -> Result<StoreSettings, DflopError> {
     let mut settings = StoreSettings::from_environment()?;
     settings.cache = cache.or(settings.cache);
     settings.ignore_size_without_cache();
-    for name in allow {
-        match name.as_str() {
-            "pipe" => settings.allow_pipe = true,
-            "outside" => settings.allow_outside = true,
-            _ => {
-                return Err(DflopError::config("allow", format!("expected pipe or outside, found `{name}`")));
-            }
-        }
+    if let Some(names) = allow {
+        set(&mut settings, "allow", names.into())?;
     }
     Ok(settings)
 }
