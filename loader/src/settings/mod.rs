@@ -24,6 +24,7 @@ mod planning;
 #[cfg(feature = "processors")]
 mod processor;
 mod spelling;
+mod store;
 
 use std::path::Path;
 
@@ -31,10 +32,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use data::{
-    Allowed, AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadModeName, ReadSettings,
-    StoreSettings,
-};
+pub use data::{AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadSettings};
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
 pub use planning::{
@@ -48,6 +46,7 @@ pub use processor::{
 
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
 pub use spelling::Names;
+pub use store::{Allowed, ReadModeName, StoreSettings};
 
 use crate::error::{Error, Result};
 use crate::store::file;
