@@ -73,7 +73,7 @@ class Signatures(Settings):
         makers["Augment"] = dflop.Augment
         groups = {group.__name__: group for classes in GROUPS["BalancedLoader"].values() for group in classes}
         for (name, old), new in MOVED.items():
-            hint = re.escape(f"write {new}")
+            hint = re.escape(f"replaced by {new}")
             with self.subTest(name, old=old), self.assertRaisesRegex(TypeError, hint):
                 {**makers, **groups}[name](**{old: None})
             if name in groups or name == "CostModel":

@@ -17,7 +17,7 @@ class _Settings:
     def __new__(cls, **given: Any) -> Self:
         for name in given:
             if replacement := MOVED.get((cls.__name__, name)):
-                raise TypeError(f"{cls.__name__}() has no `{name}`: write {replacement}")
+                raise TypeError(f"{cls.__name__}() has no `{name}`: replaced by {replacement}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:
@@ -331,7 +331,7 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
 def _place_of(loader: str, keyword: str) -> str | None:
     if loader not in GROUPS:
         moved = MOVED.get((loader, keyword))
-        return f"write {moved}" if moved else GONE.get(keyword)
+        return f"replaced by {moved}" if moved else GONE.get(keyword)
     name = RENAMED.get(keyword, keyword)
     for taken_by, classes in GROUPS[loader].items():
         for group in classes:
@@ -339,9 +339,9 @@ def _place_of(loader: str, keyword: str) -> str | None:
                 call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
                 return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
             if moved := MOVED.get((group.__name__, name)):
-                return f"write {moved}"
+                return f"replaced by {moved}"
     if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
         return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
     if loader == "BalancedLoader" and (moved := MOVED.get(("CostModel", keyword))):
-        return f"write {moved}, of `dflop.CostModel`"
+        return f"replaced by {moved}"
     return f"its name is `{name}`" if name in ("dp_rank", "dp_size") else None
