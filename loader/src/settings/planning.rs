@@ -98,7 +98,7 @@ impl CostSettings {
 /// Strategy, and the work units that its search spends per step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StrategyEffort {
-    /// How samples are assigned.
+    /// Assignment of samples.
     pub strategy: Strategy,
     /// Work units per step; without effect for strategies that do not search.
     pub work: u64,
@@ -154,7 +154,7 @@ impl FromStr for StrategyEffort {
 pub enum StepSchedule {
     /// Schedule of pipeline stages.
     Pipeline(ScheduleKind),
-    /// When ranks without a pipeline wait for each other.
+    /// Point at which ranks without a pipeline wait for each other.
     Ranks(Synchronization),
 }
 
@@ -232,7 +232,7 @@ impl PlanSettings {
         }
     }
 
-    /// Returns when ranks without a pipeline wait for each other, if that is set.
+    /// Returns the point at which ranks without a pipeline wait for each other, if it is set.
     #[must_use]
     pub fn synchronization(&self) -> Option<Synchronization> {
         match self.schedule {

@@ -207,7 +207,7 @@ pub struct BucketSizes(pub Buckets);
 pub enum RowLengths {
     /// The next bucket.
     Buckets(Buckets),
-    /// This many tokens.
+    /// The same number of tokens for all microbatches.
     Fixed(u64),
 }
 
