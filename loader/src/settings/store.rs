@@ -110,10 +110,10 @@ impl StoreSettings {
     /// # Errors
     /// [`Error::Config`] with the variable for an invalid value.
     pub fn from_environment() -> Result<Self> {
-        Self::from_variables(|variable| std::env::var_os(variable))
+        Self::from_variables(std::env::var_os)
     }
 
-    fn from_variables(read: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+    fn from_variables(read: impl Fn(&'static str) -> Option<OsString>) -> Result<Self> {
         let mut settings = Self::default();
         for (key, variable) in VARIABLES {
             let Some(value) = read(variable).filter(|value| !value.is_empty()) else { continue };

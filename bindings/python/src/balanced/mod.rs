@@ -340,8 +340,8 @@ impl PyBalancedLoader {
         state_dict: &Bound<'_, PyAny>,
         accept_changed_data: bool,
     ) -> PyResult<()> {
-        let state = State::parse(&convert::json_text(state_dict)?)?;
-        let state = State { accepts_changed_data: accept_changed_data, ..state };
+        let mut state = State::parse(&convert::json_text(state_dict)?)?;
+        state.accepts_changed_data = accept_changed_data;
         let config = self.config.clone();
         self.restart(py, move || config.build(Some(state)))
     }
