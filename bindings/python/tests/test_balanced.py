@@ -208,7 +208,10 @@ class Balanced(WithExample):
         ]:
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
                 loader.report_stage_seconds(step, seconds)
-        times = {"llm": [[1.0, 1.0]]}
+
+    def test_all_reports_name_one_interval(self) -> None:
+        loader, times = self.loader(), {"llm": [[1.0, 1.0]]}
+        step = next(iter(loader))
         with self.assertRaisesRegex(dflop.ModelError, "interval"):
             loader.report_stage_seconds(step, times, interval=0)
         loader.report_stage_seconds(step, times, interval=2)

@@ -216,7 +216,8 @@ class Ranks(WithExample):
             raise ZeroDivisionError("by nothing")
 
         def broken() -> dflop.Loader:
-            return dflop.Loader(self.shards, transforms={"json": divide}, read=dflop.Read(error_budget="0.05:0"))
+            read = dflop.Read(error_budget="0.05:0")
+            return dflop.Loader(self.shards, transforms={"json": divide}, read=read)
 
         for error in self.errors(self.group(2, broken), list):
             self.assertIsInstance(error, dflop.ErrorBudgetError)

@@ -215,7 +215,7 @@ class Transforms(InFolder):
         def divide(texts: list[str]) -> list[str]:
             return [text if int(text[5:]) < 7 else 1 // 0 for text in texts]
 
-        reads = (dflop.Read(error_budget="0.05:3"), dflop.Read(error_budget=0.0), dflop.Read(error_budget=0.1))
+        reads = [dflop.Read(error_budget=budget) for budget in ("0.05:3", 0.0, 0.1)]
         for read in reads:
             loader = dflop.Loader(self.path, batch_size=4, transforms={"txt": divide}, read=read)
             with self.subTest(read), self.assertRaises(dflop.ErrorBudgetError) as caught:
