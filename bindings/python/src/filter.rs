@@ -103,7 +103,7 @@ impl ReadSettings {
         let ReadArguments { seed, framework, transforms, image, is_prepared } = *arguments;
         let read: Settings = group.settings()?;
         let decoding = decoding(read.decode, image)?;
-        let delivery = Delivery { framework, is_decoded: read.decode.into() };
+        let delivery = Delivery { framework, is_decoded: read.decode != DecodeName::Raw };
         let user_code = UserCode::new(python_threads(group)?, seed, delivery, is_prepared);
         let first_exception = user_code.first_exception.clone();
         let mut settings = read.apply(LoaderSettings::default()).map_err(DflopError::from)?;

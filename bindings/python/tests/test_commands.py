@@ -58,7 +58,7 @@ class Commands(WithExample):
             dflop.stats(self.shards, no_such_flag=1)
         with self.assertRaisesRegex(dflop.ConfigError, "unknown model"):
             dflop.stats(self.shards, model="none")
-        with self.assertRaisesRegex(dflop.ConfigError, "expected carry, drop or short, found `keep`"):
+        with self.assertRaisesRegex(dflop.ConfigError, "expected carry, repeat, drop or short, found `keep`"):
             dflop.simulate(self.shards, global_batch_size=4, dp_size=1, order={"tail": "keep"})
         with self.assertRaises(dflop.Error):
             dflop.stats(self.directory / "missing.tar")

@@ -156,11 +156,10 @@ impl ReadSettings {
     pub fn apply(&self, settings: LoaderSettings) -> Result<LoaderSettings> {
         let BudgetSetting { fraction, samples } = self.error_budget;
         let budget = ErrorBudget::new(fraction)?;
-        let is_strict = self.decode == DecodeName::Strict;
-        let strictness = if is_strict { Strictness::Strict } else { Strictness::Standard };
+        let strictness: Option<Strictness> = self.decode.into();
         let mut settings = settings
             .error_budget(samples.map_or(budget, |samples| budget.at_most(samples)))
-            .strictness(strictness)
+            .strictness(strictness.unwrap_or_default())
             .stall_seconds_max(self.stall_log_seconds)
             .stall_seconds_error(self.stall_seconds.unwrap_or(f64::INFINITY));
         if let Some(Names(names)) = &self.fields {
@@ -198,12 +197,12 @@ impl ReadSettings {
 }
 
 choices! {
-    /// Names of the ways to decode fields: whether media are decoded.
-    DecodeName for bool {
+    /// Names of the ways to decode fields; none if fields are delivered as stored.
+    DecodeName for Option<Strictness> {
         #[default]
-        Media, "media" => true;
-        Strict, "strict" => true;
-        Raw, "raw" => false;
+        Media, "media" => Some(Strictness::Standard);
+        Strict, "strict" => Some(Strictness::Strict);
+        Raw, "raw" => None;
     }
 }
 

@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(settings.plan.stages, Some(vec![1, 3]));
         assert_eq!(settings.plan.bytes_max, Some(7));
         assert_eq!(settings.order.shuffle, Shuffle::Blocks { block_samples: 8, open_blocks: 2 });
-        assert_eq!(Tail::from(settings.order.tail), Tail::Short);
+        assert_eq!(<(Tail, bool)>::from(settings.order.tail), (Tail::Short, false));
         assert_eq!(settings.cost.freeze.unwrap().to_string(), "vision,audio");
         assert_eq!(settings.read.error_budget, BudgetSetting { fraction: 0.5, samples: Some(10) });
         assert_eq!(settings.store.cache, Some("/tmp/cache".into()));

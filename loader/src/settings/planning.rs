@@ -292,13 +292,13 @@ pub struct OrderSettings {
 }
 
 choices! {
-    /// Names of [`Tail`].
-    TailName for Tail {
+    /// Names of [`Tail`], and of a tail whose global batches may be larger than the data.
+    TailName for (Tail, bool) {
         #[default]
-        Carry, "carry" => Tail::Carry;
-        Repeat, "repeat" => Tail::Carry;
-        Drop, "drop" => Tail::Drop;
-        Short, "short" => Tail::Short;
+        Carry, "carry" => (Tail::Carry, false);
+        Repeat, "repeat" => (Tail::Carry, true);
+        Drop, "drop" => (Tail::Drop, false);
+        Short, "short" => (Tail::Short, false);
     }
 }
 
@@ -349,8 +349,9 @@ impl OrderSettings {
     /// Applies the settings to a planner builder, which may restore a state.
     #[must_use]
     pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
-        let mut builder = builder.first_epoch(self.first_epoch).tail(self.tail.into()).shuffle(self.shuffle);
-        if self.tail == TailName::Repeat {
+        let (tail, repeats_samples): (Tail, bool) = self.tail.into();
+        let mut builder = builder.first_epoch(self.first_epoch).tail(tail).shuffle(self.shuffle);
+        if repeats_samples {
             builder = builder.repeat_samples();
         }
         if self.accept_changed_data { builder.accept_changed_data() } else { builder }

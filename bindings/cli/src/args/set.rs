@@ -139,7 +139,9 @@ mod tests {
         let other = parsed(&["plan.stages=1"]).unwrap_err();
         assert!(other.contains("no effect") && other.contains("`order`, `plan.schedule`"), "{other}");
         assert!(
-            parsed(&["order.tail=keep"]).unwrap_err().contains("expected carry, drop or short, found `keep`")
+            parsed(&["order.tail=keep"])
+                .unwrap_err()
+                .contains("expected carry, repeat, drop or short, found `keep`")
         );
     }
 

@@ -50,8 +50,8 @@ pub(crate) struct OrderArgs {
     json: bool,
 }
 
-accepted!(OrderAccepted: "order", "plan", "processor.length_buckets", "processor.layout", "processor.chat_template",
-    "processor.caption_prompt", "cost", "index", "store");
+accepted!(OrderAccepted: "order", "plan", "processor.length_buckets", "processor.layout",
+    "processor.chat_template", "processor.caption_prompt", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct OrderLine<'a> {

@@ -67,9 +67,8 @@ struct SimulateArgs {
     json: bool,
 }
 
-accepted!(SimulateAccepted: "plan", "order.shuffle", "order.tail",
-    "processor.length_buckets", "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost",
-    "space", "index", "store");
+accepted!(SimulateAccepted: "plan", "order.shuffle", "order.tail", "processor.length_buckets",
+    "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost", "space", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct SimulateReport {

@@ -64,8 +64,8 @@ pub(crate) struct StreamArgs {
     json: bool,
 }
 
-accepted!(StreamAccepted: "read.fields", "read.decode", "read.workers", "read.buffered_bytes", "read.error_budget",
-    "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
+accepted!(StreamAccepted: "read.fields", "read.decode", "read.workers", "read.buffered_bytes",
+    "read.error_budget", "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
     "augment", "index.videos", "store");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
