@@ -42,7 +42,7 @@ pub struct StoreSettings {
     /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system
     /// calls.
     pub read: ReadModeName,
-    /// What shard names may reach: `pipe` lets names `pipe:COMMAND` run shell commands that print the shard;
+    /// Reach of shard names: `pipe` lets names `pipe:COMMAND` run shell commands that print the shard;
     /// `outside` lets shard lists name remote shards and shards outside the directory of the list. Default:
     /// neither.
     #[cfg_attr(feature = "schema", schemars(with = "Names"))]
@@ -62,7 +62,7 @@ impl Default for StoreSettings {
     }
 }
 
-/// What shard names may reach beyond files and stores.
+/// Reach of shard names beyond files and stores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// Shell commands.

@@ -110,7 +110,7 @@ pub(super) fn describe<'py>(py: Python<'py>, dataset: &Dataset) -> PyResult<Boun
 /// Returns the settings of the shard stores: those of this machine, from environment variables, and those of
 /// the dataset.
 ///
-/// - `allow`: what shard names may reach: `pipe`, `outside`
+/// - `allow`: reach of shard names: `pipe`, `outside`
 ///
 /// # Errors
 /// `ConfigError` for an environment variable with an invalid value and for another name in `allow`.
