@@ -15,7 +15,7 @@ import torch._dynamo as dynamo
 
 PROCESSORS = {
     "as they come": dflop.Processor(),
-    "pad_to_tokens=3000": dflop.Processor(pad_to_tokens=3000),
+    "fixed:3000": dflop.Processor(length_buckets="fixed:3000"),
     "ladders": dflop.Processor(length_buckets="ladder", media_buckets="ladder"),
     "multiples of 256 tokens and 512 patches": dflop.Processor(length_buckets=256, media_buckets=512),
 }
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
-    dataset = dflop.Dataset(arguments.shards, tokenizer=arguments.model, model=arguments.model)
+    dataset = dflop.Dataset(arguments.shards)
     lines, patches_as_they_come = [], 0
     for name, processor in PROCESSORS.items():
         common = {"global_batch_size": 32, "microbatches": 4, "steps": 10, "array_type": "torch"}

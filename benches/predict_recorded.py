@@ -37,7 +37,7 @@ def cost_model(name, vision, llm):
             # by role, as both may have one name
             role = "vision" if file is vision else "llm"
             shutil.copy(file, pathlib.Path(directory) / f"{role}.csv")
-        return dflop.CostModel(name, profile=directory)
+        return dflop.CostModel(name, device=directory)
 
 
 def predicted_ms(model, line, samples):

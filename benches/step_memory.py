@@ -32,9 +32,9 @@ except dflop.Error as error:
 MIB = 1 << 20
 SETTINGS = [
     {"global_batch_size": 10_000, "microbatches": 1},
-    {"global_batch_size": 10_000, "microbatches": 1, "order": {"repeat_samples": True}},
-    {"global_batch_size": 10_000, "microbatches": 100, "order": {"repeat_samples": True}},
-    {"global_batch_size": 10_000, "microbatches": 1_000, "order": {"repeat_samples": True}},
+    {"global_batch_size": 10_000, "microbatches": 1, "order": {"tail": "repeat"}},
+    {"global_batch_size": 10_000, "microbatches": 100, "order": {"tail": "repeat"}},
+    {"global_batch_size": 10_000, "microbatches": 1_000, "order": {"tail": "repeat"}},
     {"global_batch_size": 128, "microbatches": 16, "read": {"buffered_bytes": 32 * MIB}},
     {"global_batch_size": 128, "microbatches": 16, "read": {"buffered_bytes": 100 * MIB}},
     {"global_batch_size": 128, "microbatches": 16},

@@ -19,7 +19,7 @@ STRATEGIES = ("balanced", "data-blind")
 
 def run(arguments, strategy):
     """Returns throughput, simulated seconds and the losses of one run."""
-    command = [arguments.dflop, "train", arguments.config, "--set", f"plan.strategy={strategy}", "--steps", str(arguments.steps), "--json"]
+    command = [arguments.dflop, "train", arguments.config, "--strategy", strategy, "--steps", str(arguments.steps), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")

@@ -103,7 +103,7 @@ def _replay(shards: Path, share: float, added: float, steps: int) -> dict[str, A
         "steps": steps,
     }
     plain = dflop.BalancedLoader(shards, **settings)
-    corrected = dflop.BalancedLoader(shards, plan=dflop.Plan(correction_interval=INTERVAL), **settings)
+    corrected = dflop.BalancedLoader(shards, **settings)
     noise = random.Random(SEED + 1)
     without, with_corrections, reporting, modes = [], [], [], []
     for before, after in zip(plain, corrected, strict=True):
@@ -112,7 +112,7 @@ def _replay(shards: Path, share: float, added: float, steps: int) -> dict[str, A
         with_corrections.append(_imbalance(truth))
         measured = [[one * (1 + NOISE * noise.gauss(0, 1)) for one in rank] for rank in truth]
         start = time.perf_counter()
-        report = corrected.report_stage_seconds(after, {"llm": measured})
+        report = corrected.report_stage_seconds(after, {"llm": measured}, interval=INTERVAL)
         reporting.append(time.perf_counter() - start)
         if report is not None:
             modes.append(report["next_mode"])

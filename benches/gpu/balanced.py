@@ -68,7 +68,7 @@ class Reports:
     def __init__(self):
         self.seconds = []
 
-    def report_stage_seconds(self, step, seconds):
+    def report_stage_seconds(self, step, seconds, *, interval=32):
         """Keeps the times of a rank."""
         self.seconds.append(seconds)
 
@@ -85,7 +85,7 @@ class Cut:
     def __init__(self, name, bench, cost_model, plan):
         self.name = name
         self.loaders = [bench.loader(rank, cost_model, plan(strategy_of(name))) for rank in range(bench.args.dp)]
-        uncounted = bench.dflop.Processor(skip_media_tensors=True)
+        uncounted = bench.dflop.Processor(dtype="none")
         self.blind = bench.loader(0, cost_model, plan("data-blind"), uncounted)
         self.steps, self.blind_steps = [iter(loader) for loader in self.loaders], iter(self.blind)
         self.measured = {}
@@ -123,8 +123,8 @@ class Cut:
         """Reports measured times to the loaders, and those of the data-blind cut to the loader that counts it."""
         ranks, blind = self.next()
         for loader, step in zip(self.loaders, ranks, strict=True):
-            loader.report_stage_seconds(step, seconds)
-        self.blind.report_stage_seconds(blind, blind_seconds)
+            loader.report_stage_seconds(step, seconds, interval=1)
+        self.blind.report_stage_seconds(blind, blind_seconds, interval=1)
 
     def skip(self, steps):
         """Goes on without reading."""
@@ -267,7 +267,7 @@ class Bench:
             self.model.train()
             self.model.zero_grad(set_to_none=True)
         measured.write(directory)
-        return dflop.CostModel(str(self.directory), profile=str(directory))
+        return dflop.CostModel(str(self.directory), device=str(directory))
 
     def make_cuts(self):
         """Returns the cuts that are asked for."""
@@ -281,7 +281,7 @@ class Bench:
         made = {
             "tokens": lambda: (preset, plan(cost=self.tokens)),
             "profile": lambda: (self.profile(), plan()),
-            "corrected": lambda: (preset, plan(correction_interval=1)),
+            "corrected": lambda: (preset, plan()),
         }
         return [Cut(name, self, *made.get(name, lambda: (preset, plan()))()) for name in CUTS if name in wanted]
 

@@ -28,7 +28,7 @@ class Loader:
     def __init__(self):
         self.reports = []
 
-    def report_stage_seconds(self, step, seconds):
+    def report_stage_seconds(self, step, seconds, *, interval=32):
         self.reports.append(seconds)
 
 

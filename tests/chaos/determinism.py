@@ -165,7 +165,7 @@ def commands_in(place: pathlib.Path) -> dict[str, Command]:
     config = pathlib.Path(__file__).with_name("train.toml")
     batch = ("--global-batch-size", 16, "--dp-size", 2, "--microbatches", 2)
     tokenizer = REPOSITORY / "tests/golden/model_inputs/chatml"
-    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--set", "processor.skip_media_tensors=true")
+    model = ("--tokenizer", tokenizer, "--model", "qwen2-vl-7b", "--set", "processor.dtype=none")
     plan = ("plan", "--shapes", shapes, "--gpus", 8, "--global-batch-size", 32, "--model", "internvl3-8b", "--batches", 8)
     stream = ("stream", place / "damaged", "--decode", "media", "--set", f"read.error_budget={1}", "--shuffle-buffer", 50)
     seconds = frozenset({"seconds"})

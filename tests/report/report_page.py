@@ -21,7 +21,7 @@ WIDTHS = [390, 1280]
 THEMES = ["light", "dark"]
 PAGE_BYTES_MAX = 2_000_000
 MODEL = ["--model", "omni-7b"]
-STEPS = ["--global-batch-size", "24", "--dp-size", "2", "--microbatches", "4", "--set", "plan.stages=1,1,2", "--set", "plan.search_effort=500"]
+STEPS = ["--global-batch-size", "24", "--dp-size", "2", "--microbatches", "4", "--set", "plan.stages=1,1,2", "--set", "plan.strategy=search:500"]
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 

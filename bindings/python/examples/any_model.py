@@ -85,8 +85,8 @@ class Kite(nn.Module):
 
 def loader_of(shards, **settings):
     # Texts are counted by the tokenizer; without one, the index has estimates.
-    dataset = dflop.Dataset(shards, tokenizer=shards.parent / "model" / "tokenizer.json")
-    processor = dflop.CustomProcessor(batch=KiteProcessor(), threads=2)
+    dataset = dflop.Dataset(shards).count_tokens(shards.parent / "model" / "tokenizer.json")
+    processor = dflop.CustomProcessor(batch=KiteProcessor())
     defaults = {"global_batch_size": 16, "microbatches": 4, "steps": 8, "array_type": "torch"}
     return dflop.BalancedLoader(dataset, model=KITE, processor=processor, **defaults | settings)
 

@@ -23,7 +23,7 @@ def main() -> None:
         )
 
     # 2. Predict: the index has the shape of every sample from its headers, the cost model predicts its cost.
-    dataset = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
+    dataset = dflop.Dataset(directory / "shards").count_tokens(model=directory / "model")
     costs = pyarrow.table(dflop.CostModel(directory / "model").annotate(dataset))
     tokens = costs.column("tokens").to_pylist()
     print(

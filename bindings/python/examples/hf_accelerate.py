@@ -17,7 +17,7 @@ DIRECTORY, MICROBATCHES = dflop.example.directory(), 2
 def train(checkpoint, *, steps, is_resumed=False):
     accelerator = accelerate.Accelerator(gradient_accumulation_steps=MICROBATCHES)
     rank = {"dp_rank": accelerator.process_index, "dp_size": accelerator.num_processes}
-    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
+    ds = dflop.Dataset(DIRECTORY / "shards")
     loader = dflop.BalancedLoader(
         ds, model=DIRECTORY / "model", global_batch_size=16, microbatches=MICROBATCHES, **rank
     )

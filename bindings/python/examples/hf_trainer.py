@@ -19,7 +19,7 @@ def train(out, *, resume=None, **settings):
     settings |= {"ddp_find_unused_parameters": False}  # one without images has a blank one
     args = transformers.TrainingArguments(out, report_to="none", disable_tqdm=True, **settings)
     model, rank = DIRECTORY / "model", {"dp_rank": args.process_index, "dp_size": args.world_size}
-    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
+    ds = dflop.Dataset(DIRECTORY / "shards")
     loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=MICROBATCHES, **rank)
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(model)

@@ -1,7 +1,7 @@
 """Trains with JAX and Flax: a classifier on images without a copy, and a language model compiled once.
 
 `Loader(array_type="jax")` delivers images as JAX arrays over the loader's memory, through DLPack. JAX
-compiles again for every new shape, so images are padded to a fixed number, and `pad_to_tokens` pads every
+compiles again for every new shape, so images are padded to a fixed number, and `fixed:N` pads every
 microbatch to the same number of tokens. A mask separates the samples of a microbatch.
 """
 
@@ -45,8 +45,8 @@ def images():
 
 
 def texts():
-    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=DIRECTORY / "model", model=DIRECTORY / "model")
-    processor = dflop.Processor(pad_to_tokens=TOKENS, skip_media_tensors=True)
+    ds = dflop.Dataset(DIRECTORY / "shards")
+    processor = dflop.Processor(length_buckets=f"fixed:{TOKENS}", dtype="none")
     settings = {"global_batch_size": 6, "steps": 12, "processor": processor, "array_type": "jax"}
     for step in dflop.BalancedLoader(ds, model=DIRECTORY / "model", **settings):
         (mb,) = step.microbatches

@@ -19,7 +19,7 @@ DIRECTORY, MICROBATCHES = dflop.example.directory(samples=96), 2
 class Data(lightning.LightningDataModule):
     def train_dataloader(self):
         model, rank, size = DIRECTORY / "model", self.trainer.global_rank, self.trainer.world_size
-        ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=model, model=model)
+        ds = dflop.Dataset(DIRECTORY / "shards")
         settings = {"global_batch_size": 32, "microbatches": MICROBATCHES, "dp_rank": rank, "dp_size": size}
         loader = dflop.BalancedLoader(ds, model=model, **settings)
         return dflop.torch.Microbatches(loader, MICROBATCHES)

@@ -17,10 +17,10 @@ SPLITS = {"train": {"fraction": [0, 0.8]}, "valid": {"fraction": [0.8, 0.9]}, "t
 
 def data_iterator(split, **rank):
     model = DIRECTORY / "model"
-    ds = dflop.Dataset(DIRECTORY / "shards", split=split, tokenizer=model, model=model)
+    ds = dflop.Dataset(DIRECTORY / "shards", split=split)
     order = dflop.Order(validation=split != "train")
     rank |= {"microbatches": MICROBATCHES, "global_batch_size": 8, "order": order}
-    rank["processor"] = dflop.Processor(pad_to_tokens=SEQ_LENGTH)
+    rank["processor"] = dflop.Processor(length_buckets=f"fixed:{SEQ_LENGTH}")
     return dflop.torch.MegatronIterator(dflop.BalancedLoader(ds, model=model, **rank))
 
 

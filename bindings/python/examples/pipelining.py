@@ -1,6 +1,6 @@
 """Trains a pipeline of two stages, vision tower and language model, with `torch.distributed.pipelining`.
 
-Stages exchange activations of one shape, so `pad_to_tokens` pads all microbatches to one length. Padding is
+Stages exchange activations of one shape, so `fixed:640` pads all microbatches to one length. Padding is
 masked from the loss and has a cost in the plan; a step that does not fit is an error before it starts.
 """
 
@@ -53,7 +53,9 @@ if __name__ == "__main__":
     schedule = Schedule1F1B(stage, 4, loss_fn=loss_of, scale_grads=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     settings = {"model": directory / "model", "global_batch_size": 16, "microbatches": 4, "steps": 8}
-    settings["processor"] = dflop.Processor(pad_to_tokens=640, skip_media_tensors=rank > 0)
+    settings["processor"] = dflop.Processor(
+        length_buckets="fixed:640", dtype="none" if rank > 0 else "float32"
+    )
     settings["plan"] = dflop.Plan(stages=[1, 1], schedule="1f1b")
     for step in dflop.BalancedLoader(directory / "shards", **settings):
         print(f"stage {rank}, step {step.step}: loss {backward(schedule, step, rank):.3f}", flush=True)

@@ -17,7 +17,7 @@ MODEL = DIRECTORY / "model"
 
 
 def dataloader(*, dp_rank=0, dp_world_size=1, global_batch_size=16):
-    ds = dflop.Dataset(DIRECTORY / "shards", tokenizer=MODEL, model=MODEL)
+    ds = dflop.Dataset(DIRECTORY / "shards")
     rank = {"dp_rank": dp_rank, "dp_size": dp_world_size, "microbatches": MICROBATCHES}
     loader = dflop.BalancedLoader(ds, model=MODEL, global_batch_size=global_batch_size, **rank)
     return dflop.torch.TitanDataLoader(loader)

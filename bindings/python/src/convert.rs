@@ -232,6 +232,16 @@ impl Arguments {
         Self(arguments.unbind())
     }
 
+    /// Returns the dictionary.
+    pub(crate) fn dict<'py>(&self, py: Python<'py>) -> &Bound<'py, PyDict> {
+        self.0.bind(py)
+    }
+
+    /// Returns another reference to the same arguments.
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self(self.0.clone_ref(py))
+    }
+
     /// Removes arguments that are `None`.
     pub(crate) fn without_none(self, py: Python<'_>) -> PyResult<Self> {
         let arguments = self.0.bind(py);

@@ -116,8 +116,10 @@ fn keyword(setting: &'static str) -> &'static str {
         "samples_max" => "samples",
         "buffered_bytes_max" => "buffered_bytes",
         "stall_seconds_error" => "stall_seconds",
-        "transforms.threads" => "transform_threads",
-        "work" => "search_effort",
+        "transforms.threads" => "python_threads",
+        "work" => "strategy",
+        "pad_to_tokens" => "length_buckets",
+        "sample_multiple_of" => "layout",
         setting => setting,
     }
 }

@@ -12,7 +12,7 @@ use super::transform::{FirstException, UserCode};
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::decode::Decode;
 use dflop_loader::index::SampleRow;
-use dflop_loader::settings::ReadSettings as Settings;
+use dflop_loader::settings::{DecodeName, ReadSettings as Settings};
 use dflop_loader::{BalancedLoaderBuilder, CostInput, Dataset, LoaderBuilder, LoaderSettings, Mixture};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -101,18 +101,18 @@ impl ReadSettings {
     /// Reads the fields in a `dflop.Read`.
     pub(crate) fn new(group: &Group<'_>, arguments: &ReadArguments<'_, '_>) -> PyResult<Self> {
         let ReadArguments { seed, framework, transforms, image, is_prepared } = *arguments;
-        let decode: String = group.get("decode")?;
-        let delivery = Delivery::new(framework, &decode);
-        let user_code = UserCode::new(group.get("transform_threads")?, seed, delivery, is_prepared);
-        let first_exception = user_code.first_exception.clone();
-        let decoding = parse_decode(&decode, image)?;
         let read: Settings = group.settings()?;
+        let decoding = decoding(read.decode, image)?;
+        let delivery = Delivery { framework, is_decoded: read.decode != DecodeName::Raw };
+        let user_code = UserCode::new(python_threads(group)?, seed, delivery, is_prepared);
+        let first_exception = user_code.first_exception.clone();
         let mut settings = read.apply(LoaderSettings::default()).map_err(DflopError::from)?;
         settings = settings.decode(decoding).seed(seed).transforms(user_code.transforms(transforms)?);
         let augment = group.get::<Option<Bound<'_, PyAugment>>>("augment")?;
         let augment = augment.map(|augment| augment.get().settings.clone());
-        if let Some(augment) = augment.or_else(|| image.and_then(|image| image.augment.clone())) {
-            settings = settings.augment(augment.build()?);
+        let augment = augment.or_else(|| image.and_then(|image| image.augment.clone()));
+        if let Some(augment) = augment.unwrap_or_default().augment().map_err(DflopError::from)? {
+            settings = settings.augment(augment);
         }
         Ok(Self { settings, is_decoded: decoding == Decode::Media, read, first_exception, delivery })
     }
@@ -137,15 +137,22 @@ impl ReadSettings {
     }
 }
 
-/// Parses the decode setting.
-fn parse_decode(name: &str, image: Option<&Image>) -> Result<Decode, DflopError> {
+/// Reads the number of threads that call functions of the user from a `dflop.Read`.
+pub(crate) fn python_threads(group: &Group<'_>) -> PyResult<usize> {
+    match group.get::<usize>("python_threads")? {
+        0 => Err(DflopError::config("python_threads", "must be at least 1").into()),
+        threads => Ok(threads),
+    }
+}
+
+/// Returns how the loader decodes fields.
+fn decoding(name: DecodeName, image: Option<&Image>) -> Result<Decode, DflopError> {
     match (name, image) {
-        ("media", Some(image)) => Ok(Decode::Pixels { side: image.side }),
-        ("media", None) => Ok(Decode::Media),
-        ("raw", None) => Ok(Decode::Raw),
-        ("raw", Some(_)) => {
+        (DecodeName::Raw, None) => Ok(Decode::Raw),
+        (DecodeName::Raw, Some(_)) => {
             Err(DflopError::config("decode", "`raw` delivers images as stored: drop `image`"))
         }
-        _ => Err(DflopError::config("decode", format!("expected media or raw, found `{name}`"))),
+        (_, Some(image)) => Ok(Decode::Pixels { side: image.side }),
+        (_, None) => Ok(Decode::Media),
     }
 }

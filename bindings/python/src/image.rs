@@ -2,16 +2,16 @@
 
 use std::num::NonZeroU32;
 
-use dflop_loader::media::augment::{Augment, ColorJitter};
 use dflop_loader::media::{PixelFormat, PixelLayout, PixelStatistics, PixelType};
+use dflop_loader::settings::AugmentSettings;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use super::convert::{Arguments, arguments};
 use crate::arrays::framework::Framework;
 use crate::error::DflopError;
+use crate::runtime::refuse_keywords;
 
-/// Default width-to-height ratio for a random crop, from 3:4 to 4:3.
-const CROP_RATIO: (f64, f64) = (0.75, 4.0 / 3.0);
 /// Default changes for brightness, contrast, saturation and hue.
 const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 
@@ -142,42 +142,23 @@ pub(crate) fn pixel_type(name: &str, framework: Framework) -> Result<PixelType, 
     }
 }
 
-/// Augmentation settings; the seed comes from the loader.
-#[derive(Debug, Clone)]
-pub(crate) struct AugmentSettings {
-    crop: Option<([f64; 2], [f64; 2])>,
-    flip: f64,
-    jitter: ColorJitter,
-}
-
-impl AugmentSettings {
-    pub(crate) fn build(&self) -> Result<Augment, DflopError> {
-        let mut builder = Augment::builder().flip(self.flip).color_jitter(self.jitter);
-        if let Some(([least, most], [narrowest, widest])) = self.crop {
-            builder = builder.random_crop(least..=most, narrowest..=widest);
-        }
-        Ok(builder.build()?)
-    }
-
-    fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
-        let ColorJitter { brightness, contrast, saturation, hue } = self.jitter;
-        let jitter = (brightness, contrast, saturation, hue);
-        let (crop_scale, flip) = (self.crop.map(|([least, most], _)| (least, most)), self.flip);
-        let crop_ratio = self.crop.map_or(CROP_RATIO, |(_, [narrowest, widest])| (narrowest, widest));
-        // A signature does not state defaults that are tuples.
-        let crop_ratio = (crop_ratio != CROP_RATIO).then_some(crop_ratio);
-        let color_jitter = (jitter != NO_JITTER).then_some(jitter);
-        arguments!(py, crop_scale, crop_ratio, flip, color_jitter).without_none(py)
-    }
+/// Returns the arguments of `dflop.Augment` for some settings.
+fn augment_arguments(py: Python<'_>, settings: &AugmentSettings) -> PyResult<Arguments> {
+    let crop = settings.crop.as_deref().map(|numbers| PyTuple::new(py, numbers)).transpose()?;
+    let [brightness, contrast, saturation, hue] = settings.color_jitter;
+    let jitter = (brightness, contrast, saturation, hue);
+    // A signature does not state a default that is a tuple.
+    let color_jitter = (jitter != NO_JITTER).then_some(jitter);
+    let flip = settings.flip;
+    arguments!(py, crop, flip, color_jitter).without_none(py)
 }
 
 /// Random image augmentation; the same for a sample and epoch wherever the sample is decoded.
 ///
 /// Args:
-///     crop_scale (tuple[float, float]): minimum and maximum share of the area that a random crop keeps.
+///     crop (tuple[float, ...]): minimum and maximum share of the area that a random crop keeps; two more
+///         numbers are its minimum and maximum width divided by height, 3/4 and 4/3 unless they are given.
 ///         Default: no crop.
-///     crop_ratio (tuple[float, float]): minimum and maximum crop width divided by height. Default: 3/4 to
-///         4/3.
 ///     flip (float): probability for mirroring from left to right. Default: 0.
 ///     color_jitter (tuple[float, float, float, float]): maximum changes in brightness, contrast, saturation
 ///         and hue. Default: none.
@@ -186,7 +167,7 @@ impl AugmentSettings {
 ///     ConfigError: a setting is out of range.
 ///
 /// Examples:
-///     >>> augment = dflop.Augment(crop_scale=(0.5, 1.0), flip=0.5, color_jitter=(0.2, 0.2, 0.2, 0.05))
+///     >>> augment = dflop.Augment(crop=(0.5, 1.0), flip=0.5, color_jitter=(0.2, 0.2, 0.2, 0.05))
 ///     >>> loader = dflop.Loader("shards/", image=dflop.Image(64, augment=augment), seed=1)
 ///     >>> next(iter(loader))["image"].shape
 ///     (28, 3, 64, 64)
@@ -203,28 +184,30 @@ pub(crate) struct PyAugment {
 #[pymethods]
 impl PyAugment {
     #[new]
-    #[pyo3(signature = (*, crop_scale=None, crop_ratio=CROP_RATIO, flip=0.0, color_jitter=NO_JITTER))]
+    #[pyo3(
+        signature = (*, crop=None, flip=0.0, color_jitter=NO_JITTER, **unknown),
+        // The same without the keywords that are refused.
+        text_signature = "(*, crop=None, flip=0.0, color_jitter=...)"
+    )]
     fn new(
-        crop_scale: Option<(f64, f64)>,
-        crop_ratio: (f64, f64),
+        py: Python<'_>,
+        crop: Option<Vec<f64>>,
         flip: f64,
         color_jitter: (f64, f64, f64, f64),
+        unknown: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        refuse_keywords(py, "Augment", unknown.as_ref())?;
         let (brightness, contrast, saturation, hue) = color_jitter;
-        let settings = AugmentSettings {
-            crop: crop_scale.map(|(least, most)| ([least, most], [crop_ratio.0, crop_ratio.1])),
-            flip,
-            jitter: ColorJitter { brightness, contrast, saturation, hue },
-        };
-        settings.build()?;
+        let settings = AugmentSettings { crop, flip, color_jitter: [brightness, contrast, saturation, hue] };
+        settings.augment().map_err(DflopError::from)?;
         Ok(Self { settings })
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
-        Ok((slf.get().settings.arguments(slf.py())?.constructor(&slf.get_type())?, ()))
+        Ok((augment_arguments(slf.py(), &slf.get().settings)?.constructor(&slf.get_type())?, ()))
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        slf.get().settings.arguments(slf.py())?.repr(&slf.get_type())
+        augment_arguments(slf.py(), &slf.get().settings)?.repr(&slf.get_type())
     }
 }

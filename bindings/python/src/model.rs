@@ -1,12 +1,13 @@
 //! `dflop.CostModel`: predicts sample tokens and seconds for a model, a device and a training setup.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{
-    AudioLength, CostModel, DeviceRate, ImageSize, ModelSpec, Module, SampleCost, SampleShape, VideoShape,
+    AudioLength, CostModel, DeviceRate, ImageSize, ModelSpec, Module, Profile, SampleCost, SampleShape,
+    VideoShape,
 };
 use dflop_loader::cost_table;
 use dflop_loader::model::spec_from_names;
@@ -18,6 +19,7 @@ use pyo3::types::{PyDict, PyList};
 use super::convert::{Arguments, Names, arguments};
 use crate::dataset::PyDataset;
 use crate::error::DflopError;
+use crate::runtime::refuse_keywords;
 use crate::table::Table;
 
 /// Device preset for a model without a device.
@@ -89,6 +91,12 @@ impl ModelSettings {
     }
 }
 
+/// Returns whether a device is the path or the name of a measured profile rather than a preset.
+fn is_profile(device: &str) -> bool {
+    let is_path = || device.contains(['/', '\\']) || device.ends_with(".csv") || Path::new(device).exists();
+    DeviceRate::preset(device).is_err() && (Profile::shipped_names().contains(&device) || is_path())
+}
+
 /// Returns a model with these modules, whose own costs are never used.
 pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostModel, DflopError> {
     let mut spec = ModelSpec::preset("tiny")?;
@@ -109,27 +117,33 @@ pub(crate) struct PyCostModel {
 #[pymethods]
 impl PyCostModel {
     #[new]
-    #[pyo3(signature = (
-        model, *, device="h100", profile=None, profile_tp=None, profile_check=true, freeze=None, recompute="none"
-    ))]
-    #[expect(clippy::too_many_arguments, reason = "one keyword each")]
+    #[pyo3(
+        signature = (model, *, device=None, profile_tp=None, freeze=None, recompute="none", **unknown),
+        // The same without the keywords that are refused.
+        text_signature = "(model, *, device='h100', profile_tp=None, freeze=None, recompute='none')"
+    )]
     fn new(
         py: Python<'_>,
         model: Names,
-        device: &str,
-        profile: Option<PathBuf>,
+        device: Option<Names>,
         profile_tp: Option<[u32; 2]>,
-        profile_check: bool,
         freeze: Option<String>,
         recompute: &str,
+        unknown: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        refuse_keywords(py, "CostModel", unknown.as_ref())?;
         let model = model.0;
-        let arguments = arguments!(py, model, device, profile, profile_tp, profile_check, freeze, recompute);
+        let device = device.map_or_else(|| DEVICE.to_owned(), |Names(names)| names.join(","));
+        let arguments = arguments!(py, model, device, profile_tp, freeze, recompute);
+        let profile = is_profile(&device).then(|| PathBuf::from(&device));
+        if profile.is_none() && profile_tp.is_some() {
+            return Err(DflopError::config("profile_tp", "needs a measured profile as `device`").into());
+        }
         let freeze = freeze.map(|parts| parts.parse()).transpose().map_err(DflopError::from)?;
         let profile_tp = profile_tp.map(Vec::from);
-        let mut settings = CostSettings { profile_tp, profile_check, freeze, ..CostSettings::default() };
+        let mut settings = CostSettings { profile_tp, freeze, ..CostSettings::default() };
         set(&mut settings, "recompute", recompute.into()).map_err(DflopError::from)?;
-        let settings = ModelSettings { names: model, device: device.to_owned(), profile, settings };
+        let settings = ModelSettings { names: model, device, profile, settings };
         let model = py.detach(|| settings.cost_model())?;
         Ok(Self { names: settings.names, model: Arc::new(model), arguments })
     }

@@ -61,7 +61,7 @@ class Balanced(WithExample):
         for meet in ("step", "microbatch", "microbatch:2"):
             predicted = {}
             for strategy in ("search", "data-blind"):
-                plan = dflop.Plan(synchronize=meet, strategy=strategy)
+                plan = dflop.Plan(schedule=meet, strategy=strategy)
                 loader = self.loader(dp_size=2, steps=5, plan=plan)
                 predicted[strategy] = sum(step.makespan_seconds for step in loader)
             self.assertLess(predicted["search"], 0.95 * predicted["data-blind"], meet)
@@ -112,14 +112,14 @@ class Balanced(WithExample):
         self.assertEqual(self.loader().steps_per_epoch, 6)
 
     def test_padding_gives_equal_shapes_and_is_no_target(self) -> None:
-        loader = self.loader(processor=dflop.Processor(pad_to_tokens=1024), microbatches=4, steps=3)
+        loader = self.loader(processor=dflop.Processor(length_buckets="fixed:1024"), microbatches=4, steps=3)
         for step in loader:
             for mb in step.microbatches:
                 self.assertEqual(mb["input_ids"].shape, (1, 1024))
                 self.assertEqual(mb.tokens + mb.padding_tokens, 1024)
                 self.assertTrue((mb["labels"][0, mb.tokens :] == -100).all())
         exact = self.loader(microbatches=4, steps=1)
-        padded = self.loader(processor=dflop.Processor(pad_to_tokens=4096), microbatches=4, steps=1)
+        padded = self.loader(processor=dflop.Processor(length_buckets="fixed:4096"), microbatches=4, steps=1)
         cost = [
             sum(mb.module_seconds["llm"] for step in loader for mb in step.microbatches)
             for loader in (padded, exact)
@@ -127,10 +127,10 @@ class Balanced(WithExample):
         self.assertGreater(cost[0], cost[1])
 
     def test_too_short_a_fixed_length_is_an_error_before_the_step(self) -> None:
-        loader = self.loader(processor=dflop.Processor(pad_to_tokens=64))
+        loader = self.loader(processor=dflop.Processor(length_buckets="fixed:64"))
         with self.assertRaises(dflop.PlanError) as caught:
             next(iter(loader))
-        self.assertRegex(str(caught.exception), "pad_to_tokens")
+        self.assertRegex(str(caught.exception), "fixed length")
         self.assertEqual(caught.exception.step, 0)
 
     def test_without_a_tokenizer_samples_are_decoded(self) -> None:
@@ -172,7 +172,7 @@ class Balanced(WithExample):
                 loader.media_shares(step, microbatch, ranks)
 
     def test_stage_times_change_later_plans(self) -> None:
-        loader = self.loader(microbatches=4, plan=dflop.Plan(correction_interval=4))
+        loader = self.loader(microbatches=4)
         reports = []
         for step in loader:
             # Long microbatches take twice as long as predicted.
@@ -180,7 +180,7 @@ class Balanced(WithExample):
                 mb.module_seconds["llm"] * (2.0 if mb.tokens > 250 else 1.0) for mb in step.microbatches
             ]
             times = {"llm": [seconds], "vision": [[float("nan")] * 4]}
-            reports.append(loader.report_stage_seconds(step, times))
+            reports.append(loader.report_stage_seconds(step, times, interval=4))
             if step.step == 23:
                 break
         reported = [report for report in reports if report is not None]
@@ -209,6 +209,15 @@ class Balanced(WithExample):
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
                 loader.report_stage_seconds(step, seconds)
 
+    def test_all_reports_name_one_interval(self) -> None:
+        loader, times = self.loader(), {"llm": [[1.0, 1.0]]}
+        step = next(iter(loader))
+        with self.assertRaisesRegex(dflop.ModelError, "interval"):
+            loader.report_stage_seconds(step, times, interval=0)
+        loader.report_stage_seconds(step, times, interval=2)
+        with self.assertRaisesRegex(dflop.ConfigError, "`interval`: expected 2 steps, as before, found 3"):
+            loader.report_stage_seconds(step, times, interval=3)
+
     def test_settings_are_checked_at_once(self) -> None:
         for settings, error, reason in [
             ({"model": "no-such-model"}, dflop.ModelError, "unknown model"),
@@ -218,9 +227,9 @@ class Balanced(WithExample):
             ({"processor": dflop.Processor(layout="dense")}, dflop.ConfigError, "layout"),
             ({"tokenizer": self.directory / "none.json"}, dflop.ReadError, "none.json"),
             (
-                {"model": "tiny", "processor": dflop.Processor(pad_to_tokens=64)},
+                {"model": "tiny", "processor": dflop.Processor(length_buckets="fixed:64")},
                 dflop.ConfigError,
-                "pad_to_tokens.*needs a tokenizer",
+                "length_buckets.*needs a tokenizer",
             ),
             (
                 {"model": "tiny", "processor": dflop.Processor(length_buckets="ladder")},
@@ -232,12 +241,18 @@ class Balanced(WithExample):
                 dflop.ConfigError,
                 "dtype.*needs a tokenizer",
             ),
-            ({"plan": dflop.Plan(correction_interval=0)}, dflop.ModelError, "interval"),
+            ({"plan": dflop.Plan(stages=[1, 1], schedule="step")}, dflop.ConfigError, "leave out `stages`"),
         ]:
             with self.subTest(settings), self.assertRaisesRegex(error, reason):
                 self.loader(**settings)
         with self.assertRaisesRegex(dflop.ReadError, "no .csv"):
-            dflop.CostModel(self.model, profile=self.directory)
+            dflop.CostModel(self.model, device=self.directory)
+        with self.assertRaisesRegex(dflop.ReadError, "nowhere"):
+            dflop.CostModel(self.model, device="nowhere/profile.csv")
+        with self.assertRaisesRegex(dflop.ModelError, "unknown device `tpu`, known are .*h100"):
+            dflop.CostModel(self.model, device="tpu")
+        with self.assertRaisesRegex(dflop.ConfigError, "`profile_tp`: needs a measured profile"):
+            dflop.CostModel(self.model, profile_tp=[1, 2])
 
 
 class Costs(WithExample):

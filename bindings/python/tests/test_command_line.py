@@ -165,7 +165,7 @@ class InProcess(InFolder):
             "from dflop._native import cli\n"
             "write = lambda: pathlib.Path('fifo').write_bytes(pathlib.Path('a.tar').read_bytes())\n"
             "threading.Timer(0.2, write).start()\n"
-            "cli(['stream', 'pipe:cat fifo', '--set', 'store.allow_pipe=true', '--decode', 'raw', '--json'], program=['unused'])"
+            "cli(['stream', 'pipe:cat fifo', '--set', 'store.allow=pipe', '--decode', 'raw', '--json'], program=['unused'])"
         )
         ran = self.run_program(sys.executable, "-c", code)
         self.assertEqual(json.loads(ran.stdout)["samples"], 5, ran.stderr)

@@ -29,9 +29,9 @@ class Commands(WithExample):
         self.assertGreaterEqual(report["strategies"][2]["speedup"], 1.0)
 
     def test_simulate_runs_whole_models_on_gpus(self) -> None:
-        for synchronize, layout in (("microbatch", "FSDP over 2 GPUs"), ("step", "DDP over 2 GPUs")):
+        for schedule, layout in (("microbatch", "FSDP over 2 GPUs"), ("step", "DDP over 2 GPUs")):
             report = dflop.simulate(
-                self.shards, model=self.model, gpus=2, steps=2, plan={"synchronize": synchronize}
+                self.shards, model=self.model, gpus=2, steps=2, plan={"schedule": schedule}
             )
             self.assertEqual(report["layout"], layout)
             names = [strategy["name"] for strategy in report["strategies"]]
@@ -58,7 +58,7 @@ class Commands(WithExample):
             dflop.stats(self.shards, no_such_flag=1)
         with self.assertRaisesRegex(dflop.ConfigError, "unknown model"):
             dflop.stats(self.shards, model="none")
-        with self.assertRaisesRegex(dflop.ConfigError, "expected carry, drop or short, found `keep`"):
+        with self.assertRaisesRegex(dflop.ConfigError, "expected carry, repeat, drop or short, found `keep`"):
             dflop.simulate(self.shards, global_batch_size=4, dp_size=1, order={"tail": "keep"})
         with self.assertRaises(dflop.Error):
             dflop.stats(self.directory / "missing.tar")

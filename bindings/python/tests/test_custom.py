@@ -137,7 +137,7 @@ class Processors(Own):
         self.assertEqual({one["key"] for one in loader.skipped}, bad)
         self.assertIn("ValueError: no inputs of", loader.skipped[0]["reason"])
 
-        strict = self.prepared(processor=processor, read=dflop.Read(error_count=3))
+        strict = self.prepared(processor=processor, read=dflop.Read(error_budget="0.05:3"))
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
             for step in strict:
                 list(step.microbatches)
@@ -151,7 +151,8 @@ class Processors(Own):
             made.append(sample.key)
             return inputs(sample)
 
-        step = next(iter(self.prepared(processor=dataclasses.replace(PROCESSOR, inputs=slow, threads=2))))
+        processor = dataclasses.replace(PROCESSOR, inputs=slow)
+        step = next(iter(self.prepared(processor=processor, read=dflop.Read(python_threads=2))))
         first = next(microbatches := iter(step.microbatches))
         deadline = time.monotonic() + 10
         while len(made) == len(first.samples) and time.monotonic() < deadline:
@@ -167,12 +168,13 @@ class Processors(Own):
             ({"inputs": inputs}, TypeError, "collate"),
             ({"collate": collate}, TypeError, "inputs"),
             ({"inputs": inputs, "collate": 3}, TypeError, "`collate` to be a function, found int"),
-            ({"inputs": inputs, "collate": collate, "threads": 0}, ValueError, "at least 1"),
             ({"inputs": inputs, "batch": collate}, TypeError, "found both"),
             ({"batch": 3}, TypeError, "`batch` to be a function, found int"),
         ]:
             with self.subTest(reason), self.assertRaisesRegex(error, reason):
                 dflop.CustomProcessor(**settings)
+        with self.assertRaisesRegex(dflop.ConfigError, "`python_threads`: must be at least 1"):
+            self.prepared(read=dflop.Read(python_threads=0))
         with self.assertRaisesRegex(dflop.ConfigError, "your own code"):
             self.prepared(tokenizer=self.model)
 
@@ -185,7 +187,9 @@ class Batches(Own):
             calls.append([sample.key for sample in samples])
             return collate([inputs(sample) for sample in samples])
 
-        loader = self.loader(processor=dflop.CustomProcessor(batch=batch, threads=2), steps=3)
+        loader = self.loader(
+            processor=dflop.CustomProcessor(batch=batch), read=dflop.Read(python_threads=2), steps=3
+        )
         delivered = []
         for step in loader:
             for mb in step.microbatches:

@@ -1,8 +1,10 @@
 """Tests `dflop.Dataset`: indexes, splits, Arrow."""
 
 import json
+import os
 import pickle
 import unittest
+import unittest.mock
 
 import dflop
 import pyarrow
@@ -32,17 +34,17 @@ class Datasets(WithExample):
         self.assertEqual(costs.schema.field("llm_ns").type, pyarrow.uint64())
 
     def test_it_goes_to_other_processes(self) -> None:
-        ds = dflop.Dataset(self.shards, index=self.directory / "elsewhere", repeat=2)
+        ds = dflop.Dataset(self.shards, index=self.directory / "elsewhere").count_tokens(self.model).repeat(2)
         copy = pickle.loads(pickle.dumps(ds))
+        self.assertEqual(repr(copy), repr(ds))
+        self.assertTrue(repr(copy).endswith(".repeat(2)"), repr(copy))
         self.assertEqual(
             (copy.shards, copy.fingerprint, copy.index_path), (ds.shards, ds.fingerprint, ds.index_path)
         )
 
     def test_texts_are_counted_by_a_tokenizer(self) -> None:
         estimated = dflop.Dataset(self.shards, index=self.directory / "estimated")
-        exact = dflop.Dataset(
-            self.shards, index=self.directory / "exact", tokenizer=self.model, model=self.model
-        )
+        exact = dflop.Dataset(self.shards, index=self.directory / "exact").count_tokens(model=self.model)
         model = dflop.CostModel(self.model)
         counts = [pyarrow.table(model.annotate(ds)).column("tokens").to_pylist() for ds in (estimated, exact)]
         self.assertNotEqual(counts[0], counts[1])
@@ -56,13 +58,43 @@ class Datasets(WithExample):
         for step in loader:
             for mb in step.microbatches:
                 self.assertEqual(mb.planned_tokens, mb.tokens)
+        with self.assertRaisesRegex(dflop.ConfigError, "a tokenizer or a model"):
+            estimated.count_tokens(chat_template="{{ messages }}")
+
+    def test_an_index_is_built_anew_on_request(self) -> None:
+        dataset = dflop.Dataset(self.shards, index=self.directory / "anew")
+        path = dataset.index_path
+        built = path.stat().st_mtime_ns
+        self.assertEqual(dflop.Dataset(self.shards, index=self.directory / "anew").index_path, path)
+        self.assertEqual(path.stat().st_mtime_ns, built)
+        self.assertEqual(dataset.reindex(verify=True).skipped, [])
+        self.assertGreater(path.stat().st_mtime_ns, built)
+
+    def test_an_epoch_limit_ends_a_run(self) -> None:
+        ds = dflop.Dataset(self.shards / "000.tar")
+        settings = {"model": "tiny", "tokenizer": False, "global_batch_size": 8}
+        one, two = (dflop.BalancedLoader(ds.repeat(epochs), **settings) for epochs in (1, 2))
+        self.assertGreater(len(two), len(one))
+
+    def test_what_shard_names_may_reach_is_named(self) -> None:
+        with self.assertRaisesRegex(dflop.ConfigError, "expected pipe or outside, found `all`"):
+            dflop.Dataset(self.shards, allow="all")
+
+    def test_the_environment_sets_what_belongs_to_a_machine(self) -> None:
+        with unittest.mock.patch.dict(os.environ, {"DFLOP_READ": "pread", "DFLOP_CACHE_BYTES": "1"}):
+            self.assertEqual(len(dflop.Dataset(self.shards)), 96)
+        with (
+            unittest.mock.patch.dict(os.environ, {"DFLOP_READ": "mapped"}),
+            self.assertRaisesRegex(dflop.ConfigError, "`DFLOP_READ`: expected auto, mmap or pread"),
+        ):
+            dflop.Dataset(self.shards)
 
     def test_splits_are_read_through_the_index(self) -> None:
         splits = self.directory / "splits.json"
         splits.write_text(
             json.dumps({"splits": {"train": {"fraction": [0, 0.75]}, "val": {"fraction": [0.75, 1]}}})
         )
-        parts = [dflop.Dataset(self.shards, split=name, splits=splits) for name in ("train", "val")]
+        parts = [dflop.Dataset(self.shards, split=(name, splits)) for name in ("train", "val")]
         self.assertEqual(sum(map(len, parts)), 96)
         loader = dflop.BalancedLoader(
             parts[1],
@@ -77,7 +109,9 @@ class Datasets(WithExample):
         plain = [key for batch in dflop.Loader(parts[0]) for key in batch.sample_keys]
         self.assertEqual(len(plain), len(parts[0]))
         with self.assertRaises(dflop.ConfigError):
-            len(dflop.Dataset(self.shards, split="none", splits=splits))
+            len(dflop.Dataset(self.shards, split=("none", splits)))
+        with self.assertRaisesRegex(TypeError, "a pair of a name and the file"):
+            dflop.Dataset(self.shards, split=3)
 
 
 class BadData(InFolder):

@@ -115,7 +115,7 @@ class Ranks(WithExample):
         names = keys(dflop.Loader(self.shards))
         splits = self.directory / "splits.json"
         splits.write_text(json.dumps({"splits": {"few": {"keys": names[3:40:4]}}}))
-        dataset = dflop.Dataset(self.shards, split="few", splits=splits)
+        dataset = dflop.Dataset(self.shards, split=("few", splits))
         self.assertEqual(keys(dflop.Loader(dataset)), names[3:40:4])
         parts = [keys(dflop.Loader(dataset, dp_rank=rank, dp_size=3, batch_size=2)) for rank in range(3)]
         self.assertEqual([len(part) for part in parts], [4, 4, 4])
@@ -166,7 +166,7 @@ class BadSamples(InFolder):
 
     def test_pipes_have_no_length_and_cannot_be_dealt(self) -> None:
         shard = self.shard({"a.txt": b"x"})
-        piped = dflop.Dataset(f"pipe:cat {shard}", allow_pipe=True)
+        piped = dflop.Dataset(f"pipe:cat {shard}", allow="pipe")
         loader = dflop.Loader(piped)
         self.assertTrue(loader)
         with self.assertRaisesRegex(TypeError, "unknown"):

@@ -148,11 +148,11 @@ class Media(InFolder):
         path = self.shard({"a.jpg": GRAY_JPEG[:-2] + bytes(30) + GRAY_JPEG[-2:], "b.jpg": GRAY_JPEG})
         (batch,) = dflop.Loader(path)
         self.assertTrue((batch["jpg"][0] == batch["jpg"][1]).all())
-        strict = dflop.Loader(path, read=dflop.Read(strict=True, error_budget=1))
+        strict = dflop.Loader(path, read=dflop.Read(decode="strict", error_budget=1))
         (batch,) = strict
         self.assertEqual(batch.sample_keys, ["b"])
         self.assertIn("unused data before the end marker", strict.skipped[0]["reason"])
-        strict = dflop.Loader(path, image=dflop.Image(8), read=dflop.Read(strict=True, error_budget=1))
+        strict = dflop.Loader(path, image=dflop.Image(8), read=dflop.Read(decode="strict", error_budget=1))
         self.assertEqual([batch["image"].shape[0] for batch in strict], [1])
 
     def test_a_medium_without_a_decoder_is_named(self) -> None:
@@ -166,7 +166,7 @@ class Media(InFolder):
 
     def test_augmentations_depend_on_the_epoch_alone(self) -> None:
         path = self.shard({"a.png": example._png(60, 60, 5)})
-        image = dflop.Image(size=16, augment=dflop.Augment(crop_scale=(0.1, 0.5), flip=0.5))
+        image = dflop.Image(size=16, augment=dflop.Augment(crop=(0.1, 0.5), flip=0.5))
         one, two = (
             dflop.Loader(path, image=image, seed=3, read=dflop.Read(workers=workers), epochs=2)
             for workers in (1, 2)
@@ -299,7 +299,7 @@ class Errors(InFolder):
         samples = {
             f"{number}.png": b"not an image" if number % 2 else example._png(9, 9, 1) for number in range(20)
         }
-        loader = dflop.Loader(self.shard(samples), read=dflop.Read(error_count=3))
+        loader = dflop.Loader(self.shard(samples), read=dflop.Read(error_budget="0.05:3"))
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
             list(loader)
         self.assertEqual(caught.exception.most, 3)

@@ -81,8 +81,8 @@ class Damaged(InFolder):
         for settings in (
             {"order": dflop.Order(shuffle="none", tail="short"), "epochs": 1, "global_batch_size": 40},
             {"order": dflop.Order(tail="short"), "epochs": 1, "global_batch_size": 40},
-            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=40), "steps": 3},
-            {"processor": dflop.Processor(long_sample="drop", sample_tokens_max=1), "steps": 1},
+            {"processor": dflop.Processor(long_sample="drop:40"), "steps": 3},
+            {"processor": dflop.Processor(long_sample="drop:1"), "steps": 1},
         ):
             with self.subTest(settings):
                 for step in self.loader(**settings):
@@ -210,30 +210,18 @@ class Steps(WithExample):
         self.assertEqual(kinds, {("packed", True), ("packed", False), ("padded", False)})
 
     def test_a_batch_larger_than_the_data_is_refused_unless_asked_for(self) -> None:
-        with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat_samples"):
+        with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat"):
             self.loader(global_batch_size=97)
-        loader = self.loader(global_batch_size=97, order=dflop.Order(repeat_samples=True), steps=1)
+        loader = self.loader(global_batch_size=97, order=dflop.Order(tail="repeat"), steps=1)
         keys = [key for step in loader for mb in step.microbatches for key in mb.sample_keys]
         self.assertEqual((len(keys), len(set(keys))), (97, 96))
-
-    def test_what_does_not_fit_into_memory_is_refused_with_its_size(self) -> None:
-        # Whether a microbatch is buffered beside others or loaded alone.
-        for buffered in (1, None, 1 << 40):
-            loader = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=100_000))
-            with self.subTest(buffered_bytes=buffered):
-                with self.assertRaisesRegex(dflop.PlanError, "samples, which take about .* MB") as caught:
-                    list(next(iter(loader)).microbatches)
-                self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
-                self.assertEqual(loader.step, 0)
-            enough = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=1 << 30), steps=1)
-            self.assertEqual(sum(len(step.microbatches) for step in enough), 4)
 
     def test_memory_of_a_large_step_is_that_of_a_few_microbatches(self) -> None:
         program = f"""
 import resource, sys, dflop
 loader = dflop.BalancedLoader({str(self.shards)!r}, model={str(self.model)!r}, global_batch_size=2000,
-    microbatches=250, steps=1, order=dflop.Order(repeat_samples=True), read=dflop.Read(buffered_bytes=8 << 20),
-    plan=dflop.Plan(search_effort=0, strategy="lpt"))
+    microbatches=250, steps=1, order=dflop.Order(tail="repeat"), read=dflop.Read(buffered_bytes=8 << 20),
+    plan=dflop.Plan(strategy="lpt"))
 bytes = 0
 for step in loader:
     for number, microbatch in enumerate(step.microbatches):

@@ -72,7 +72,7 @@ class Places(WithExample):
         splits.write_text('{"splits": {"first": {"fraction": [0, 0.5]}, "second": {"fraction": [0.5, 1]}}}')
         both = []
         for name in ("first", "second"):
-            half = dflop.Dataset(self.shards, split=name, splits=splits)
+            half = dflop.Dataset(self.shards, split=(name, splits))
             both += [sample.key for sample in half[:]]
             self.assertEqual(half[len(half) - 1].key, both[-1])
             with self.assertRaises(IndexError):

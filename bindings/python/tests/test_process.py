@@ -87,7 +87,7 @@ os.wait()
         threads = [threading.Thread(target=tick), threading.Thread(target=feed)]
         for thread in threads:
             thread.start()
-        loaded = sum(len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow_pipe=True)))
+        loaded = sum(len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow="pipe")))
         done.set()
         for thread in threads:
             thread.join()
@@ -99,7 +99,7 @@ os.wait()
 import dflop
 print("ready", flush=True)
 try:
-    next(iter(dflop.Loader(dflop.Dataset("pipe:exec sleep 30 2> /dev/null", allow_pipe=True))))
+    next(iter(dflop.Loader(dflop.Dataset("pipe:exec sleep 30 2> /dev/null", allow="pipe"))))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """

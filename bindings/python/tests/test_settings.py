@@ -5,11 +5,12 @@ import dataclasses
 import inspect
 import json
 import pickle
+import re
 import unittest
 
 import dflop
 from dflop import _native
-from dflop.settings import GROUPS, MODEL_SETTINGS
+from dflop.settings import GROUPS, MODEL_SETTINGS, MOVED
 from support import WithExample
 
 LOADERS = {"Loader": dflop.Loader, "BalancedLoader": dflop.BalancedLoader}
@@ -61,13 +62,23 @@ class Signatures(Settings):
             for make in makers.values():
                 with self.assertRaisesRegex(TypeError, f"'{old}': its name is `{new}`"):
                     make(**{old: 1})
-        with self.assertRaisesRegex(TypeError, r"threads=….*CustomProcessor|CustomProcessor\(threads=…"):
+        with self.assertRaisesRegex(TypeError, r"read=dflop\.Read\(python_threads=…\)"):
             self.balanced(input_threads=2)
         with self.assertRaisesRegex(
             TypeError, r"^Dataset\(\) .* 'foreign': `foreign` is gone and not needed"
         ):
             dflop.Dataset(self.shards, foreign="check")
         makers["Dataset"] = lambda **keywords: dflop.Dataset(self.shards, **keywords)
+        makers["CostModel"] = lambda **keywords: dflop.CostModel("tiny", **keywords)
+        makers["Augment"] = dflop.Augment
+        groups = {group.__name__: group for classes in GROUPS["BalancedLoader"].values() for group in classes}
+        for (name, old), new in MOVED.items():
+            hint = re.escape(f"replaced by {new}")
+            with self.subTest(name, old=old), self.assertRaisesRegex(TypeError, hint):
+                {**makers, **groups}[name](**{old: None})
+            if name in groups or name == "CostModel":
+                with self.assertRaisesRegex(TypeError, hint):
+                    self.balanced(**{old: None})
         for name, make in makers.items():
             message = rf"^{name}\(\) got an unexpected keyword argument 'stratagem'$"
             with self.assertRaisesRegex(TypeError, message):
@@ -102,7 +113,7 @@ class Groups(Settings):
             ({"plan": dflop.Plan(stages=[1, 1], schedule="zb-h1")}, "schedule"),
             ({"plan": dflop.Plan(stages=[1, 2], schedule="interleaved:2")}, "schedule"),
             ({"plan": dflop.Plan(stages=[1])}, "stages"),
-            ({"plan": dflop.Plan(synchronize="never")}, "synchronize"),
+            ({"plan": dflop.Plan(strategy="lpt:5")}, "strategy"),
             ({"order": dflop.Order(tail="cut")}, "tail"),
             ({"order": dflop.Order(shuffle="all")}, "shuffle"),
             ({"order": dflop.Order(shuffle="blocks:0:64")}, "shuffle"),
@@ -129,9 +140,8 @@ class Groups(Settings):
             self.balanced(processor=dflop.Read())
 
     def test_settings_of_steps_are_refused_by_a_stream(self) -> None:
-        for setting in ("steps_ahead", "microbatch_bytes"):
-            with self.assertRaisesRegex(dflop.ConfigError, f"{setting}.*balanced loader only"):
-                self.loader(read=dflop.Read(**{setting: 4}))
+        with self.assertRaisesRegex(dflop.ConfigError, "steps_ahead.*balanced loader only"):
+            self.loader(read=dflop.Read(steps_ahead=4))
 
     def test_settings_print_what_differs_pickle_and_copy(self) -> None:
         plan = dflop.Plan(strategy="lpt", stages=[1, 3])
@@ -145,10 +155,10 @@ class Groups(Settings):
         self.assertEqual(dataclasses.replace(plan, stages=None), dflop.Plan(strategy="lpt"))
 
     def test_a_loader_prints_and_pickles_its_groups(self) -> None:
-        order = dflop.Order(first_epoch=1, tail="drop")
+        order = dflop.Order(shuffle="blocks", tail="drop")
         loader = self.balanced(plan=dflop.Plan(strategy="kk"), order=order, epochs=2, steps=1)
         self.assertIn("plan=Plan(strategy='kk')", repr(loader))
-        self.assertIn("order=Order(tail='drop', first_epoch=1)", repr(loader))
+        self.assertIn("order=Order(shuffle='blocks', tail='drop')", repr(loader))
         again = pickle.loads(pickle.dumps(loader))
         self.assertEqual(repr(again), repr(loader))
         self.assertEqual(next(iter(again)).digest, next(iter(loader)).digest)

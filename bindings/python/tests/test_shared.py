@@ -165,7 +165,8 @@ class Ranks(WithExample):
         self.assertEqual(steps_of(plain), expected[3:])
 
     def test_epochs_are_set_on_all_ranks(self) -> None:
-        plain = self.balanced(order=dflop.Order(first_epoch=1))
+        plain = self.balanced()
+        plain.set_epoch(1)
         expected = steps_of(plain)
         group = self.group(2)
         self.on_all(group, lambda loader: loader.set_epoch(1))
@@ -215,7 +216,8 @@ class Ranks(WithExample):
             raise ZeroDivisionError("by nothing")
 
         def broken() -> dflop.Loader:
-            return dflop.Loader(self.shards, transforms={"json": divide}, read=dflop.Read(error_count=0))
+            read = dflop.Read(error_budget="0.05:0")
+            return dflop.Loader(self.shards, transforms={"json": divide}, read=read)
 
         for error in self.errors(self.group(2, broken), list):
             self.assertIsInstance(error, dflop.ErrorBudgetError)

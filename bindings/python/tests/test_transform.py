@@ -69,7 +69,7 @@ class SampleTransforms(InFolder):
         self.assertEqual(sum(len(batch.samples) for batch in loader), 18)
         self.assertEqual([bad["key"] for bad in loader.skipped], ["03", "07"])
         with self.assertRaises(dflop.ErrorBudgetError) as caught:
-            list(self.loader(picky, read=dflop.Read(error_count=0)))
+            list(self.loader(picky, read=dflop.Read(error_budget="0.05:0")))
         self.assertIsInstance(caught.exception.__cause__, RuntimeError)
 
     def test_wrong_results_are_named(self) -> None:
@@ -207,7 +207,7 @@ class Transforms(InFolder):
         with self.assertRaises(dflop.ErrorBudgetError):
             list(
                 dflop.Loader(
-                    self.path, transforms={"txt": lambda texts: 1 / 0}, read=dflop.Read(error_count=5)
+                    self.path, transforms={"txt": lambda texts: 1 / 0}, read=dflop.Read(error_budget="0.05:5")
                 )
             )
 
@@ -215,7 +215,7 @@ class Transforms(InFolder):
         def divide(texts: list[str]) -> list[str]:
             return [text if int(text[5:]) < 7 else 1 // 0 for text in texts]
 
-        reads = (dflop.Read(error_count=3), dflop.Read(error_budget=0.0), dflop.Read(error_budget=0.1))
+        reads = [dflop.Read(error_budget=budget) for budget in ("0.05:3", 0.0, 0.1)]
         for read in reads:
             loader = dflop.Loader(self.path, batch_size=4, transforms={"txt": divide}, read=read)
             with self.subTest(read), self.assertRaises(dflop.ErrorBudgetError) as caught:

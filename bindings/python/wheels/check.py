@@ -123,7 +123,7 @@ def second_opinions(wheel: Path) -> None:
         f"auditwheel does not find {wheel.name} fit for manylinux_2_17:\n{shown.stdout}{shown.stderr}",
     )
     audited = subprocess.run(
-        [programs / "abi3audit", "--set", "read.strict=true", wheel], capture_output=True, text=True, check=False
+        [programs / "abi3audit", "--strict", wheel], capture_output=True, text=True, check=False
     )
     expect(audited.returncode == 0, f"abi3audit refuses {wheel.name}:\n{audited.stdout}{audited.stderr}")
 

@@ -209,7 +209,7 @@ pub enum PlanError {
     /// Microbatches with a fixed number of tokens have no room for the samples in a step.
     #[error(
         "could not plan step {step}: {tokens} tokens in {microbatches} microbatches of at most {tokens_max}; \
-         {reason}; a `pad_to_tokens` (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
+         {reason}; a fixed length (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
          microbatches or a smaller global batch might"
     )]
     StepTooLong {
@@ -222,9 +222,9 @@ pub enum PlanError {
     },
     /// The counted tokens in a microbatch exceed the fixed number. Ends the stream.
     #[error(
-        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
+        "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over the fixed length of \
          {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
-         are exact, or set `pad_to_tokens` to {tokens_needed} at least for this rank's step, or a `tokens_max` below it \
+         are exact, or set the fixed length to {tokens_needed} at least for this rank's step, or a `tokens_max` below it \
          that leaves room, or cut or drop samples by `long_sample`"
     )]
     MicrobatchTooLong {

@@ -1,4 +1,4 @@
-//! Settings of data: stores, index, reading, augmentation.
+//! Settings of data: index, reading, augmentation.
 //!
 //! Settings of the search for a parallelism plan.
 
@@ -6,89 +6,13 @@ use super::spelling::{Names, choices};
 use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
-use crate::shard::{FIELD_BYTES_MAX, FieldSelection, ShardAccess};
-use crate::store::{ReadMode, ShardCache, Stores};
+use crate::shard::{FIELD_BYTES_MAX, FieldSelection};
 use dflop_samples::media::augment::{Augment, ColorJitter};
 use dflop_samples::media::{Strictness, VideoSampling};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
 use std::path::PathBuf;
-
-/// Default size of a cache.
-const CACHE_BYTES: u64 = 64 << 30;
-
-/// Access to local and remote shards.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, deny_unknown_fields)]
-pub struct StoreSettings {
-    /// Directory that keeps whole remote shards for all processes of this machine. Default: shards are not
-    /// kept.
-    pub cache: Option<PathBuf>,
-    /// Maximum size of `cache` in bytes.
-    pub cache_bytes: u64,
-    /// Maximum number of requests in flight, over all shards.
-    pub requests_max: usize,
-    /// Seconds for which a store that fails or does not answer is asked again, for each 16 MiB of a read; 0
-    /// for never.
-    pub retry_seconds: u64,
-    /// Read method for local and cached shards: `auto`, system calls unless nobody can write the file system;
-    /// `mmap`, memory maps, where a shard that is shortened meanwhile ends the process; `pread`, system
-    /// calls.
-    pub read: ReadModeName,
-    /// Lets names `pipe:COMMAND` run shell commands that print the shard.
-    pub allow_pipe: bool,
-    /// Lets shard lists name remote shards and shards outside the directory of the list.
-    pub allow_outside: bool,
-}
-
-impl Default for StoreSettings {
-    fn default() -> Self {
-        Self {
-            cache: None,
-            cache_bytes: CACHE_BYTES,
-            requests_max: 256,
-            retry_seconds: 300,
-            read: ReadModeName::default(),
-            allow_pipe: false,
-            allow_outside: false,
-        }
-    }
-}
-
-choices! {
-    /// Names of [`ReadMode`].
-    ReadModeName for ReadMode {
-        #[default]
-        Auto, "auto" => ReadMode::Auto;
-        Mmap, "mmap" => ReadMode::Mmap;
-        Pread, "pread" => ReadMode::Pread;
-    }
-}
-
-impl StoreSettings {
-    /// Builds the stores that remote shards are read from.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a setting out of range, and for the size of a cache that there is not.
-    pub fn stores(&self) -> Result<Stores> {
-        let mut builder = Stores::builder()
-            .requests_max(self.requests_max)
-            .retry_seconds(self.retry_seconds)
-            .read(self.read.into());
-        if let Some(directory) = &self.cache {
-            builder = builder.cache(ShardCache { directory: directory.clone(), bytes_max: self.cache_bytes });
-        } else if self.cache_bytes != CACHE_BYTES {
-            return Err(Error::Config { setting: "cache_bytes", reason: "needs `cache`".into() });
-        }
-        builder.build()
-    }
-
-    /// Returns the locations that shard names may reach through `stores`.
-    #[must_use]
-    pub fn access(&self, stores: &Stores) -> ShardAccess {
-        ShardAccess::new(stores).allow_outside(self.allow_outside).allow_pipe(self.allow_pipe)
-    }
-}
 
 /// Index of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -180,9 +104,10 @@ pub struct ReadSettings {
     /// `images`, `audio`, `video`, `text`. An extension that no sample has is an error. Default: all fields,
     /// or the images where images become one array.
     pub fields: Option<Names>,
-    /// Whether any damage of a medium makes its sample bad. By default a medium that ends too early does, and
-    /// other damage does not, as for Pillow without `LOAD_TRUNCATED_IMAGES`.
-    pub strict: bool,
+    /// `media` decodes every field by its extension; a medium that ends too early makes its sample bad, and
+    /// other damage does not, as for Pillow without `LOAD_TRUNCATED_IMAGES`. With `strict` any damage does.
+    /// `raw` delivers fields as stored.
+    pub decode: DecodeName,
     /// Number of decoder threads. Default: one per core.
     pub workers: Option<usize>,
     /// Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait for the
@@ -190,10 +115,8 @@ pub struct ReadSettings {
     /// is loaded alone.
     pub buffered_bytes: Option<u64>,
     /// Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end; 0 tolerates
-    /// none, from the first sample on.
-    pub error_budget: f64,
-    /// Tolerated number of bad samples. Default: no limit but the fraction.
-    pub error_count: Option<u64>,
+    /// none, from the first sample on. `FRACTION:SAMPLES` tolerates at most this number, too.
+    pub error_budget: BudgetSetting,
     /// Ends the stream with an error after this many seconds without progress. Default: never.
     pub stall_seconds: Option<f64>,
     /// Logs a warning after this many seconds without progress.
@@ -206,26 +129,21 @@ pub struct ReadSettings {
     /// Number of steps that are planned, read and decoded before they are asked for, as far as
     /// `buffered_bytes` allows; balanced loader only. Default: 2.
     pub steps_ahead: Option<usize>,
-    /// Refuses a microbatch that takes more bytes, by the shapes in the index; balanced loader only. Default:
-    /// the memory that is available.
-    pub microbatch_bytes: Option<u64>,
 }
 
 impl Default for ReadSettings {
     fn default() -> Self {
         Self {
             fields: None,
-            strict: false,
+            decode: DecodeName::default(),
             workers: None,
             buffered_bytes: None,
-            error_budget: ErrorBudget::default().fraction,
-            error_count: None,
+            error_budget: BudgetSetting::default(),
             stall_seconds: None,
             stall_log_seconds: 60.0,
             field_bytes: FIELD_BYTES_MAX,
             scaled_decode: false,
             steps_ahead: None,
-            microbatch_bytes: None,
         }
     }
 }
@@ -236,11 +154,12 @@ impl ReadSettings {
     /// # Errors
     /// [`Error::Config`] for a budget out of range and for invalid field names.
     pub fn apply(&self, settings: LoaderSettings) -> Result<LoaderSettings> {
-        let budget = ErrorBudget::new(self.error_budget)?;
-        let strictness = if self.strict { Strictness::Strict } else { Strictness::Standard };
+        let BudgetSetting { fraction, samples } = self.error_budget;
+        let budget = ErrorBudget::new(fraction)?;
+        let strictness: Option<Strictness> = self.decode.into();
         let mut settings = settings
-            .error_budget(self.error_count.map_or(budget, |samples| budget.at_most(samples)))
-            .strictness(strictness)
+            .error_budget(samples.map_or(budget, |samples| budget.at_most(samples)))
+            .strictness(strictness.unwrap_or_default())
             .stall_seconds_max(self.stall_log_seconds)
             .stall_seconds_error(self.stall_seconds.unwrap_or(f64::INFINITY));
         if let Some(Names(names)) = &self.fields {
@@ -257,14 +176,11 @@ impl ReadSettings {
 
     /// Applies the settings that only the balanced loader has.
     #[must_use]
-    pub fn apply_to_steps(&self, mut builder: BalancedLoaderBuilder) -> BalancedLoaderBuilder {
-        if let Some(steps) = self.steps_ahead {
-            builder = builder.steps_ahead(steps);
+    pub fn apply_to_steps(&self, builder: BalancedLoaderBuilder) -> BalancedLoaderBuilder {
+        match self.steps_ahead {
+            Some(steps) => builder.steps_ahead(steps),
+            None => builder,
         }
-        if let Some(bytes) = self.microbatch_bytes {
-            builder = builder.microbatch_bytes_max(bytes);
-        }
-        builder
     }
 
     /// Checks that no setting is set that only the balanced loader has.
@@ -272,30 +188,92 @@ impl ReadSettings {
     /// # Errors
     /// [`Error::Config`] with the setting.
     pub fn check_without_steps(&self) -> Result<()> {
-        let of_steps = [
-            ("steps_ahead", self.steps_ahead.is_some()),
-            ("microbatch_bytes", self.microbatch_bytes.is_some()),
-        ];
-        match of_steps.into_iter().find(|(_, is_set)| *is_set) {
-            None => Ok(()),
-            Some((setting, _)) => {
-                let reason = "has a use in the balanced loader only: drop it".into();
-                Err(Error::Config { setting, reason })
+        if self.steps_ahead.is_none() {
+            return Ok(());
+        }
+        let reason = "has a use in the balanced loader only: drop it".into();
+        Err(Error::Config { setting: "steps_ahead", reason })
+    }
+}
+
+choices! {
+    /// Names of the ways to decode fields; none if fields are delivered as stored.
+    DecodeName for Option<Strictness> {
+        #[default]
+        Media, "media" => Some(Strictness::Standard);
+        Strict, "strict" => Some(Strictness::Strict);
+        Raw, "raw" => None;
+    }
+}
+
+/// Tolerated fraction and number of bad samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BudgetSetting {
+    /// Fraction, 0 to 1.
+    pub fraction: f64,
+    /// Number of samples; `None` for no limit but the fraction.
+    pub samples: Option<u64>,
+}
+
+impl Default for BudgetSetting {
+    fn default() -> Self {
+        Self { fraction: ErrorBudget::default().fraction, samples: None }
+    }
+}
+
+impl<'de> Deserialize<'de> for BudgetSetting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let given = Value::deserialize(deserializer)?;
+        let expected = "a fraction, or a text FRACTION:SAMPLES";
+        match &given {
+            Value::Number(number) => {
+                Ok(Self { fraction: number.as_f64().unwrap_or(f64::NAN), samples: None })
             }
+            Value::String(text) => {
+                let (fraction, samples) = match text.split_once(':') {
+                    Some((fraction, samples)) => (fraction, samples.parse().ok().map(Some)),
+                    None => (text.as_str(), Some(None)),
+                };
+                let budget = fraction.parse().ok().zip(samples);
+                let budget = budget.map(|(fraction, samples)| Self { fraction, samples });
+                budget.ok_or_else(|| D::Error::custom(format!("expected {expected}, found `{text}`")))
+            }
+            _ => Err(D::Error::custom(format!("invalid type: {given}, expected {expected}"))),
         }
     }
 }
+
+impl Serialize for BudgetSetting {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self.samples {
+            None => serializer.serialize_f64(self.fraction),
+            Some(samples) => serializer.collect_str(&format_args!("{}:{samples}", self.fraction)),
+        }
+    }
+}
+
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for BudgetSetting {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "BudgetSetting".into()
+    }
+
+    fn json_schema(_generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({"anyOf": [{"type": "number"}, {"type": "string"}]})
+    }
+}
+
+/// Least and largest width over height of a crop.
+const CROP_RATIO: [f64; 2] = [0.75, 4.0 / 3.0];
 
 /// Random augmentation of images; by default images are not changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct AugmentSettings {
-    /// Crops each image to a random part with a fraction of the area between these two, such as `0.08,1`.
-    /// Default: no crop.
-    pub crop_scale: Option<[f64; 2]>,
-    /// Least and largest width over height of the part.
-    pub crop_ratio: [f64; 2],
+    /// Crops each image to a random part: least and largest fraction of the area, such as `0.08,1`, and, if
+    /// they are not to be 3/4 and 4/3, least and largest width over height. Default: no crop.
+    pub crop: Option<Vec<f64>>,
     /// Probability with which an image is mirrored left to right.
     pub flip: f64,
     /// Random changes of brightness, contrast, saturation and hue, by at most these amounts.
@@ -304,7 +282,7 @@ pub struct AugmentSettings {
 
 impl Default for AugmentSettings {
     fn default() -> Self {
-        Self { crop_scale: None, crop_ratio: [0.75, 4.0 / 3.0], flip: 0.0, color_jitter: [0.0; 4] }
+        Self { crop: None, flip: 0.0, color_jitter: [0.0; 4] }
     }
 }
 
@@ -312,19 +290,21 @@ impl AugmentSettings {
     /// Builds the augmentation; `None` if images are not changed.
     ///
     /// # Errors
-    /// [`Error::Config`] for a number out of range, and for the ratio of a crop that there is not.
+    /// [`Error::Config`] for a number out of range, and for a crop of other than two or four numbers.
     pub fn augment(&self) -> Result<Option<Augment>> {
         if *self == Self::default() {
             return Ok(None);
         }
-        let with_default_ratio = Self { crop_ratio: Self::default().crop_ratio, ..self.clone() };
-        if self.crop_scale.is_none() && *self != with_default_ratio {
-            return Err(Error::Config { setting: "crop_ratio", reason: "needs `crop_scale`".into() });
-        }
         let mut builder = Augment::builder();
-        if let Some([least, most]) = self.crop_scale {
-            builder = builder.random_crop(least..=most, self.crop_ratio[0]..=self.crop_ratio[1]);
-        }
+        builder = match self.crop.as_deref() {
+            None => builder,
+            Some(&[least, most]) => builder.random_crop(least..=most, CROP_RATIO[0]..=CROP_RATIO[1]),
+            Some(&[least, most, narrowest, widest]) => builder.random_crop(least..=most, narrowest..=widest),
+            Some(other) => {
+                let reason = format!("expected two or four numbers, found {}", other.len());
+                return Err(Error::Config { setting: "crop", reason });
+            }
+        };
         if self.flip != 0.0 {
             builder = builder.flip(self.flip);
         }
@@ -456,12 +436,29 @@ mod tests {
 
     #[test]
     fn a_setting_without_effect_is_refused() {
-        let size = StoreSettings { cache_bytes: 1, ..StoreSettings::default() };
-        assert!(size.stores().unwrap_err().to_string().contains("`cache`"));
         let steps = ReadSettings { steps_ahead: Some(3), ..ReadSettings::default() };
         assert!(steps.check_without_steps().unwrap_err().to_string().contains("steps_ahead"));
-        let ratio = AugmentSettings { crop_ratio: [1.0, 2.0], ..AugmentSettings::default() };
-        assert!(ratio.augment().unwrap_err().to_string().contains("`crop_scale`"));
+        let crop = |numbers: &[f64]| {
+            AugmentSettings { crop: Some(numbers.to_vec()), ..AugmentSettings::default() }.augment()
+        };
+        assert!(crop(&[0.1, 1.0, 0.5]).unwrap_err().to_string().contains("two or four numbers, found 3"));
+        assert_eq!(crop(&[0.1, 1.0]).unwrap(), crop(&[0.1, 1.0, 0.75, 4.0 / 3.0]).unwrap());
         assert!(AugmentSettings::default().augment().unwrap().is_none());
+    }
+
+    #[test]
+    fn an_error_budget_is_a_fraction_and_a_number() {
+        let read = |text: &str| serde_json::from_str::<ReadSettings>(&format!("{{\"error_budget\":{text}}}"));
+        for (text, fraction, samples) in
+            [("0.2", 0.2, None), ("1", 1.0, None), ("\"0.05:3\"", 0.05, Some(3)), ("\"1:0\"", 1.0, Some(0))]
+        {
+            let settings = read(text).unwrap();
+            assert_eq!(settings.error_budget, BudgetSetting { fraction, samples });
+            let again = serde_json::to_string(&settings).unwrap();
+            assert_eq!(serde_json::from_str::<ReadSettings>(&again).unwrap(), settings);
+        }
+        for text in ["\"3 samples\"", "\"0.1:\"", "\":3\"", "\"0.1:-3\"", "[0.1]"] {
+            assert!(read(text).unwrap_err().to_string().contains("FRACTION:SAMPLES"), "{text}");
+        }
     }
 }

@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(setting.default, defaults[&setting.group][&setting.key], "{}", setting.name());
         }
         let tail = described.iter().find(|setting| setting.name() == "order.tail").unwrap();
-        assert_eq!(tail.choices(), ["carry", "drop", "short"]);
+        assert_eq!(tail.choices(), ["carry", "repeat", "drop", "short"]);
         assert_eq!(tail.shown_default().as_deref(), Some("carry"));
         assert!(Settings::described_groups().iter().all(|(_, about)| !about.is_empty()));
     }

@@ -24,6 +24,7 @@ mod planning;
 #[cfg(feature = "processors")]
 mod processor;
 mod spelling;
+mod store;
 
 use std::path::Path;
 
@@ -31,18 +32,22 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use data::{AugmentSettings, IndexSettings, ReadModeName, ReadSettings, StoreSettings};
+pub use data::{AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadSettings};
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
-pub use planning::{CostSettings, OrderSettings, PlanSettings, RecomputationName, TailName};
+pub use planning::{
+    CostSettings, OrderSettings, PlanSettings, RecomputationName, StepSchedule, StrategyEffort, TailName,
+};
 #[cfg(feature = "processors")]
 pub use processor::{
-    BlankMediaName, BucketSizes, LayoutName, LongSampleName, PixelTypeName, ProcessorSettings,
-    TokenCountsName,
+    BlankMediaName, BucketSizes, LayoutSetting, LongSampleSetting, PixelTypeName, ProcessorSettings,
+    RowLengths, TokenCountsName,
 };
 
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
+pub use spelling::Names;
 pub use spelling::{Names, choice_for};
+pub use store::{Allowed, ReadModeName, StoreSettings};
 
 use crate::error::{Error, Result};
 use crate::store::file;
@@ -80,11 +85,18 @@ impl Settings {
     /// # Errors
     /// [`Error::Config`] if a text has no such form, names no setting, or has no value of its type.
     pub fn from_pairs<S: AsRef<str>>(pairs: impl IntoIterator<Item = S>) -> Result<Self> {
-        let mut settings = Self::default();
+        Self::default().with_pairs(pairs)
+    }
+
+    /// Replaces settings by texts, as [`Self::from_pairs`] reads them.
+    ///
+    /// # Errors
+    /// Those of [`Self::from_pairs`].
+    pub fn with_pairs<S: AsRef<str>>(mut self, pairs: impl IntoIterator<Item = S>) -> Result<Self> {
         for pair in pairs {
-            settings.set_pair(pair.as_ref())?;
+            self.set_pair(pair.as_ref())?;
         }
-        Ok(settings)
+        Ok(self)
     }
 
     fn set_pair(&mut self, pair: &str) -> Result<()> {
@@ -112,6 +124,31 @@ impl Settings {
     }
 }
 
+/// Settings of earlier versions, and what replaces them in the same group.
+const MOVED: [(&str, &str); 16] = [
+    ("allow_outside", "allow=outside"),
+    ("allow_pipe", "allow=pipe"),
+    ("block_samples", "shuffle=blocks:SAMPLES:RUNS"),
+    ("crop_ratio", "crop=LEAST,MOST,NARROWEST,WIDEST"),
+    ("crop_scale", "crop=LEAST,MOST"),
+    ("error_count", "error_budget=FRACTION:SAMPLES"),
+    ("open_blocks", "shuffle=blocks:SAMPLES:RUNS"),
+    ("pad_to_tokens", "length_buckets=fixed:N"),
+    ("repeat_samples", "tail=repeat"),
+    ("sample_multiple_of", "layout=packed:N"),
+    ("sample_tokens_max", "long_sample=error:N"),
+    ("search_effort", "strategy=search:UNITS"),
+    ("skip_media_tensors", "dtype=none"),
+    ("strict", "decode=strict"),
+    ("synchronize", "schedule=step"),
+    ("work", "strategy=search:UNITS"),
+];
+
+/// Whether a group has the setting of a text `KEY=VALUE`.
+fn takes<G: DeserializeOwned>(pair: &str) -> bool {
+    pair.split('=').next().is_some_and(|key| names::<G>().contains(&key))
+}
+
 /// Replaces a setting in a group by name.
 ///
 /// # Errors
@@ -120,7 +157,10 @@ impl Settings {
 pub fn set<G: Serialize + DeserializeOwned>(group: &mut G, key: &str, value: Value) -> Result<()> {
     let Some(setting) = names::<G>().iter().copied().find(|name| *name == key) else {
         let known: Vec<String> = names::<G>().iter().map(|name| format!("`{name}`")).collect();
-        let reason = format!("unknown setting `{key}`; the settings are {}", known.join(", "));
+        let reason = match MOVED.iter().find(|(old, new)| *old == key && takes::<G>(new)) {
+            Some((_, new)) => format!("unknown setting `{key}`; write `{new}`"),
+            None => format!("unknown setting `{key}`; the settings are {}", known.join(", ")),
+        };
         return Err(Error::Config { setting: "set", reason });
     };
     let invalid = |error: serde_json::Error| Error::Config { setting, reason: error.to_string() };
@@ -200,18 +240,20 @@ mod tests {
             "order.tail=short",
             "cost.freeze=vision,audio",
             "read.fields=jpg,txt",
-            "read.error_count=10",
+            "read.error_budget=0.5:10",
             "store.cache=/tmp/cache",
+            "store.allow=pipe,outside",
             "index.videos=uniform:8",
         ])
         .unwrap();
         assert_eq!(settings.plan.stages, Some(vec![1, 3]));
         assert_eq!(settings.plan.bytes_max, Some(7));
         assert_eq!(settings.order.shuffle, Shuffle::Blocks { block_samples: 8, open_blocks: 2 });
-        assert_eq!(Tail::from(settings.order.tail), Tail::Short);
+        assert_eq!(<(Tail, bool)>::from(settings.order.tail), (Tail::Short, false));
         assert_eq!(settings.cost.freeze.unwrap().to_string(), "vision,audio");
-        assert_eq!(settings.read.error_count, Some(10));
+        assert_eq!(settings.read.error_budget, BudgetSetting { fraction: 0.5, samples: Some(10) });
         assert_eq!(settings.store.cache, Some("/tmp/cache".into()));
+        assert_eq!(settings.store.allow, Allowed { pipe: true, outside: true });
     }
 
     #[test]
@@ -229,7 +271,11 @@ mod tests {
         assert!(refused("order").contains("GROUP.KEY=VALUE"));
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
-        let tail = "invalid `tail`: expected carry, drop or short, found `keep`";
+        assert!(refused("plan.search_effort=5").contains("write `strategy=search:UNITS`"));
+        assert!(refused("store.allow=pipe").contains("write `allow=pipe`"));
+        assert!(refused("order.search_effort=5").contains("the settings are"));
+        assert!(refused("store.allow=all").contains("expected pipe or outside, found `all`"));
+        let tail = "invalid `tail`: expected carry, repeat, drop or short, found `keep`";
         assert_eq!(refused("order.tail=keep"), tail);
         assert!(refused("space.kinds=most").contains("expected basic or full, found `most`"));
         assert!(refused("order.tail=3").contains("invalid type: integer `3`"));
@@ -240,7 +286,7 @@ mod tests {
 
     #[test]
     fn settings_are_read_back_as_they_are_written() {
-        let pairs = ["order.shuffle=blocks:8:2", "read.error_count=3", "index.videos=fps:0.5:8"];
+        let pairs = ["order.shuffle=blocks:8:2", "read.error_budget=0.05:3", "index.videos=fps:0.5:8"];
         let settings = Settings::from_pairs(pairs).unwrap();
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(serde_json::from_str::<Settings>(&text).unwrap(), settings);

@@ -1,6 +1,8 @@
 //! Settings of planning: costs, the cut of a global batch, the order of samples.
 
+use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
@@ -8,7 +10,7 @@ use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::{CostModel, DeviceRate, FrozenParts, ModelSpec, ProfileOptions};
 use serde::{Deserialize, Serialize};
 
-use super::spelling::{choices, text};
+use super::spelling::{choices, optional_text, text};
 use crate::error::{Error, Result};
 use crate::model::{model_profile, profile_options};
 use crate::order::{Shuffle, Tail};
@@ -25,7 +27,7 @@ pub struct CostSettings {
     /// Refuses a profile that does not predict the microbatches held out when it was measured.
     pub profile_check: bool,
     /// Modules that are not trained, any of `vision,audio,projector,llm`. Default: all are trained.
-    #[serde(with = "frozen")]
+    #[serde(with = "optional_text")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub freeze: Option<FrozenParts>,
     /// Activation checkpointing, recomputed in the backward pass: `none`, attention `scores`, or whole
@@ -93,28 +95,91 @@ impl CostSettings {
     }
 }
 
-/// Text form of frozen parts that may be missing.
-mod frozen {
-    use dflop_costmodel::FrozenParts;
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serializer};
+/// Strategy, and the work units that its search spends per step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StrategyEffort {
+    /// Assignment of samples.
+    pub strategy: Strategy,
+    /// Work units per step; without effect for strategies that do not search.
+    pub work: u64,
+}
 
-    #[expect(clippy::ref_option, clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-    pub(super) fn serialize<S: Serializer>(
-        parts: &Option<FrozenParts>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match parts {
-            Some(parts) => serializer.collect_str(parts),
-            None => serializer.serialize_none(),
+/// Default work units of a search per step: a few milliseconds.
+const WORK: u64 = 20_000;
+/// Strategies that spend work units.
+const SEARCHES: [Strategy; 2] = [Strategy::SEARCH, Strategy::EXACT];
+
+impl From<Strategy> for StrategyEffort {
+    fn from(strategy: Strategy) -> Self {
+        Self { strategy, work: WORK }
+    }
+}
+
+impl fmt::Display for StrategyEffort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.work == WORK {
+            write!(f, "{}", self.strategy)
+        } else {
+            write!(f, "{}:{}", self.strategy, self.work)
         }
     }
+}
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<FrozenParts>, D::Error> {
-        let parts = Option::<String>::deserialize(deserializer)?;
-        parts.map(|parts| parts.parse().map_err(D::Error::custom)).transpose()
+impl FromStr for StrategyEffort {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (name, units) = match text.split_once(':') {
+            Some((name, units)) => (name, Some(units)),
+            None => (text, None),
+        };
+        let strategy = name.parse::<Strategy>().map_err(|_| {
+            let known = Strategy::describe(Strategy::ALL.iter().copied());
+            format!("expected {known}, or `search:UNITS`, found `{text}`")
+        })?;
+        match units {
+            None => Ok(strategy.into()),
+            Some(units) if SEARCHES.contains(&strategy) => {
+                let work = units.parse::<u64>();
+                let work = work.map_err(|_| format!("expected `{name}:UNITS`, found `{text}`"))?;
+                Ok(Self { strategy, work })
+            }
+            Some(units) => Err(format!("`{name}` spends no work units: leave out `:{units}`")),
+        }
+    }
+}
+
+/// Schedule of a step: a pipeline's, or of ranks that run all modules one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StepSchedule {
+    /// Schedule of pipeline stages.
+    Pipeline(ScheduleKind),
+    /// Point at which ranks without a pipeline wait for each other.
+    Ranks(Synchronization),
+}
+
+impl fmt::Display for StepSchedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pipeline(schedule) => write!(f, "{schedule}"),
+            Self::Ranks(synchronization) => write!(f, "{synchronization}"),
+        }
+    }
+}
+
+impl FromStr for StepSchedule {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if let Ok(synchronization) = text.parse::<Synchronization>() {
+            return Ok(Self::Ranks(synchronization));
+        }
+        text.parse::<ScheduleKind>().map(Self::Pipeline).map_err(|_| {
+            let known = ScheduleKind::ALL.map(ScheduleKind::name).join(", ");
+            format!(
+                "expected {known}, or without stages step, microbatch or microbatch:RANKS, found `{text}`"
+            )
+        })
     }
 }
 
@@ -123,27 +188,22 @@ mod frozen {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct PlanSettings {
-    /// `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `data-blind`.
-    #[serde(with = "strategy")]
+    /// `search`, `multi_lpt`, `kk`, `lpt`, `random`, or `data-blind`. `search:UNITS` sets the work units per
+    /// step, 20,000 unless they are given; the same units give the same plan on every machine.
+    #[serde(with = "text")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
-    pub strategy: Strategy,
-    /// Work units of the search per step; the same units give the same plan on every machine.
-    pub search_effort: u64,
+    pub strategy: StrategyEffort,
     /// Pipeline stages of every module, in the order of the modules of the model. Default: no pipeline; all
     /// modules of a rank run one after the other on its device, as with DDP and FSDP.
     pub stages: Option<Vec<usize>>,
-    /// Schedule that runs the stages: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with encoders R rounds ahead,
-    /// or
-    /// `interleaved:V` with V stages per pipeline rank.
-    #[serde(with = "text")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
-    pub schedule: ScheduleKind,
-    /// Without a pipeline, when ranks wait for each other: at the end of a `step`, as in DDP with accumulated
-    /// gradients; in every `microbatch`, as in FSDP; or in every microbatch within groups of N ranks,
-    /// `microbatch:N`, as in HSDP.
-    #[serde(with = "text")]
-    #[cfg_attr(feature = "schema", schemars(with = "String"))]
-    pub synchronize: Synchronization,
+    /// Schedule of a step. With `stages`, that of the pipeline: `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` with
+    /// encoders R rounds ahead, or `interleaved:V` with V stages per pipeline rank. Without, when ranks wait
+    /// for each other: at the end of a `step`, as in DDP with accumulated gradients; in every `microbatch`,
+    /// as in FSDP; or in every microbatch within groups of N ranks, `microbatch:N`, as in HSDP. Default:
+    /// `1f1b` with stages, `step` without.
+    #[serde(with = "optional_text")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
+    pub schedule: Option<StepSchedule>,
     /// Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
     pub tokens_max: Option<u64>,
     /// Maximum payload bytes of a microbatch. Default: no limit.
@@ -153,44 +213,56 @@ pub struct PlanSettings {
 impl Default for PlanSettings {
     fn default() -> Self {
         Self {
-            strategy: Strategy::SEARCH,
-            search_effort: 20_000,
+            strategy: Strategy::SEARCH.into(),
             stages: None,
-            schedule: ScheduleKind::OneForwardOneBackward,
-            synchronize: Synchronization::default(),
+            schedule: None,
             tokens_max: None,
             bytes_max: None,
         }
     }
 }
 
-/// Text form of a strategy, with all names in the message for another.
-mod strategy {
-    use dflop_balancer::Strategy;
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(strategy)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        name.parse().map_err(|_| {
-            let known = Strategy::describe(Strategy::ALL.iter().copied());
-            D::Error::custom(format!("expected {known}, found `{name}`"))
-        })
-    }
-}
-
 impl PlanSettings {
+    /// Returns the schedule of pipeline stages: 1F1B unless another is set.
+    #[must_use]
+    pub fn pipeline_schedule(&self) -> ScheduleKind {
+        match self.schedule {
+            Some(StepSchedule::Pipeline(schedule)) => schedule,
+            _ => ScheduleKind::OneForwardOneBackward,
+        }
+    }
+
+    /// Returns the point at which ranks without a pipeline wait for each other, if it is set.
+    #[must_use]
+    pub fn synchronization(&self) -> Option<Synchronization> {
+        match self.schedule {
+            Some(StepSchedule::Ranks(synchronization)) => Some(synchronization),
+            _ => None,
+        }
+    }
+
+    /// Checks that the schedule is that of a pipeline if there are stages.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a schedule of ranks without a pipeline.
+    pub fn check(&self) -> Result<()> {
+        match (&self.stages, self.synchronization()) {
+            (Some(_), Some(synchronization)) => {
+                let reason =
+                    format!("`{synchronization}` is for ranks without a pipeline: leave out `stages`");
+                Err(Error::Config { setting: "schedule", reason })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Applies the settings to a planner builder, except for the point at which ranks without a pipeline wait
     /// for each other: see [`StepPlannerBuilder::one_device`].
     #[must_use]
     pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let StrategyEffort { strategy, work } = self.strategy;
         let caps = Caps { tokens_max: self.tokens_max, bytes_max: self.bytes_max };
-        let builder =
-            builder.strategy(self.strategy).work(self.search_effort).schedule(self.schedule).caps(caps);
+        let builder = builder.strategy(strategy).work(work).schedule(self.pipeline_schedule()).caps(caps);
         match &self.stages {
             Some(stages) => builder.stages(stages.clone()),
             None => builder,
@@ -209,11 +281,10 @@ pub struct OrderSettings {
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub shuffle: Shuffle,
     /// Treatment of the samples at the end of an epoch that do not fill a global batch: `carry` starts the
-    /// batch that the next epoch fills, `drop` leaves them out, `short` makes a short batch. With `shuffle`
-    /// none and one epoch, `short` reads every sample exactly once, in order, as validation does.
+    /// batch that the next epoch fills, `repeat` does so even if a global batch is larger than the data and
+    /// has samples several times, `drop` leaves them out, `short` makes a short batch. With `shuffle` none
+    /// and one epoch, `short` reads every sample exactly once, in order, as validation does.
     pub tail: TailName,
-    /// Allows a global batch that is larger than the data, so that a step has samples several times.
-    pub repeat_samples: bool,
     /// Epoch whose first sample starts step 0.
     pub first_epoch: u64,
     /// Resumes a state even if a dataset has changed; that dataset continues with its next epoch.
@@ -221,12 +292,13 @@ pub struct OrderSettings {
 }
 
 choices! {
-    /// Names of [`Tail`].
-    TailName for Tail {
+    /// Names of [`Tail`], and of a tail whose global batches may be larger than the data.
+    TailName for (Tail, bool) {
         #[default]
-        Carry, "carry" => Tail::Carry;
-        Drop, "drop" => Tail::Drop;
-        Short, "short" => Tail::Short;
+        Carry, "carry" => (Tail::Carry, false);
+        Repeat, "repeat" => (Tail::Carry, true);
+        Drop, "drop" => (Tail::Drop, false);
+        Short, "short" => (Tail::Short, false);
     }
 }
 
@@ -277,8 +349,9 @@ impl OrderSettings {
     /// Applies the settings to a planner builder, which may restore a state.
     #[must_use]
     pub fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
-        let mut builder = builder.first_epoch(self.first_epoch).tail(self.tail.into()).shuffle(self.shuffle);
-        if self.repeat_samples {
+        let (tail, repeats_samples): (Tail, bool) = self.tail.into();
+        let mut builder = builder.first_epoch(self.first_epoch).tail(tail).shuffle(self.shuffle);
+        if repeats_samples {
             builder = builder.repeat_samples();
         }
         if self.accept_changed_data { builder.accept_changed_data() } else { builder }
@@ -299,6 +372,37 @@ mod tests {
         for text in ["block", "blocks:", "blocks:8", "blocks:0:2", "blocks:8:0", "blocks:8:2:1"] {
             let read = serde_json::from_str::<OrderSettings>(&format!("{{\"shuffle\":\"{text}\"}}"));
             assert!(read.unwrap_err().to_string().contains("blocks:SAMPLES:RUNS"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_strategy_and_a_schedule_are_read_as_they_are_written() {
+        let read = |key: &str, text: &str| {
+            let read = serde_json::from_str::<PlanSettings>(&format!("{{\"{key}\":\"{text}\"}}"));
+            read.map_err(|error| error.to_string())
+        };
+        for text in ["search", "search:0", "search:50000", "lpt", "exact:7"] {
+            assert_eq!(read("strategy", text).unwrap().strategy.to_string(), text);
+        }
+        assert_eq!(read("strategy", "search:20000").unwrap(), PlanSettings::default());
+        for (text, reason) in [
+            ("best", "`search:UNITS`, found `best`"),
+            ("lpt:5", "spends no work units"),
+            ("search:many", "expected `search:UNITS`"),
+            ("search:", "expected `search:UNITS`"),
+        ] {
+            let refused = read("strategy", text).unwrap_err();
+            assert!(refused.contains(reason), "{refused}");
+        }
+        for text in ["gpipe", "1f1b-ahead:3", "interleaved:2", "step", "microbatch", "microbatch:4"] {
+            let settings = read("schedule", text).unwrap();
+            assert_eq!(settings.schedule.unwrap().to_string(), text);
+            let staged = PlanSettings { stages: Some(vec![1]), ..settings.clone() };
+            assert!(settings.check().is_ok());
+            assert_eq!(staged.check().is_err(), settings.synchronization().is_some(), "{text}");
+        }
+        for text in ["never", "microbatch:0", "2f2b", ""] {
+            assert!(read("schedule", text).unwrap_err().contains("expected gpipe"), "{text}");
         }
     }
 

@@ -5,8 +5,11 @@ use dflop_samples::media::PixelType;
 use dflop_samples::sample::{BatchLayout, PaddingSide};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::fmt;
+use std::str::FromStr;
 
-use super::spelling::choices;
+use super::spelling::{choices, text};
 use crate::error::{Error, Result};
 use crate::plan::BlankMedia;
 
@@ -20,25 +23,25 @@ pub struct ProcessorSettings {
     pub chat_template: Option<String>,
     /// Prompt that captions answer. Default: captions are trained on without a chat template.
     pub caption_prompt: Option<String>,
-    /// `packed` puts all samples into one row, one after another, with `cu_seqlens`; `padded` and
-    /// `padded_left` give each sample a row. Attention must not cross packed samples: microbatches have
-    /// `use_cache=False`, because that of `transformers` crosses them with a cache.
-    pub layout: LayoutName,
-    /// Pads the tensors of all microbatches to this many tokens, for pipelines that need equal shapes;
-    /// padding is masked from the loss and has a cost.
-    pub pad_to_tokens: Option<u64>,
+    /// `packed` puts all samples into one row, one after another, with `cu_seqlens`, and `packed:N` pads each
+    /// to a multiple of N, twice the degree of context parallelism; `padded` and `padded_left` give each
+    /// sample a row. Attention must not cross packed samples: microbatches have `use_cache=False`, because
+    /// that of `transformers` crosses them with a cache.
+    #[serde(with = "text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub layout: LayoutSetting,
     /// Pads each row up to one of few lengths, so that `torch.compile` makes few graphs: a number, to its
     /// multiples; a list, to the next in it; `ladder`, to one of eight lengths between powers of two.
-    pub length_buckets: Option<BucketSizes>,
-    /// The same for the patches, or tiles, of a microbatch, by a blank image.
+    /// `fixed:N` pads the tensors of all microbatches to N tokens, for pipelines that need equal shapes, and
+    /// plans for that; padding is masked from the loss and has a cost.
+    pub length_buckets: Option<RowLengths>,
+    /// The same for the patches, or tiles, of a microbatch, by a blank image, without `fixed:N`.
     pub media_buckets: Option<BucketSizes>,
-    /// Pads each packed sequence to a multiple: twice the degree of context parallelism.
-    pub sample_multiple_of: usize,
-    /// Treatment of samples over `plan.tokens_max` or `sample_tokens_max`: `error` (skipped as bad),
-    /// `truncate` (the text is truncated), `drop`.
-    pub long_sample: LongSampleName,
-    /// Maximum tokens of a sample. Default: no limit.
-    pub sample_tokens_max: Option<u64>,
+    /// Treatment of samples with more tokens than a microbatch may have, or than a number: `error` or
+    /// `error:N` (skipped as bad), `truncate` or `truncate:N` (the text is truncated), `drop` or `drop:N`.
+    #[serde(with = "text")]
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub long_sample: LongSampleSetting,
     /// Whether a step in which no token is a training target is an error. Without it such steps, whose
     /// documents mostly have a layout that is not read, are delivered with a loss scale of 0.
     pub require_targets: bool,
@@ -47,15 +50,12 @@ pub struct ProcessorSettings {
     /// scales are then off by one factor per step, counted over planned tokens.
     pub token_counts: TokenCountsName,
     /// Type of the pixels: `float32`; `bfloat16`, half the memory; `uint8`, a quarter, to be normalized on
-    /// the device.
+    /// the device; `none` counts the tokens of media and delivers no pixels, for ranks that run the LLM only.
     pub dtype: PixelTypeName,
     /// Gives microbatches without an image (or a clip) a blank one, so that every rank runs the encoder,
     /// without which DDP lacks gradients and FSDP waits for ever: `auto` with several ranks, if the data has
-    /// such media, `always`, or `never`. It is not in planned costs, and takes some tokens of
-    /// `pad_to_tokens`.
+    /// such media, `always`, or `never`. It is not in planned costs, and takes some tokens of a fixed length.
     pub blank_media: BlankMediaName,
-    /// Counts the tokens of media and delivers no pixels, for ranks that run the LLM only.
-    pub skip_media_tensors: bool,
 }
 
 impl Default for ProcessorSettings {
@@ -63,40 +63,109 @@ impl Default for ProcessorSettings {
         Self {
             chat_template: None,
             caption_prompt: None,
-            layout: LayoutName::default(),
-            pad_to_tokens: None,
+            layout: LayoutSetting::default(),
             length_buckets: None,
             media_buckets: None,
-            sample_multiple_of: 1,
-            long_sample: LongSampleName::default(),
-            sample_tokens_max: None,
+            long_sample: LongSampleSetting::default(),
             require_targets: true,
             token_counts: TokenCountsName::default(),
             dtype: PixelTypeName::default(),
             blank_media: BlankMediaName::default(),
-            skip_media_tensors: false,
         }
     }
 }
 
-choices! {
-    /// Names of [`BatchLayout`].
-    LayoutName for BatchLayout {
-        #[default]
-        Packed, "packed" => BatchLayout::Packed;
-        Padded, "padded" => BatchLayout::Padded { side: PaddingSide::Right };
-        PaddedLeft, "padded_left" => BatchLayout::Padded { side: PaddingSide::Left };
+/// Layout of a microbatch, and the multiple that each packed sample is padded to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayoutSetting {
+    /// Arrangement of the samples.
+    pub layout: BatchLayout,
+    /// Multiple of tokens, at least 1; 1 for padded layouts.
+    pub sample_multiple: usize,
+}
+
+impl Default for LayoutSetting {
+    fn default() -> Self {
+        Self { layout: BatchLayout::Packed, sample_multiple: 1 }
     }
 }
 
-choices! {
-    /// Names of [`LongSample`].
-    LongSampleName for LongSample {
-        #[default]
-        Error, "error" => LongSample::Error;
-        Truncate, "truncate" => LongSample::TruncateText;
-        Drop, "drop" => LongSample::Drop;
+impl fmt::Display for LayoutSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.layout, self.sample_multiple) {
+            (BatchLayout::Packed, 1) => f.write_str("packed"),
+            (BatchLayout::Packed, multiple) => write!(f, "packed:{multiple}"),
+            (BatchLayout::Padded { side: PaddingSide::Right }, _) => f.write_str("padded"),
+            (BatchLayout::Padded { side: PaddingSide::Left }, _) => f.write_str("padded_left"),
+        }
     }
+}
+
+impl FromStr for LayoutSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let layout = match text {
+            "packed" => BatchLayout::Packed,
+            "padded" => BatchLayout::Padded { side: PaddingSide::Right },
+            "padded_left" => BatchLayout::Padded { side: PaddingSide::Left },
+            _ => {
+                let multiple = text.strip_prefix("packed:").and_then(positive);
+                let multiple = multiple.and_then(|multiple| usize::try_from(multiple).ok());
+                let sample_multiple = multiple.ok_or_else(|| {
+                    format!("expected packed, packed:N, padded or padded_left, found `{text}`")
+                })?;
+                return Ok(Self { layout: BatchLayout::Packed, sample_multiple });
+            }
+        };
+        Ok(Self { layout, sample_multiple: 1 })
+    }
+}
+
+/// Treatment of samples with too many tokens, and the number that is too many.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LongSampleSetting {
+    /// Treatment of a long sample.
+    pub policy: LongSample,
+    /// Maximum tokens of a sample; `None` for the limits of a microbatch alone.
+    pub tokens_max: Option<u64>,
+}
+
+/// Names of [`LongSample`].
+const LONG_SAMPLES: [(&str, LongSample); 3] =
+    [("error", LongSample::Error), ("truncate", LongSample::TruncateText), ("drop", LongSample::Drop)];
+
+impl fmt::Display for LongSampleSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name =
+            LONG_SAMPLES.iter().find(|(_, policy)| *policy == self.policy).map_or("", |(name, _)| *name);
+        match self.tokens_max {
+            None => f.write_str(name),
+            Some(tokens) => write!(f, "{name}:{tokens}"),
+        }
+    }
+}
+
+impl FromStr for LongSampleSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (name, tokens) = match text.split_once(':') {
+            Some((name, tokens)) => (name, Some(positive(tokens))),
+            None => (text, None),
+        };
+        let policy = LONG_SAMPLES.iter().find(|(known, _)| *known == name).map(|(_, policy)| *policy);
+        match (policy, tokens) {
+            (Some(policy), None) => Ok(Self { policy, tokens_max: None }),
+            (Some(policy), Some(Some(tokens))) => Ok(Self { policy, tokens_max: Some(tokens) }),
+            _ => Err(format!("expected error, truncate or drop, with or without `:TOKENS`, found `{text}`")),
+        }
+    }
+}
+
+/// Parses a number of at least 1.
+fn positive(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number| *number > 0)
 }
 
 choices! {
@@ -109,12 +178,13 @@ choices! {
 }
 
 choices! {
-    /// Names of [`PixelType`].
-    PixelTypeName for PixelType {
+    /// Names of [`PixelType`]; none if media are only counted.
+    PixelTypeName for Option<PixelType> {
         #[default]
-        Float32, "float32" => PixelType::Float32;
-        BFloat16, "bfloat16" => PixelType::BFloat16;
-        UInt8, "uint8" => PixelType::UInt8;
+        Float32, "float32" => Some(PixelType::Float32);
+        BFloat16, "bfloat16" => Some(PixelType::BFloat16);
+        UInt8, "uint8" => Some(PixelType::UInt8);
+        None, "none" => None;
     }
 }
 
@@ -132,33 +202,72 @@ choices! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketSizes(pub Buckets);
 
+/// Lengths of rows: buckets, or one length for all microbatches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RowLengths {
+    /// The next bucket.
+    Buckets(Buckets),
+    /// The same number of tokens for all microbatches.
+    Fixed(u64),
+}
+
 impl<'de> Deserialize<'de> for BucketSizes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        use serde_json::Value;
         let given = Value::deserialize(deserializer)?;
         let expected = "a number, a list of numbers or \"ladder\"";
-        let buckets = match &given {
-            Value::Number(_) => serde_json::from_value(given.clone()).ok().map(Buckets::Multiple),
-            Value::Array(_) => serde_json::from_value(given.clone()).ok().map(Buckets::Lengths),
-            Value::String(name) if name == "ladder" => Some(Buckets::Ladder),
-            Value::String(name) => {
-                return Err(D::Error::custom(format!("expected {expected}, found `{name}`")));
-            }
-            _ => None,
-        };
-        buckets
-            .map(Self)
-            .ok_or_else(|| D::Error::custom(format!("invalid type: {given}, expected {expected}")))
+        buckets(&given).map(Self).ok_or_else(|| D::Error::custom(refusal(&given, expected)))
+    }
+}
+
+impl<'de> Deserialize<'de> for RowLengths {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let given = Value::deserialize(deserializer)?;
+        let expected = "a number, a list of numbers, \"ladder\" or \"fixed:N\"";
+        let fixed = given.as_str().and_then(|text| positive(text.strip_prefix("fixed:")?));
+        let lengths = fixed.map(Self::Fixed).or_else(|| buckets(&given).map(Self::Buckets));
+        lengths.ok_or_else(|| D::Error::custom(refusal(&given, expected)))
+    }
+}
+
+fn buckets(given: &Value) -> Option<Buckets> {
+    match given {
+        Value::Number(_) => serde_json::from_value(given.clone()).ok().map(Buckets::Multiple),
+        Value::Array(_) => serde_json::from_value(given.clone()).ok().map(Buckets::Lengths),
+        Value::String(name) if name == "ladder" => Some(Buckets::Ladder),
+        _ => None,
+    }
+}
+
+fn refusal(given: &Value, expected: &str) -> String {
+    match given {
+        Value::String(name) => format!("expected {expected}, found `{name}`"),
+        _ => format!("invalid type: {given}, expected {expected}"),
     }
 }
 
 impl Serialize for BucketSizes {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        match &self.0 {
-            Buckets::Multiple(multiple) => multiple.serialize(serializer),
-            Buckets::Lengths(lengths) => lengths.serialize(serializer),
-            Buckets::Ladder => serializer.serialize_str("ladder"),
+        serialize_buckets(&self.0, serializer)
+    }
+}
+
+impl Serialize for RowLengths {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::Buckets(buckets) => serialize_buckets(buckets, serializer),
+            Self::Fixed(tokens) => serializer.collect_str(&format_args!("fixed:{tokens}")),
         }
+    }
+}
+
+fn serialize_buckets<S: Serializer>(
+    buckets: &Buckets,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    match buckets {
+        Buckets::Multiple(multiple) => multiple.serialize(serializer),
+        Buckets::Lengths(lengths) => lengths.serialize(serializer),
+        Buckets::Ladder => serializer.serialize_str("ladder"),
     }
 }
 
@@ -176,11 +285,34 @@ impl schemars::JsonSchema for BucketSizes {
     }
 }
 
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for RowLengths {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "RowLengths".into()
+    }
+
+    fn json_schema(_generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let number = serde_json::json!({"type": "integer", "minimum": 1});
+        schemars::json_schema!({
+            "anyOf": [number, {"type": "array", "items": number}, {"type": "string"}]
+        })
+    }
+}
+
 impl ProcessorSettings {
     /// Returns the layout of a microbatch.
     #[must_use]
     pub fn layout(&self) -> BatchLayout {
-        self.layout.into()
+        self.layout.layout
+    }
+
+    /// Returns the length in tokens that all microbatches are padded to, if it is fixed.
+    #[must_use]
+    pub fn fixed_tokens(&self) -> Option<u64> {
+        match self.length_buckets {
+            Some(RowLengths::Fixed(tokens)) => Some(tokens),
+            _ => None,
+        }
     }
 
     /// Applies the settings to a preparer builder, except for the chat template and the caption prompt.
@@ -188,20 +320,23 @@ impl ProcessorSettings {
     pub fn apply(&self, builder: PreparerBuilder) -> PreparerBuilder {
         let mut builder = builder
             .layout(self.layout())
-            .long_sample(self.long_sample.into())
+            .long_sample(self.long_sample.policy)
             .require_targets(self.require_targets)
-            .pixel_type(self.dtype.into())
-            .sample_multiple(self.sample_multiple_of);
-        if let Some(BucketSizes(buckets)) = &self.length_buckets {
+            .sample_multiple(self.layout.sample_multiple);
+        if let Some(RowLengths::Buckets(buckets)) = &self.length_buckets {
             builder = builder.length_buckets(buckets.clone());
         }
         if let Some(BucketSizes(buckets)) = &self.media_buckets {
             builder = builder.media_buckets(buckets.clone());
         }
-        if let Some(tokens) = self.sample_tokens_max {
+        if let Some(tokens) = self.long_sample.tokens_max {
             builder = builder.tokens_max(tokens);
         }
-        if self.skip_media_tensors { builder.counted_media() } else { builder }
+        let pixel_type: Option<PixelType> = self.dtype.into();
+        match pixel_type {
+            Some(pixel_type) => builder.pixel_type(pixel_type),
+            None => builder.counted_media(),
+        }
     }
 
     /// Checks that no setting is about tensors, which a loader without a tokenizer does not create.
@@ -210,10 +345,9 @@ impl ProcessorSettings {
     /// [`Error::Config`] with the setting.
     pub fn check_without_tensors(&self) -> Result<()> {
         let settings = [
-            ("pad_to_tokens", self.pad_to_tokens.is_some()),
             ("length_buckets", self.length_buckets.is_some()),
             ("media_buckets", self.media_buckets.is_some()),
-            ("sample_multiple_of", self.sample_multiple_of != 1),
+            ("layout", self.layout.sample_multiple != 1),
             ("dtype", self.dtype != PixelTypeName::Float32),
         ];
         match settings.into_iter().find(|(_, is_set)| *is_set) {
@@ -232,18 +366,40 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_layout_and_a_limit_are_read_as_they_are_written() {
+        let read = |key: &str, text: &str| Settings::from_pairs([format!("processor.{key}={text}")]);
+        for text in ["packed", "packed:8", "padded", "padded_left"] {
+            assert_eq!(read("layout", text).unwrap().processor.layout.to_string(), text);
+        }
+        for text in ["dense", "packed:0", "packed:", "padded:8"] {
+            assert!(read("layout", text).unwrap_err().to_string().contains("packed:N"), "{text}");
+        }
+        for text in ["error", "truncate", "drop:40", "error:1"] {
+            assert_eq!(read("long_sample", text).unwrap().processor.long_sample.to_string(), text);
+        }
+        for text in ["cut", "drop:0", "drop:", "drop:some"] {
+            assert!(read("long_sample", text).unwrap_err().to_string().contains(":TOKENS"), "{text}");
+        }
+        assert_eq!(
+            Option::<PixelType>::from(read("dtype", "none").unwrap().processor.dtype),
+            None::<PixelType>
+        );
+    }
+
+    #[test]
     fn buckets_are_a_number_a_list_or_the_ladder() {
         for (text, buckets) in [
-            ("64", Buckets::Multiple(64)),
-            ("64,128", Buckets::Lengths(vec![64, 128])),
-            ("ladder", Buckets::Ladder),
+            ("64", RowLengths::Buckets(Buckets::Multiple(64))),
+            ("64,128", RowLengths::Buckets(Buckets::Lengths(vec![64, 128]))),
+            ("ladder", RowLengths::Buckets(Buckets::Ladder)),
+            ("fixed:640", RowLengths::Fixed(640)),
         ] {
             let settings = Settings::from_pairs([format!("processor.length_buckets={text}")]).unwrap();
-            assert_eq!(settings.processor.length_buckets.clone().unwrap().0, buckets);
+            assert_eq!(settings.processor.length_buckets, Some(buckets));
             let written = serde_json::to_value(&settings).unwrap();
             assert_eq!(serde_json::from_value::<Settings>(written).unwrap(), settings);
         }
-        for text in ["stairs", "1.5", "true"] {
+        for text in ["stairs", "1.5", "true", "fixed:0", "fixed:"] {
             let refused = Settings::from_pairs([format!("processor.length_buckets={text}")]).unwrap_err();
             assert!(refused.to_string().contains("\"ladder\""), "{refused}");
         }

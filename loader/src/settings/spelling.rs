@@ -89,6 +89,30 @@ pub(super) mod text {
     }
 }
 
+/// Reads and writes a value that may be missing by its text form, for `#[serde(with)]`.
+pub(super) mod optional_text {
+    use super::{Deserialize, Deserializer, Display, FromStr, Serializer};
+    use serde::de::Error;
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference")]
+    pub(crate) fn serialize<S: Serializer, T: Display>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.collect_str(value),
+            None => serializer.serialize_none(),
+        }
+    }
+}
+
 /// Names, given as a list or as one name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]

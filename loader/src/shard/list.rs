@@ -66,7 +66,7 @@ impl Shard {
             return Err(invalid(&url, "no command follows `pipe:`"));
         }
         if !access.are_pipes_allowed {
-            let reason = "it would run a shell command; the setting `allow_pipe` lets names do so";
+            let reason = "it would run a shell command; the setting `allow=pipe` lets names do so";
             return Err(invalid(&url, reason));
         }
         let location = Location::Pipe(command.to_owned());
@@ -339,7 +339,7 @@ fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Re
         let is_inside = shard.path().is_some_and(|path| lies_inside(directory, path));
         if !is_inside && !access.is_outside_allowed {
             let reason = format!(
-                "it names `{}`, outside its directory; the setting `allow_outside` lets a list that you \
+                "it names `{}`, outside its directory; the setting `allow=outside` lets a list that you \
                  trust do so",
                 shard.url
             );
@@ -529,8 +529,8 @@ mod tests {
             ("s3:///a.tar", "expected a bucket"),
             ("{0..99999999}", "too many"),
             ("pipe:", "no command"),
-            ("pipe:cat a.tar", "`allow_pipe`"),
-            ("a.tar::pipe:cat a.tar", "`allow_pipe`"),
+            ("pipe:cat a.tar", "`allow=pipe`"),
+            ("a.tar::pipe:cat a.tar", "`allow=pipe`"),
             ("a.tar::", "empty"),
             ("{lone}.tar", "patterns are"),
             ("no/*.tar", "patterns are"),

@@ -258,7 +258,7 @@ fn a_microbatch_over_the_length_ends_the_stream_before_its_step() {
     };
     assert_eq!((*step, *dp_rank, *pad_to_tokens), (0, 1, TOKENS));
     assert!(*tokens > TOKENS && tokens_needed >= tokens);
-    for word in ["tokenizer", "long_sample", "`pad_to_tokens`", &tokens.to_string()] {
+    for word in ["tokenizer", "long_sample", "fixed length", &tokens.to_string()] {
         assert!(text.contains(word), "{text}");
     }
 }

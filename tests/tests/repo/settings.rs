@@ -17,9 +17,10 @@ const COLUMNS: usize = 110;
 const CLASSES: [(&str, &str); 4] =
     [("plan", "Plan"), ("order", "Order"), ("processor", "Processor"), ("read", "Read")];
 /// Fields that take Python objects, or that only Python has.
-const OF_PYTHON: [&str; 5] = ["cost", "correction_interval", "decode", "augment", "transform_threads"];
-/// Settings that only commands have.
-const OF_COMMANDS: [&str; 3] = ["stall_log_seconds", "field_bytes", "scaled_decode"];
+const OF_PYTHON: [&str; 3] = ["cost", "augment", "python_threads"];
+/// Settings that only commands have; in Python, arguments of methods hold some of them.
+const OF_COMMANDS: [&str; 5] =
+    ["stall_log_seconds", "field_bytes", "scaled_decode", "first_epoch", "accept_changed_data"];
 
 #[test]
 fn the_reference_lists_all_settings() {

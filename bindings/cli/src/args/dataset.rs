@@ -18,7 +18,7 @@ use crate::progress::Bars;
 pub(crate) struct DatasetArgs {
     /// Shards: a directory, files, patterns such as `shards/{000..019}.tar`, or a shard list of wids
     /// (`NAME.json`); URLs such as `s3://bucket/directory/`, also gs, az, abfs, http and https; `-` and, with
-    /// `store.allow_pipe`, `pipe:COMMAND` for commands that need no index.
+    /// `store.allow=pipe`, `pipe:COMMAND` for commands that need no index.
     #[arg(value_name = "DATASET", required = true)]
     shards: Vec<String>,
 }

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use clap::Args;
-use dflop_loader::settings::Settings;
+use dflop_loader::settings::{Settings, StoreSettings};
 
 use crate::failure::Failure;
 
@@ -38,9 +38,15 @@ pub(crate) struct SetArgs<A: Accepted> {
 }
 
 impl<A: Accepted> SetArgs<A> {
-    /// Returns all settings; those that are not given have their defaults.
+    /// Returns all settings; those that are not given have their defaults, or the values of environment
+    /// variables.
     pub(crate) fn settings(&self) -> Result<Settings, Failure> {
-        Ok(Settings::from_pairs(&self.pairs)?)
+        let machine = Settings { store: StoreSettings::from_environment()?, ..Settings::default() };
+        let mut settings = machine.with_pairs(&self.pairs)?;
+        if !self.is_given("store.cache_bytes") {
+            settings.store.ignore_size_without_cache();
+        }
+        Ok(settings)
     }
 
     /// Whether a setting is given.
@@ -133,7 +139,9 @@ mod tests {
         let other = parsed(&["plan.stages=1"]).unwrap_err();
         assert!(other.contains("no effect") && other.contains("`order`, `plan.schedule`"), "{other}");
         assert!(
-            parsed(&["order.tail=keep"]).unwrap_err().contains("expected carry, drop or short, found `keep`")
+            parsed(&["order.tail=keep"])
+                .unwrap_err()
+                .contains("expected carry, repeat, drop or short, found `keep`")
         );
     }
 

@@ -6,9 +6,9 @@ use super::set::{Accepted, SetArgs};
 use crate::failure::Failure;
 use clap::Args;
 use dflop_balancer::{Caps, Strategy};
-use dflop_loader::settings::{Settings, TailName};
+use dflop_loader::settings::Settings;
 use dflop_loader::store::file;
-use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder, Synchronization};
+use dflop_loader::{LoaderState, Mixture, StepPlanner, StepPlannerBuilder};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -98,19 +98,21 @@ pub(crate) fn is_search(strategy: Strategy) -> bool {
 /// # Errors
 /// [`Failure::Misuse`] with the first such setting.
 pub(crate) fn check_plan_settings<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
-    let strategy = settings.plan.strategy;
-    if !is_search(strategy) {
-        let reason = format!("has no effect with `plan.strategy={strategy}`; leave it out");
-        set.refuse(&["plan.search_effort"], &reason)?;
-    }
-    if settings.plan.stages.is_some() {
-        set.refuse(&["plan.synchronize"], "has no effect with `plan.stages`; leave it out")?;
-    }
-    if settings.order.tail != TailName::Carry {
-        let reason = "has no effect without `order.tail=carry`; leave it out";
-        set.refuse(&["order.repeat_samples"], reason)?;
+    if settings.plan.stages.is_some() && settings.plan.synchronization().is_some() {
+        set.refuse(&["plan.schedule"], "has no effect with `plan.stages`; leave it out")?;
     }
     Ok(())
+}
+
+/// Rejects a schedule of ranks without a pipeline, for commands that plan pipelines.
+///
+/// # Errors
+/// [`Failure::Misuse`] with the setting.
+pub(crate) fn check_pipeline<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
+    if settings.plan.synchronization().is_none() {
+        return Ok(());
+    }
+    set.refuse(&["plan.schedule"], "has no effect on plans of pipelines; leave it out")
 }
 
 /// Rejects the layout of microbatches without tensors, unless they have a fixed length.
@@ -118,10 +120,11 @@ pub(crate) fn check_plan_settings<A: Accepted>(set: &SetArgs<A>, settings: &Sett
 /// # Errors
 /// [`Failure::Misuse`] with the setting.
 pub(crate) fn check_layout<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
-    if settings.processor.pad_to_tokens.is_some() {
+    if settings.processor.fixed_tokens().is_some() {
         return Ok(());
     }
-    set.refuse(&["processor.layout"], "has no effect without `processor.pad_to_tokens`; leave it out")
+    let reason = "has no effect on plans without `processor.length_buckets=fixed:N`; leave it out";
+    set.refuse(&["processor.layout", "processor.length_buckets"], reason)
 }
 
 impl StepPlanArgs {
@@ -140,15 +143,15 @@ impl StepPlanArgs {
             .microbatches(self.microbatches)
             .seed(self.seed);
         builder = settings.order.apply(settings.plan.apply(builder));
-        let synchronize = settings.plan.synchronize;
-        let is_one_device = self.is_one_device || synchronize != Synchronization::PerStep;
+        let synchronization = settings.plan.synchronization();
+        let is_one_device = self.is_one_device || synchronization.is_some();
         if is_one_device && settings.plan.stages.is_none() {
-            builder = builder.one_device(synchronize);
+            builder = builder.one_device(synchronization.unwrap_or_default());
         }
         if let Some(epochs) = self.epochs {
             builder = builder.epochs(epochs);
         }
-        if let Some(tokens) = settings.processor.pad_to_tokens {
+        if let Some(tokens) = settings.processor.fixed_tokens() {
             builder = builder.pad_to_tokens(tokens, settings.processor.layout());
         }
         Ok(resume.apply(builder, settings)?.build()?)

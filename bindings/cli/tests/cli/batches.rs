@@ -60,7 +60,7 @@ fn tensors_of_media_are_printed_unless_they_are_only_counted() {
         let inputs = ["--tokenizer", &tokenizer, "--json", "--values"];
         objects(&[&plan[..], &inputs, extra].concat())
     };
-    let counted = ["--set", "processor.skip_media_tensors=true"];
+    let counted = ["--set", "processor.dtype=none"];
     // A checkpoint has its own image processor.
     let checkpoint = tempfile::tempdir().expect("a temporary directory");
     let config = r#"{"model_type": "qwen2_vl", "hidden_size": 3584}"#;
@@ -202,8 +202,13 @@ fn microbatches_are_padded_to_a_length_or_the_step_is_refused_with_one_that_woul
     let args = |tokens: &'static str| {
         let plan =
             ["batches", &pattern, "--global-batch-size", "12", "--dp-size", "2", "--microbatches", "2"];
-        let inputs =
-            ["--tokenizer", &tokenizer, "--json", "--set", &format!("processor.pad_to_tokens={tokens}")];
+        let inputs = [
+            "--tokenizer",
+            &tokenizer,
+            "--json",
+            "--set",
+            &format!("processor.length_buckets=fixed:{tokens}"),
+        ];
         plan.iter().chain(&inputs).map(|arg| (*arg).to_owned()).collect::<Vec<_>>()
     };
     let padded = args("16384");

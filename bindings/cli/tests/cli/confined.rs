@@ -140,7 +140,7 @@ fn every_command_confines_a_list() {
         assert!(matches!(run.status, Some(1 | 2)), "{reader:?}: {run:?}");
         assert!(run.stderr.contains("outside its directory"), "{reader:?}: {}", run.stderr);
         if reader[0] != "view" {
-            let run = run_in(&place.directory(), &[reader, &["--set", "store.allow_outside=true"]].concat());
+            let run = run_in(&place.directory(), &[reader, &["--set", "store.allow=outside"]].concat());
             assert_eq!(run.status, Some(0), "{reader:?}: {run:?}");
         }
     }

@@ -163,7 +163,7 @@ fn stream_augments_images() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     let changes = [
         "--set",
-        "augment.crop_scale=0.08,1",
+        "augment.crop=0.08,1",
         "--set",
         "augment.flip=0.5",
         "--set",
@@ -296,7 +296,7 @@ fn simulate_compares_three_strategies_with_data_blind() {
         "--microbatches",
         "2",
         "--set",
-        "plan.search_effort=100",
+        "plan.strategy=search:100",
     ];
     let report = object(&[&["simulate", &data.pattern(), "--json"], &size[..]].concat());
     let strategies = report["strategies"].as_array().expect("strategies");
@@ -322,7 +322,7 @@ fn simulate_runs_the_plans_by_any_schedule() {
         "--set",
         "plan.stages=1,1,2",
         "--set",
-        "plan.search_effort=0",
+        "plan.strategy=search:0",
     ];
     let run = |name: &str| {
         let report = object(
@@ -341,7 +341,7 @@ fn simulate_runs_the_plans_by_any_schedule() {
     };
     let unknown = simulate("2f2b");
     assert_eq!(unknown.status, Some(2));
-    assert!(unknown.stderr.contains("`2f2b` is not in gpipe, 1f1b"), "{}", unknown.stderr);
+    assert!(unknown.stderr.contains("expected gpipe, 1f1b, "), "{}", unknown.stderr);
     let odd = simulate("interleaved:3");
     assert_eq!(odd.status, Some(2));
     assert!(odd.stderr.contains("interleaved:3 needs a multiple of 3 stages, got 4"), "{}", odd.stderr);
@@ -372,7 +372,7 @@ fn reports_differ_in_nothing_but_measurements() {
     let data = TempDataset::new(2, 6, Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (pattern, instance) = (data.pattern(), write_instance(&directory));
-    let size = ["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.search_effort=50"];
+    let size = ["--global-batch-size", "4", "--dp-size", "2", "--set", "plan.strategy=search:50"];
     let commands = [
         vec!["index", &pattern, "--json"],
         vec!["stats", &pattern, "--json"],

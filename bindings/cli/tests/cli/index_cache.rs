@@ -15,7 +15,7 @@ fn order(pattern: &str, more: &[&str]) -> String {
 }
 
 fn order_and_log(pattern: &str, more: &[&str]) -> (String, String) {
-    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=20", "--json"];
+    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.strategy=search:20", "--json"];
     let run = dflop(&[&["order", pattern], &size[..], more].concat());
     assert_eq!(run.status, Some(0), "{}", run.stderr);
     (run.stdout, run.stderr)

@@ -101,23 +101,22 @@ fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
 }
 
 /// Flags for simulating a dataset, each with a value where required.
-const OF_A_DATASET: [&[&str]; 21] = [
+const OF_A_DATASET: [&[&str]; 20] = [
     &["--set", "cost.recompute=layers"],
     &["--set", "plan.tokens_max=9000"],
     &["--set", "plan.bytes_max=9000"],
     &["--microbatches", "4"],
     &["--dp-size", "2"],
     &["--set", "plan.stages=1,3"],
-    &["--set", "plan.search_effort=10"],
-    &["--set", "processor.pad_to_tokens=4096"],
-    &["--set", "order.tail=drop"],
-    &["--set", "order.repeat_samples=true"],
+    &["--set", "plan.strategy=search:10"],
+    &["--set", "processor.length_buckets=fixed:4096"],
+    &["--set", "order.tail=repeat"],
     &["--epochs", "2"],
     &["--set", "order.shuffle=none"],
     &["--set", "index.directory=indexes"],
     &["--split", "train"],
     &["--set", "store.read=pread"],
-    &["--set", "store.allow_outside=true"],
+    &["--set", "store.allow=outside"],
     &["--set", "store.cache=cache"],
     &["--set", "store.requests_max=3"],
     &["--set", "index.videos=fps:2:4"],

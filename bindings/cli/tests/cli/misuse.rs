@@ -36,7 +36,8 @@ fn changes_of_images_that_make_no_sense_are_misuse() {
     stream(&["--decode", "raw", "--set", "augment.flip=0.5"], "augment");
     stream(&["--set", "read.scaled_decode=true"], "scaled_decode");
     stream(&["--set", "read.fields=jpg,"], "fields");
-    stream(&["--set", "augment.crop_ratio=1,2"], "crop_scale");
+    stream(&["--set", "augment.crop=0.1,1,2"], "two or four numbers, found 3");
+    stream(&["--set", "read.decode=raw"], "--decode raw");
     if !cfg!(feature = "turbojpeg") {
         stream(&["--decode", "rgb224", "--set", "read.scaled_decode=true"], "turbojpeg");
     }
@@ -161,24 +162,31 @@ fn settings_without_effect_beside_others_are_refused() {
     let size = ["--global-batch-size", "4", "--dp-size", "2"];
     for command in ["order", "simulate"] {
         let command = [&[command], &size[..]].concat();
-        refused(&command, &["processor.layout=padded"], "without `processor.pad_to_tokens`");
-        refused(&command, &["plan.stages=1,1,1", "plan.synchronize=microbatch"], "with `plan.stages`");
-        refused(&command, &["order.tail=short", "order.repeat_samples=true"], "without `order.tail=carry`");
+        refused(
+            &command,
+            &["processor.layout=padded"],
+            "on plans without `processor.length_buckets=fixed:N`",
+        );
+        refused(
+            &command,
+            &["processor.length_buckets=64"],
+            "on plans without `processor.length_buckets=fixed:N`",
+        );
+        refused(&command, &["plan.stages=1,1,1", "plan.schedule=microbatch"], "with `plan.stages`");
     }
     let order = [&["order"], &size[..]].concat();
-    refused(&order, &["plan.strategy=lpt", "plan.search_effort=5"], "with `plan.strategy=lpt`");
+    refuse(&[&order[..], &[&pattern, "--set", "plan.strategy=lpt:5"]].concat(), 2, "spends no work units");
+    let simulate = [&["simulate"], &size[..]].concat();
+    refused(&simulate, &["plan.strategy=lpt"], "on a comparison of strategies");
     let quality = [&["order", "--shuffle-quality"], &size[..]].concat();
-    for setting in ["plan.search_effort=5", "cost.recompute=layers", "processor.pad_to_tokens=64"] {
+    for setting in ["plan.strategy=search:5", "cost.recompute=layers", "processor.length_buckets=fixed:64"] {
         refused(&quality, &[setting], "with `--shuffle-quality`");
     }
     let batches = [&["batches", "--tokenizer", "nowhere"], &size[..]].concat();
-    refused(&batches, &["plan.strategy=kk", "plan.search_effort=5"], "with `plan.strategy=kk`");
-    refused(&batches, &["processor.long_sample=drop"], "without `processor.sample_tokens_max`");
-    for setting in ["processor.dtype=uint8", "processor.media_buckets=64"] {
-        let settings = ["processor.skip_media_tensors=true", setting];
-        refused(&batches, &settings, "with `processor.skip_media_tensors`");
-    }
-    refused(&["stream", "--decode", "raw"], &["read.strict=true"], "with `--decode raw`");
+    refused(&batches, &["processor.long_sample=drop"], "without a number of tokens");
+    let counted = ["processor.dtype=none", "processor.media_buckets=64"];
+    refused(&batches, &counted, "with `processor.dtype=none`");
+    refused(&["stream", "--decode", "raw"], &["read.decode=strict"], "with `--decode raw`");
     refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
 }
 

@@ -9,7 +9,7 @@ use crate::command::dflop;
 const SAMPLES: usize = 26;
 
 fn order(pattern: &str, more: &[&str]) -> String {
-    let run = dflop(&[&["order", pattern, "--json", "--set", "plan.search_effort=50"], more].concat());
+    let run = dflop(&[&["order", pattern, "--json", "--set", "plan.strategy=search:50"], more].concat());
     assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{more:?}");
     run.stdout
 }
@@ -112,8 +112,7 @@ fn seeds_change_the_order_up_to_the_largest() {
 #[test]
 fn batch_larger_than_the_dataset_runs_into_later_epochs_if_asked_for() {
     let data = TempDataset::new(1, 3, Compression::Plain);
-    let args =
-        ["--global-batch-size", "7", "--dp-size", "2", "--steps", "1", "--set", "order.repeat_samples=true"];
+    let args = ["--global-batch-size", "7", "--dp-size", "2", "--steps", "1", "--set", "order.tail=repeat"];
     let refused = dflop(&[&["order", &data.pattern()], &args[..6]].concat());
     assert_eq!(refused.status, Some(2));
     assert!(refused.stderr.contains("7 samples are more than the 3 of the data"), "{}", refused.stderr);

@@ -40,7 +40,7 @@ fn empty_standard_input_fails() {
 
 #[test]
 fn streams_cannot_be_indexed() {
-    for stream in [&["-"][..], &["pipe:true", "--set", "store.allow_pipe=true"]] {
+    for stream in [&["-"][..], &["pipe:true", "--set", "store.allow=pipe"]] {
         let run = dflop(&[&["index"], stream].concat());
         assert_eq!(run.status, Some(2), "{stream:?}");
         assert!(run.stderr.contains("cannot be indexed"), "{}", run.stderr);
@@ -55,7 +55,7 @@ fn command_of_a_pipe_is_run_again_for_each_epoch() {
         "stream",
         &shard,
         "--set",
-        "store.allow_pipe=true",
+        "store.allow=pipe",
         "--epochs",
         "2",
         "--decode",
@@ -71,7 +71,7 @@ fn failing_command_of_a_pipe_is_an_error_with_its_status() {
     let late = format!("pipe:cat {}; exit 3", data.shard(0).display());
     for (shard, status) in [("pipe:exit 7", "7"), (late.as_str(), "3")] {
         for reader in ["list", "stream"] {
-            let run = dflop(&[reader, shard, "--set", "store.allow_pipe=true"]);
+            let run = dflop(&[reader, shard, "--set", "store.allow=pipe"]);
             assert_eq!(run.status, Some(1), "{reader} {shard}");
             assert!(run.stderr.contains(&format!("exit status: {status}")), "{}", run.stderr);
         }

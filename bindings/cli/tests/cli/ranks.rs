@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::command::{dflop, object, refuse, text};
 
-const SMALL: [&str; 6] = ["--steps", "2", "--global-batch-size", "12", "--set", "plan.search_effort=100"];
+const SMALL: [&str; 6] = ["--steps", "2", "--global-batch-size", "12", "--set", "plan.strategy=search:100"];
 
 fn simulate(data: &TempDataset, more: &[&str]) -> Value {
     object(&[&["simulate", &data.pattern(), "--json"], &SMALL[..], more].concat())
@@ -46,7 +46,7 @@ fn layouts_wait_in_layers_as_far_as_they_shard() {
     let layout = |synchronize: &str| {
         simulate(
             &data,
-            &["--gpus", "4", "--microbatches", "2", "--set", &format!("plan.synchronize={synchronize}")],
+            &["--gpus", "4", "--microbatches", "2", "--set", &format!("plan.schedule={synchronize}")],
         )
     };
     let [ddp, hsdp, fsdp] = ["step", "microbatch:2", "microbatch"].map(layout);
@@ -67,7 +67,7 @@ fn layouts_wait_in_layers_as_far_as_they_shard() {
     let roomy = simulate(&data, &["--gpus", "4", "--memory-gib", "800"]);
     assert!(roomy["memory"].as_array().expect("layouts").iter().all(|own| own["fits"] == true));
     // The option for a pipeline takes the same synchronization.
-    let ranks = simulate(&data, &["--dp-size", "4", "--set", "plan.synchronize=microbatch:2"]);
+    let ranks = simulate(&data, &["--dp-size", "4", "--set", "plan.schedule=microbatch:2"]);
     assert_eq!(ranks["layout"], hsdp["layout"]);
 }
 
@@ -123,10 +123,10 @@ fn flags_without_effect_beside_gpus_are_refused() {
     refused(&["--dp-size", "2"], "`--dp-size` has no effect with `--gpus`");
     refused(&["--set", "plan.stages=1,1,1"], "`--set plan.stages=1,1,1` has no effect with `--gpus`");
     refused(&["--set", "plan.schedule=gpipe"], "needs `stages`");
-    refused(&["--set", "plan.synchronize=microbatch:3"], "do not divide 2 ranks");
+    refused(&["--set", "plan.schedule=microbatch:3"], "do not divide 2 ranks");
     refused(
-        &["--set", "plan.synchronize=never"],
-        "expected step, microbatch or microbatch:RANKS, found `never`",
+        &["--set", "plan.schedule=never"],
+        "or without stages step, microbatch or microbatch:RANKS, found `never`",
     );
     refused(&["--links", "links.json"], "`--links` belongs to `--shapes`");
     refused(&["--set", "space.kinds=full"], "belongs to `--shapes`");

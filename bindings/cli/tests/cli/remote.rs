@@ -27,7 +27,7 @@ fn list_index_stream_and_order_take_urls() {
     let remote = object(&["index", &url, "--out", text(&index), "--json"]);
     let local = object(&["index", &data.pattern(), "--json"]);
     assert_eq!(remote["fingerprint"], local["fingerprint"]);
-    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=20", "--json"];
+    let size = ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.strategy=search:20", "--json"];
     let order = |pattern: &str, more: &[&str]| objects(&[&["order", pattern], &size[..], more].concat());
     assert_eq!(
         order(&url, &["--set", &format!("index.directory={}", text(&index))]),

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::command::{dflop, object, text};
 
 const PLAN: [&str; 8] =
-    ["--global-batch-size", "6", "--dp-size", "2", "--microbatches", "3", "--set", "plan.search_effort=50"];
+    ["--global-batch-size", "6", "--dp-size", "2", "--microbatches", "3", "--set", "plan.strategy=search:50"];
 
 /// Runs a command that writes a document, and returns it.
 fn document(args: &[&str], directory: &Path) -> Value {

@@ -90,9 +90,9 @@ fn metrics_are_a_table_and_an_object() {
 #[test]
 fn a_number_of_bad_samples_is_a_limit() {
     let texts = MixedTexts::new(&[40], Compression::Plain);
-    let stream = ["stream", &texts.pattern(), "--set", "read.error_budget=1"];
-    assert_eq!(dflop(&[&stream[..], &["--set", "read.error_count=40"]].concat()).status, Some(0));
-    let run = dflop(&[&stream[..], &["--set", "read.error_count=3"]].concat());
+    let stream = ["stream", &texts.pattern()];
+    assert_eq!(dflop(&[&stream[..], &["--set", "read.error_budget=1:40"]].concat()).status, Some(0));
+    let run = dflop(&[&stream[..], &["--set", "read.error_budget=1:3"]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("over the error budget of 3"), "{}", run.stderr);
 }
@@ -100,8 +100,7 @@ fn a_number_of_bad_samples_is_a_limit() {
 #[test]
 fn a_command_that_hangs_is_warned_of_and_ends_the_run() {
     let stalls = ["--set", "read.stall_log_seconds=0.2", "--set", "read.stall_seconds=0.7"];
-    let run =
-        dflop(&[&["stream", "pipe:exec sleep 600", "--set", "store.allow_pipe=true"], &stalls[..]].concat());
+    let run = dflop(&[&["stream", "pipe:exec sleep 600", "--set", "store.allow=pipe"], &stalls[..]].concat());
     assert_eq!(run.status, Some(1));
     assert!(run.stderr.contains("read stage is stuck in shard `pipe:exec sleep 600`"), "{}", run.stderr);
     assert!(run.stderr.lines().count() >= 3, "warned, then failed: {}", run.stderr);

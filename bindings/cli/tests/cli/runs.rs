@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::command::{dflop, object, objects, text};
 
 const SIZE: [&str; 7] =
-    ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.search_effort=50", "--json"];
+    ["--global-batch-size", "6", "--dp-size", "2", "--set", "plan.strategy=search:50", "--json"];
 
 /// `order` lines with these arguments.
 fn order(args: &[&str]) -> Vec<Value> {

@@ -68,7 +68,7 @@ const COMMANDS: [&[&str]; 38] = [
     &["list", "URL", "--set", "store.retry_seconds=0"],
     &["list", "URL", "--set", "store.retry_seconds=0", "--json"],
     &["list", "IN/list.json", "--set", "store.retry_seconds=0"],
-    &["list", "IN/list.json", "--set", "store.retry_seconds=0", "--set", "store.allow_outside=true"],
+    &["list", "IN/list.json", "--set", "store.retry_seconds=0", "--set", "store.allow=outside"],
     &[
         "stream",
         "URL",

@@ -34,7 +34,7 @@ fn a_shard_list_never_runs_a_command() {
         let (name, options) = reader.split_first().expect("a command");
         refuse(&[&[*name, &list], options].concat(), "may name only files and URLs");
         refuse(
-            &[&[*name, &list, "--set", "store.allow_outside=true"], options].concat(),
+            &[&[*name, &list, "--set", "store.allow=outside"], options].concat(),
             "may name only files and URLs",
         );
     }
@@ -55,12 +55,8 @@ fn a_shard_list_stays_in_its_directory_unless_allowed() {
     {
         refuse(&["list", &shard_list(elsewhere.path(), &[url])], "outside its directory");
     }
-    let allowed = dflop(&[
-        "list",
-        &shard_list(elsewhere.path(), &[text(&outside)]),
-        "--set",
-        "store.allow_outside=true",
-    ]);
+    let allowed =
+        dflop(&["list", &shard_list(elsewhere.path(), &[text(&outside)]), "--set", "store.allow=outside"]);
     assert_eq!((allowed.status, allowed.stdout.lines().count()), (Some(0), 4), "{allowed:?}");
     let inside = dflop(&["list", &shard_list(data.directory(), &["./sub/../shard-001.tar"])]);
     assert_eq!(inside.status, Some(1), "the text of a path is joined, not searched: {inside:?}");
@@ -73,13 +69,12 @@ fn commands_run_only_when_allowed_and_files_come_first() {
     let data = TempDataset::new(1, 4, Compression::Plain);
     let place = tempfile::tempdir().expect("a temporary directory");
     let piped = format!("pipe:cat {}", text(&data.shard(0)));
-    refuse(&["list", &piped], "`allow_pipe`");
-    assert_eq!(dflop(&["list", &piped, "--set", "store.allow_pipe=true"]).status, Some(0));
+    refuse(&["list", &piped], "`allow=pipe`");
+    assert_eq!(dflop(&["list", &piped, "--set", "store.allow=pipe"]).status, Some(0));
     // A file that looks like a command, as `dflop list *.tar` passes it.
     for name in ["pipe:touch MADE;.tar", "a.tar::pipe:touch MADE;.tar", "${MADE}{0..1}.tar"] {
         std::fs::copy(data.shard(0), place.path().join(name)).expect("the shard is copied");
-        let run =
-            command(&["list", name, "--set", "store.allow_pipe=true"]).current_dir(place.path()).output();
+        let run = command(&["list", name, "--set", "store.allow=pipe"]).current_dir(place.path()).output();
         let run: Run = run.expect("the command starts").into();
         assert_eq!(run.status, Some(0), "{name}: {run:?}");
     }

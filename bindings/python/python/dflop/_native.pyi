@@ -89,8 +89,7 @@ class Augment:
     def __new__(
         cls,
         *,
-        crop_scale: tuple[float, float] | None = None,
-        crop_ratio: tuple[float, float] = ...,
+        crop: tuple[float, float] | tuple[float, float, float, float] | None = None,
         flip: float = 0.0,
         color_jitter: tuple[float, float, float, float] = ...,
     ) -> Self: ...
@@ -142,23 +141,20 @@ class Dataset:
         shards: _Names,
         *,
         index: _Path | None = None,
-        split: str | None = None,
-        splits: _Path | None = None,
-        repeat: int | None = None,
+        split: str | tuple[str, _Path] | None = None,
         cache: _Path | None = None,
-        cache_bytes: int = ...,
-        requests_max: int = 256,
-        retry_seconds: int = 300,
-        read: Literal["auto", "mmap", "pread"] = "auto",
-        allow_pipe: bool = False,
-        allow_outside: bool = False,
+        allow: str | Sequence[str] | None = None,
+    ) -> Self: ...
+    def count_tokens(
+        self,
         tokenizer: Any | None = None,
+        *,
         model: _Names | None = None,
         chat_template: str | None = None,
         caption_prompt: str | None = None,
-        rebuild: bool = False,
-        verify: bool = False,
-    ) -> Self: ...
+    ) -> Dataset: ...
+    def repeat(self, epochs: int) -> Dataset: ...
+    def reindex(self, *, verify: bool = False) -> Dataset: ...
     @property
     def shards(self) -> list[str]: ...
     @property
@@ -202,10 +198,8 @@ class CostModel:
         cls,
         model: _Model,
         *,
-        device: str = "h100",
-        profile: _Path | None = None,
+        device: _Path = "h100",
         profile_tp: Sequence[int] | None = None,
-        profile_check: bool = True,
         freeze: str | None = None,
         recompute: Literal["none", "scores", "layers"] = "none",
     ) -> Self: ...
@@ -325,14 +319,16 @@ class BalancedLoader:
     @property
     def filtered_samples(self) -> int: ...
     def report_microbatch_seconds(
-        self, step: Step, seconds: Sequence[Sequence[float]]
+        self, step: Step, seconds: Sequence[Sequence[float]], *, interval: int = 32
     ) -> dict[str, Any] | None: ...
     def report_stage_seconds(
-        self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]]
+        self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]], *, interval: int = 32
     ) -> dict[str, Any] | None: ...
     def media_shares(self, step: Step, microbatch: int, ranks: int) -> list[list[Medium]]: ...
     def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None: ...
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], *, accept_changed_data: bool = False
+    ) -> None: ...
     def set_epoch(self, epoch: int) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

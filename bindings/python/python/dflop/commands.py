@@ -95,7 +95,7 @@ def simulate(
         model: preset, directory of a checkpoint, or a `ModelDescription`. Default: ``"omni-7b"``; with shapes
             and a ``profile``, the model that the profile's files name.
         gpus: number of GPUs that each run the whole model, in place of ``dp_size``: FSDP, DDP with
-            ``plan={"synchronize": "step"}``, HSDP with ``plan={"synchronize": "microbatch:N"}``.
+            ``plan={"schedule": "step"}``, HSDP with ``plan={"schedule": "microbatch:N"}``.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.
@@ -180,7 +180,7 @@ def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[
 
     Examples:
         >>> report = dflop.profile(model="tiny", out="profiles/", seconds_max=60)  # doctest: +SKIP
-        >>> costs = dflop.CostModel("tiny", profile="profiles/")  # doctest: +SKIP
+        >>> costs = dflop.CostModel("tiny", device="profiles/")  # doctest: +SKIP
     """
     return _run("profile", [], flags | {"model": model, "out": out})
 

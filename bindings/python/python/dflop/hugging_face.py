@@ -5,7 +5,7 @@
     >>> tokens = dflop.hugging_face.TokenCounts(processor)  # doctest: +SKIP
     >>> model = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)  # doctest: +SKIP
     >>> inputs = dflop.hugging_face.Inputs(processor)  # doctest: +SKIP
-    >>> own = dflop.CustomProcessor(batch=inputs, threads=2)  # doctest: +SKIP
+    >>> own = dflop.CustomProcessor(batch=inputs)  # doctest: +SKIP
 
 `Inputs` calls the processor with all samples of a microbatch and makes labels of the assistant's turns;
 `TokenCounts` asks it for the tokens of images by their size. Nothing is imported from ``transformers`` here.
@@ -114,7 +114,7 @@ class Inputs:
         >>> made = inputs(talks)
         >>> sorted(made), made["input_ids"].shape == made["labels"].shape
         (['attention_mask', 'input_ids', 'labels'], True)
-        >>> processor = dflop.CustomProcessor(batch=inputs, threads=2)
+        >>> processor = dflop.CustomProcessor(batch=inputs)
     """
 
     def __init__(

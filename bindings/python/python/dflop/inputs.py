@@ -94,11 +94,11 @@ class Together:
 class Inputs:
     """Makes model inputs of samples by the functions of a `dflop.CustomProcessor`."""
 
-    def __init__(self, processor: CustomProcessor) -> None:
-        self._pool = ThreadPoolExecutor(processor.threads, thread_name_prefix="dflop-inputs")
+    def __init__(self, processor: CustomProcessor, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="dflop-inputs")
         self._maker = (OneByOne if processor.batch is None else Together)(processor, self._pool)
         # As many microbatches as threads can be in one call each.
-        self._ahead = MICROBATCHES_AHEAD if processor.batch is None else processor.threads + 1
+        self._ahead = MICROBATCHES_AHEAD if processor.batch is None else threads + 1
         # Tensors of one sample, from which microbatches without samples are made.
         self._template: dict[str, Any] | None = None
         self._planned = PlannedTokens()

@@ -22,12 +22,21 @@ Map = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
 
 
 def index(
-    dataset: _native.Dataset | Names, *, map: Map | None = None, shards_per_task: int = 1, **settings: Any
+    dataset: _native.Dataset | Names,
+    *,
+    rebuild: bool = False,
+    verify: bool = False,
+    map: Map | None = None,
+    shards_per_task: int = 1,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Builds the index of a dataset, the location and shape of every sample; an index that fits is kept.
 
     Args:
         dataset: a `Dataset`, or shards with the ``settings`` of one.
+        rebuild: builds the index even if the present one fits the shards.
+        verify: decodes every field meanwhile, so that every bad sample is known in advance; rebuilds the
+            index.
         map: runs tasks: called with a function that can be pickled and a list of arguments, it returns the
             results in any order. Tasks must see the shards under the same URLs or base names. Default:
             threads of this process.
@@ -61,6 +70,8 @@ def index(
         raise TypeError(
             f"expected no settings with a `Dataset`, which has its own, found {', '.join(settings)}"
         )
+    if rebuild or verify:
+        dataset = dataset.reindex(verify=verify)
     if map is not None:
         shards, at_once = dataset.shards, max(shards_per_task, 1)
         tasks = [shards[start : start + at_once] for start in range(0, len(shards), at_once)]
@@ -80,6 +91,16 @@ def index(
         "unused": dataset.unused,
         "seconds": time.perf_counter() - started,
     }
+
+
+def dataset_again(
+    make: Callable[[list[str]], _native.Dataset], calls: list[tuple[str, dict[str, Any]]], shards: list[str]
+) -> _native.Dataset:
+    """Creates a pickled dataset: constructs it, and calls the methods that changed it."""
+    dataset = make(shards)
+    for name, arguments in calls:
+        dataset = getattr(dataset, name)(**arguments)
+    return dataset
 
 
 def _index_part(make: Callable[[list[str]], _native.Dataset], shards: list[str]) -> bytes:

@@ -17,7 +17,7 @@ class _Settings:
     def __new__(cls, **given: Any) -> Self:
         for name in given:
             if replacement := MOVED.get((cls.__name__, name)):
-                raise TypeError(f"{cls.__name__}() has no `{name}`: write {replacement}")
+                raise TypeError(f"{cls.__name__}() has no `{name}`: replaced by {replacement}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:
@@ -36,15 +36,16 @@ class Plan(_Settings):
     """Assignment of the samples of a global batch to ranks and microbatches.
 
     Attributes:
-        strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``.
-        search_effort: Work units of the search per step; the same units give the same plan on every machine.
+        strategy: ``search``, ``multi_lpt``, ``kk``, ``lpt``, ``random``, or ``data-blind``. ``search:UNITS``
+            sets the work units per step, 20,000 unless they are given; the same units give the same plan on
+            every machine.
         stages: Pipeline stages of every module, in the order of the modules of the model. Default: no
             pipeline; all modules of a rank run one after the other on its device, as with DDP and FSDP.
-        schedule: Schedule that runs the stages: ``gpipe``, ``1f1b``, ``zb-h1``, ``1f1b-ahead:R`` with
-            encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline rank.
-        synchronize: Without a pipeline, when ranks wait for each other: at the end of a ``step``, as in DDP
-            with accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within
-            groups of N ranks, ``microbatch:N``, as in HSDP.
+        schedule: Schedule of a step. With ``stages``, that of the pipeline: ``gpipe``, ``1f1b``, ``zb-h1``,
+            ``1f1b-ahead:R`` with encoders R rounds ahead, or ``interleaved:V`` with V stages per pipeline
+            rank. Without, when ranks wait for each other: at the end of a ``step``, as in DDP with
+            accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within groups
+            of N ranks, ``microbatch:N``, as in HSDP. Default: ``1f1b`` with stages, ``step`` without.
         tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
         bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
@@ -52,7 +53,6 @@ class Plan(_Settings):
             ``text_tokens``, ``target_tokens``, ``images``, ``audio``, ``videos``, ``tokens``, ``seconds``),
             and returns a list with the seconds of each module, as a dictionary or in the order of
             ``BalancedLoader.modules``. It must be pure and the same on all ranks.
-        correction_interval: steps after which reported stage times change later plans.
 
     Examples:
         >>> plan = dflop.Plan(stages=[1, 3], schedule="1f1b", tokens_max=4096)
@@ -71,14 +71,11 @@ class Plan(_Settings):
     """
 
     strategy: str = "search"
-    search_effort: int = 20_000
     stages: Sequence[int] | None = None
-    schedule: str = "1f1b"
-    synchronize: str = "step"
+    schedule: str | None = None
     tokens_max: int | None = None
     bytes_max: int | None = None
     cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None
-    correction_interval: int = 32
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -90,14 +87,10 @@ class Order(_Settings):
             and shuffles 64 runs with each other, or ``blocks:SAMPLES:RUNS``, for media that are slow to seek;
             or ``none``.
         tail: Treatment of the samples at the end of an epoch that do not fill a global batch: ``carry``
-            starts the batch that the next epoch fills, ``drop`` leaves them out, ``short`` makes a short
+            starts the batch that the next epoch fills, ``repeat`` does so even if a global batch is larger
+            than the data and has samples several times, ``drop`` leaves them out, ``short`` makes a short
             batch. With ``shuffle`` none and one epoch, ``short`` reads every sample exactly once, in order,
             as validation does.
-        repeat_samples: Allows a global batch that is larger than the data, so that a step has samples several
-            times.
-        first_epoch: Epoch whose first sample starts step 0.
-        accept_changed_data: Resumes a state even if a dataset has changed; that dataset continues with its
-            next epoch.
 
     Examples:
         A validation loader reads every sample exactly once, in order:
@@ -117,10 +110,7 @@ class Order(_Settings):
     """
 
     shuffle: str = "global"
-    tail: Literal["carry", "drop", "short"] = "carry"
-    repeat_samples: bool = False
-    first_epoch: int = 0
-    accept_changed_data: bool = False
+    tail: Literal["carry", "repeat", "drop", "short"] = "carry"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -131,19 +121,19 @@ class Processor(_Settings):
         chat_template: Jinja source of the chat template. Default: the tokenizer's, else the published one of
             the model family.
         caption_prompt: Prompt that captions answer. Default: captions are trained on without a chat template.
-        layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``; ``padded``
-            and ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches
-            have ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
-        pad_to_tokens: Pads the tensors of all microbatches to this many tokens, for pipelines that need equal
-            shapes; padding is masked from the loss and has a cost.
+        layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``, and
+            ``packed:N`` pads each to a multiple of N, twice the degree of context parallelism; ``padded`` and
+            ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches have
+            ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
         length_buckets: Pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
             number, to its multiples; a list, to the next in it; ``ladder``, to one of eight lengths between
-            powers of two.
-        media_buckets: The same for the patches, or tiles, of a microbatch, by a blank image.
-        sample_multiple_of: Pads each packed sequence to a multiple: twice the degree of context parallelism.
-        long_sample: Treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
-            (skipped as bad), ``truncate`` (the text is truncated), ``drop``.
-        sample_tokens_max: Maximum tokens of a sample. Default: no limit.
+            powers of two. ``fixed:N`` pads the tensors of all microbatches to N tokens, for pipelines that
+            need equal shapes, and plans for that; padding is masked from the loss and has a cost.
+        media_buckets: The same for the patches, or tiles, of a microbatch, by a blank image, without
+            ``fixed:N``.
+        long_sample: Treatment of samples with more tokens than a microbatch may have, or than a number:
+            ``error`` or ``error:N`` (skipped as bad), ``truncate`` or ``truncate:N`` (the text is truncated),
+            ``drop`` or ``drop:N``.
         require_targets: Whether a step in which no token is a training target is an error. Without it such
             steps, whose documents mostly have a layout that is not read, are delivered with a loss scale of
             0.
@@ -151,16 +141,15 @@ class Processor(_Settings):
             that plans and loss scales are exact; ``estimated`` uses estimates from headers, unless the index
             has counts: loss scales are then off by one factor per step, counted over planned tokens.
         dtype: Type of the pixels: ``float32``; ``bfloat16``, half the memory; ``uint8``, a quarter, to be
-            normalized on the device.
+            normalized on the device; ``none`` counts the tokens of media and delivers no pixels, for ranks
+            that run the LLM only.
         blank_media: Gives microbatches without an image (or a clip) a blank one, so that every rank runs the
             encoder, without which DDP lacks gradients and FSDP waits for ever: ``auto`` with several ranks,
             if the data has such media, ``always``, or ``never``. It is not in planned costs, and takes some
-            tokens of ``pad_to_tokens``.
-        skip_media_tensors: Counts the tokens of media and delivers no pixels, for ranks that run the LLM
-            only.
+            tokens of a fixed length.
 
     Examples:
-        >>> processor = dflop.Processor(layout="padded", length_buckets=64, sample_tokens_max=512)
+        >>> processor = dflop.Processor(layout="padded", length_buckets=64, long_sample="error:512")
         >>> loader = dflop.BalancedLoader(
         ...     "shards/", model="model/", global_batch_size=16, microbatches=4, processor=processor
         ... )
@@ -170,18 +159,14 @@ class Processor(_Settings):
 
     chat_template: str | None = None
     caption_prompt: str | None = None
-    layout: Literal["packed", "padded", "padded_left"] = "packed"
-    pad_to_tokens: int | None = None
-    length_buckets: int | Sequence[int] | Literal["ladder"] | None = None
+    layout: str = "packed"
+    length_buckets: int | Sequence[int] | str | None = None
     media_buckets: int | Sequence[int] | Literal["ladder"] | None = None
-    sample_multiple_of: int = 1
-    long_sample: Literal["error", "truncate", "drop"] = "error"
-    sample_tokens_max: int | None = None
+    long_sample: str = "error"
     require_targets: bool = True
     token_counts: Literal["exact", "estimated"] = "exact"
-    dtype: Literal["float32", "bfloat16", "uint8"] = "float32"
+    dtype: Literal["float32", "bfloat16", "uint8", "none"] = "float32"
     blank_media: Literal["auto", "always", "never"] = "auto"
-    skip_media_tensors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -189,19 +174,17 @@ class CustomProcessor(_Settings):
     """Your own processor, for any model: ``batch``, or ``inputs`` and ``collate``.
 
     Attributes:
-        inputs: makes of a `Sample` what you like, on ``threads`` threads, while earlier microbatches are
-            trained on; an exception makes the sample bad.
+        inputs: makes of a `Sample` what you like, on ``Read.python_threads`` threads, while earlier
+            microbatches are trained on; an exception makes the sample bad.
         collate: makes of a list of these the mapping that the model takes; its ``labels`` (-100 where there
             is no target) are counted. A microbatch without samples gets the tensors of an earlier sample,
             with all labels -100.
-        batch: makes the mapping of all samples of a microbatch in one call, on ``threads`` threads, a
-            microbatch on each; `dflop.hugging_face.Inputs` calls a processor of ``transformers`` so. If it
-            raises, the samples are tried one by one, and those for which it raises again are bad.
-        threads: number of threads that call ``inputs`` or ``batch``.
+        batch: makes the mapping of all samples of a microbatch in one call, on ``Read.python_threads``
+            threads, a microbatch on each; `dflop.hugging_face.Inputs` calls a processor of ``transformers``
+            so. If it raises, the samples are tried one by one, and those for which it raises again are bad.
 
     Raises:
         TypeError: ``inputs``, ``collate`` or ``batch`` is not a function, or they do not go together.
-        ValueError: there is no thread.
 
     Examples:
         >>> import numpy
@@ -211,7 +194,7 @@ class CustomProcessor(_Settings):
         >>> def collate(rows):
         ...     ids = numpy.array([sum(rows, [])])
         ...     return {"input_ids": ids, "labels": ids}
-        >>> processor = dflop.CustomProcessor(inputs=inputs, collate=collate, threads=2)
+        >>> processor = dflop.CustomProcessor(inputs=inputs, collate=collate)
         >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, processor=processor)
         >>> microbatch = next(iter(loader)).microbatches[0]
         >>> microbatch["input_ids"].shape, microbatch.target_tokens
@@ -221,7 +204,6 @@ class CustomProcessor(_Settings):
     inputs: Callable[[Sample], Any] | None = None
     collate: Callable[[list[Any]], Mapping[str, Any]] | None = None
     batch: Callable[[list[Sample]], Mapping[str, Any]] | None = None
-    threads: int = 1
 
     def __post_init__(self) -> None:
         names = ("inputs", "collate") if self.batch is None else ("batch",)
@@ -230,8 +212,6 @@ class CustomProcessor(_Settings):
                 raise TypeError(f"expected `{name}` to be a function, found {type(function).__name__}")
         if self.batch is not None and (self.inputs, self.collate) != (None, None):
             raise TypeError("expected `batch`, or `inputs` and `collate`, found both")
-        if self.threads < 1:
-            raise ValueError(f"expected `threads` to be at least 1, found {self.threads}")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -242,23 +222,22 @@ class Read(_Settings):
         fields: Names of the fields to read: extensions, several of them as ``jpg;png``, patterns
             (``img_*.png``), or ``images``, ``audio``, ``video``, ``text``. An extension that no sample has is
             an error. Default: all fields, or the images where images become one array.
-        decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
-        augment: random augmentation of images that keep their size, with ``decode="media"``.
-        strict: Whether any damage of a medium makes its sample bad. By default a medium that ends too early
-            does, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``.
+        decode: ``media`` decodes every field by its extension; a medium that ends too early makes its sample
+            bad, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``. With ``strict``
+            any damage does. ``raw`` delivers fields as stored.
+        augment: random augmentation of images that keep their size, unless ``decode`` is ``raw``.
         workers: Number of decoder threads. Default: one per core.
-        transform_threads: number of threads that call ``transforms``.
+        python_threads: number of threads that call your functions: ``transforms``, and those of a
+            `CustomProcessor`.
         buffered_bytes: Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait
             for the decoders; in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger
             microbatch is loaded alone.
         error_budget: Tolerated fraction of bad samples, 0 to 1, checked after the first 1,000 and at the end;
-            0 tolerates none, from the first sample on.
-        error_count: Tolerated number of bad samples. Default: no limit but the fraction.
+            0 tolerates none, from the first sample on. ``FRACTION:SAMPLES`` tolerates at most this number,
+            too.
         stall_seconds: Ends the stream with an error after this many seconds without progress. Default: never.
         steps_ahead: Number of steps that are planned, read and decoded before they are asked for, as far as
             ``buffered_bytes`` allows; balanced loader only. Default: 2.
-        microbatch_bytes: Refuses a microbatch that takes more bytes, by the shapes in the index; balanced
-            loader only. Default: the memory that is available.
 
     Examples:
         >>> read = dflop.Read(fields=["images", "cls"], workers=2, error_budget=0.0)
@@ -268,22 +247,18 @@ class Read(_Settings):
     """
 
     fields: str | Sequence[str] | None = None
-    decode: Literal["media", "raw"] = "media"
+    decode: Literal["media", "strict", "raw"] = "media"
     augment: Augment | None = None
-    strict: bool = False
     workers: int | None = None
-    transform_threads: int = 1
+    python_threads: int = 1
     buffered_bytes: int | None = None
-    error_budget: float = 0.05
-    error_count: int | None = None
+    error_budget: float | str = 0.05
     stall_seconds: float | None = None
     steps_ahead: int | None = None
-    microbatch_bytes: int | None = None
 
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.
 GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
-    "Dataset": {},
     "Loader": {"read": [Read]},
     "BalancedLoader": {
         "plan": [Plan],
@@ -293,22 +268,56 @@ GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
     },
 }
 # Names of settings as other loaders spell them.
-RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
-MODEL_SETTINGS = ("device", "profile", "profile_tp", "profile_check", "freeze", "recompute")
+RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "python_threads"}
+MODEL_SETTINGS = ("device", "profile_tp", "freeze", "recompute")
+_COUNTED = "`Dataset(…).count_tokens(tokenizer, model=…, chat_template=…, caption_prompt=…)`"
 
-
-# Fields of earlier versions, by class, and what replaces them.
+# Settings of earlier versions, by class, and what replaces them.
 MOVED = {
+    ("Dataset", "splits"): "`split=(NAME, FILE)`",
+    ("Dataset", "repeat"): "`Dataset(…).repeat(epochs)`",
+    ("Dataset", "cache_bytes"): "the environment variable `DFLOP_CACHE_BYTES`",
+    ("Dataset", "requests_max"): "the environment variable `DFLOP_REQUESTS_MAX`",
+    ("Dataset", "retry_seconds"): "the environment variable `DFLOP_RETRY_SECONDS`",
+    ("Dataset", "read"): "the environment variable `DFLOP_READ`",
+    ("Dataset", "allow_pipe"): '`allow="pipe"`',
+    ("Dataset", "allow_outside"): '`allow="outside"`',
+    ("Dataset", "tokenizer"): _COUNTED,
+    ("Dataset", "model"): _COUNTED,
+    ("Dataset", "chat_template"): _COUNTED,
+    ("Dataset", "caption_prompt"): _COUNTED,
+    ("Dataset", "rebuild"): "`Dataset(…).reindex()`",
+    ("Dataset", "verify"): "`Dataset(…).reindex(verify=True)`",
+    ("CostModel", "profile"): "`device=PROFILE`, a path or a name",
+    ("CostModel", "profile_check"): "nothing: measure the profile again, or remove its `# held-out` lines",
+    ("Augment", "crop_scale"): "`crop=(LEAST, MOST)`",
+    ("Augment", "crop_ratio"): "`crop=(LEAST, MOST, NARROWEST, WIDEST)`",
+    ("Plan", "search_effort"): '`strategy="search:UNITS"`',
+    ("Plan", "synchronize"): '`schedule="step"`, `"microbatch"` or `"microbatch:N"`',
+    ("Plan", "correction_interval"): "`interval=…` where times are reported: in "
+    "`dflop.torch.StageTimer`, `report_stage_seconds`, `report_microbatch_seconds`",
     ("Order", "validation"): '`Order(shuffle="none", tail="short")` and `epochs=1`',
     ("Order", "block_samples"): '`shuffle="blocks:SAMPLES:RUNS"`',
     ("Order", "open_blocks"): '`shuffle="blocks:SAMPLES:RUNS"`',
+    ("Order", "repeat_samples"): '`tail="repeat"`',
+    ("Order", "first_epoch"): "`loader.set_epoch(epoch)`",
+    ("Order", "accept_changed_data"): "`loader.load_state_dict(state, accept_changed_data=True)`",
+    ("Processor", "pad_to_tokens"): '`length_buckets="fixed:N"`',
+    ("Processor", "sample_multiple_of"): '`layout="packed:N"`',
+    ("Processor", "sample_tokens_max"): '`long_sample="error:N"`, `"truncate:N"` or `"drop:N"`',
+    ("Processor", "skip_media_tensors"): '`dtype="none"`',
+    ("CustomProcessor", "threads"): "`Read(python_threads=…)`",
+    ("Read", "transform_threads"): "`python_threads=…`",
+    ("Read", "strict"): '`decode="strict"`',
+    ("Read", "error_count"): '`error_budget="FRACTION:SAMPLES"`, such as `"0.05:100"`',
+    ("Read", "microbatch_bytes"): "nothing: the available memory is the limit",
 }
 # Settings of earlier versions that nothing replaces.
 GONE = {"foreign": "`foreign` is gone and not needed: index files of other tools are not opened"}
 
 
 def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
-    """Refuses keywords that a loader or dataset does not have, with the place of the setting if it has one.
+    """Refuses keywords that a class does not have, with the place of the setting if it has one.
 
     Raises:
         TypeError: there is a keyword.
@@ -320,14 +329,19 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
 
 
 def _place_of(loader: str, keyword: str) -> str | None:
-    if loader == "Dataset":
-        return GONE.get(keyword)
+    if loader not in GROUPS:
+        moved = MOVED.get((loader, keyword))
+        return f"replaced by {moved}" if moved else GONE.get(keyword)
     name = RENAMED.get(keyword, keyword)
     for taken_by, classes in GROUPS[loader].items():
         for group in classes:
             if name in [field.name for field in fields(group)]:
                 call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
                 return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
+            if moved := MOVED.get((group.__name__, name)):
+                return f"replaced by {moved}"
     if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
         return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
+    if loader == "BalancedLoader" and (moved := MOVED.get(("CostModel", keyword))):
+        return f"replaced by {moved}"
     return f"its name is `{name}`" if name in ("dp_rank", "dp_size") else None

@@ -156,7 +156,7 @@ class Writer:
         Examples:
             >>> writer = dflop.Writer("captions/")
             >>> writer.write({"txt": "a kite"})
-            >>> writer.dataset(verify=True).skipped
+            >>> writer.dataset().reindex(verify=True).skipped
             []
         """
         self.close()

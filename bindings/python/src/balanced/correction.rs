@@ -18,13 +18,25 @@ pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 /// Learns corrections from measured times; equal on all ranks that get the same times.
 pub(super) struct Learner {
     tracker: CorrectionTracker,
+    /// Steps after which plans change.
+    interval_steps: u64,
     /// Slow ranks with a warning so far.
     warned: Vec<u32>,
 }
 
 impl Learner {
-    pub(super) fn new(options: CorrectionOptions) -> Result<Self, DflopError> {
-        Ok(Self { tracker: CorrectionTracker::new(options)?, warned: Vec::new() })
+    pub(super) fn new(interval_steps: u64) -> Result<Self, DflopError> {
+        let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
+        Ok(Self { tracker: CorrectionTracker::new(options)?, interval_steps, warned: Vec::new() })
+    }
+
+    /// Checks that all reports of a run name the same interval.
+    pub(super) fn check_interval(&self, interval_steps: u64) -> Result<(), DflopError> {
+        if interval_steps == self.interval_steps {
+            return Ok(());
+        }
+        let reason = format!("expected {} steps, as before, found {interval_steps}", self.interval_steps);
+        Err(DflopError::config("interval", reason))
     }
 
     /// Returns the slow ranks in a report that had no warning before.

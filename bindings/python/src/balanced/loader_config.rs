@@ -63,6 +63,9 @@ impl LoaderConfig {
         let is_restored = state.is_some();
         if let Some(state) = state {
             builder = builder.restore(state.loader);
+            if state.accepts_changed_data {
+                builder = builder.accept_changed_data();
+            }
             corrections = state.corrections;
         }
         let planner = builder.build()?;
@@ -191,6 +194,8 @@ impl RunningLoader {
 pub(super) struct State {
     loader: LoaderState,
     corrections: Vec<CorrectionTable>,
+    /// Whether a dataset may have changed since.
+    pub(super) accepts_changed_data: bool,
 }
 
 impl State {
@@ -200,7 +205,8 @@ impl State {
         let tables = value.as_object_mut().and_then(|fields| fields.remove(CORRECTIONS));
         let corrections = tables.map(serde_json::from_value).transpose().map_err(|error| no_state(&error))?;
         let loader = LoaderState::from_json(&value.to_string())?;
-        Ok(Self { loader, corrections: corrections.unwrap_or_default() })
+        let corrections = corrections.unwrap_or_default();
+        Ok(Self { loader, corrections, accepts_changed_data: false })
     }
 }
 

@@ -9,7 +9,7 @@ mod steps;
 use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, SlowRank};
+use dflop_costmodel::correction::{IntervalReport, SlowRank};
 use dflop_loader::StepPlan;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -24,7 +24,7 @@ use steps::Iteration;
 pub(crate) use steps::StepIterator;
 
 use super::convert::{Arguments, arguments};
-use super::filter::{ReadArguments, ReadSettings};
+use super::filter::{ReadArguments, ReadSettings, python_threads};
 use super::runtime::{Group, refuse_index, refuse_keywords};
 use crate::arrays::framework::Framework;
 use crate::cost::CostedModel;
@@ -48,7 +48,6 @@ pub(crate) struct PyBalancedLoader {
     /// Iterations in progress, which are closed with the loader.
     iterations: Mutex<Vec<Weak<Iteration>>>,
     learner: Mutex<Option<Learner>>,
-    options: CorrectionOptions,
 }
 
 #[pymethods]
@@ -103,7 +102,8 @@ impl PyBalancedLoader {
             is_prepared: true,
         };
         let plan = Group::new(py, "plan", plan.as_ref(), "Plan")?;
-        let (built_in, own_processor) = processors(py, processor)?;
+        let read = Group::new(py, "read", read.as_ref(), "Read")?;
+        let (built_in, own_processor) = processors(py, processor, python_threads(&read)?)?;
         let (chat_template, caption_prompt) =
             (built_in.get("chat_template")?, built_in.get("caption_prompt")?);
         let settings = Settings {
@@ -112,11 +112,10 @@ impl PyBalancedLoader {
             model: CostedModel::new(&model, cost(&plan)?)?,
             run: RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps },
             plan: plan.settings()?,
-            correction_interval: plan.get("correction_interval")?,
             order: Group::new(py, "order", order.as_ref(), "Order")?.settings()?,
             tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,
             processor: processor_settings(&built_in, framework)?,
-            read: ReadSettings::new(&Group::new(py, "read", read.as_ref(), "Read")?, &of_read)?,
+            read: ReadSettings::new(&read, &of_read)?,
         };
         Self::start(py, arguments, settings, source)
     }
@@ -204,31 +203,35 @@ impl PyBalancedLoader {
     ///     step (Step): the delivered step.
     ///     seconds (Mapping): by module name, forward and backward time for the whole module, in seconds: a
     ///         list by DP rank with lists by microbatch; NaN if not measured.
+    ///     interval (int): steps after which the times change later plans; the same on all ranks, in all
+    ///         calls. Default: 32.
     ///
     /// Returns:
-    ///     dict | None: a report at the end of an interval (``Plan.correction_interval``), with errors as
-    ///     fractions of the measured time; otherwise ``None``.
+    ///     dict | None: a report at the end of an interval, with errors as fractions of the measured time;
+    ///     otherwise ``None``.
     ///
     /// Raises:
-    ///     ConfigError: modules, ranks or microbatches do not match, or the loader has a cost function.
+    ///     ConfigError: modules, ranks, microbatches or the interval do not match, or the loader has a cost
+    ///         function.
     ///
     /// Examples:
     ///     >>> loader = dflop.BalancedLoader(
-    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2,
-    ///     ...     plan=dflop.Plan(correction_interval=2),
+    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2
     ///     ... )
     ///     >>> for step in loader:
     ///     ...     seconds = {"vision": [[0.02, 0.03]], "llm": [[0.08, 0.07]]}  # one rank, two microbatches
-    ///     ...     report = loader.report_stage_seconds(step, seconds)
+    ///     ...     report = loader.report_stage_seconds(step, seconds, interval=2)
     ///     >>> report["steps"], report["observations"]
     ///     (2, 8)
+    #[pyo3(signature = (step, seconds, *, interval=32))]
     fn report_stage_seconds<'py>(
         &self,
         py: Python<'py>,
         step: &Bound<'py, PyAny>,
         seconds: StageSeconds,
+        interval: u64,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.report(py, step, |learner, running, plan| learner.learn(running, plan, &seconds))
+        self.report(py, step, interval, |learner, running, plan| learner.learn(running, plan, &seconds))
     }
 
     /// Corrects later plans by measured times for whole microbatches: forward and backward for all modules
@@ -239,29 +242,31 @@ impl PyBalancedLoader {
     ///     step (Step): the delivered step.
     ///     seconds (Sequence): forward and backward time, in seconds: a list by DP rank with lists by
     ///         microbatch; NaN if not measured.
+    ///     interval (int): as in ``report_stage_seconds``. Default: 32.
     ///
     /// Returns:
     ///     dict | None: as ``report_stage_seconds``.
     ///
     /// Raises:
-    ///     ConfigError: ranks or microbatches do not match, or the loader has a cost function.
+    ///     ConfigError: ranks, microbatches or the interval do not match, or the loader has a cost function.
     ///
     /// Examples:
     ///     >>> loader = dflop.BalancedLoader(
-    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2,
-    ///     ...     plan=dflop.Plan(correction_interval=2),
+    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2
     ///     ... )
     ///     >>> for step in loader:
-    ///     ...     report = loader.report_microbatch_seconds(step, [[0.10, 0.11]])
+    ///     ...     report = loader.report_microbatch_seconds(step, [[0.10, 0.11]], interval=2)
     ///     >>> report["observations"], report["slow_ranks"]
     ///     (4, [])
+    #[pyo3(signature = (step, seconds, *, interval=32))]
     fn report_microbatch_seconds<'py>(
         &self,
         py: Python<'py>,
         step: &Bound<'py, PyAny>,
         seconds: Vec<Vec<f64>>,
+        interval: u64,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.report(py, step, |learner, running, plan| learner.learn_whole(running, plan, &seconds))
+        self.report(py, step, interval, |learner, running, plan| learner.learn_whole(running, plan, &seconds))
     }
 
     /// Divides the media in a microbatch of this rank between the ranks in a tensor-parallel group, if each
@@ -323,17 +328,26 @@ impl PyBalancedLoader {
     ///
     /// Args:
     ///     state_dict (Mapping): state that ``state_dict`` returned.
+    ///     accept_changed_data (bool): resumes even if a dataset has changed; that dataset continues with its
+    ///         next epoch. Default: ``False``.
     ///
     /// Raises:
     ///     StateError: the state has a different dataset, mixture, seed or shuffle.
-    fn load_state_dict(&self, py: Python<'_>, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
-        let state = State::parse(&convert::json_text(state_dict)?)?;
+    #[pyo3(signature = (state_dict, *, accept_changed_data=false))]
+    fn load_state_dict(
+        &self,
+        py: Python<'_>,
+        state_dict: &Bound<'_, PyAny>,
+        accept_changed_data: bool,
+    ) -> PyResult<()> {
+        let mut state = State::parse(&convert::json_text(state_dict)?)?;
+        state.accepts_changed_data = accept_changed_data;
         let config = self.config.clone();
         self.restart(py, move || config.build(Some(state)))
     }
 
-    /// Restarts the run at the first sample of an epoch, counted from 0, as ``Order(first_epoch=…)`` starts
-    /// it; corrections that were learned from measured times are dropped.
+    /// Starts the run again at the first sample of an epoch, counted from 0; corrections that were learned
+    /// from measured times are dropped.
     ///
     /// Examples:
     ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16)
@@ -369,7 +383,7 @@ impl PyBalancedLoader {
     }
 
     fn __setstate__(&self, py: Python<'_>, state: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.load_state_dict(py, state)
+        self.load_state_dict(py, state, false)
     }
 
     /// The first 1,000 skipped samples, including samples skipped by indexing: dictionaries with ``shard``,
@@ -446,15 +460,11 @@ impl PyBalancedLoader {
         settings: Settings<'py>,
         data: Source<'py>,
     ) -> PyResult<Self> {
-        let interval_steps = settings.correction_interval;
-        let options = CorrectionOptions { interval_steps, ..CorrectionOptions::default() };
-        // Checks the options now rather than in the middle of a run.
-        Learner::new(options)?;
         let config = Arc::new(settings.loader_config(py, data)?);
         let making = config.clone();
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
         let (learner, iterations) = (Mutex::new(None), Mutex::default());
-        Ok(Self { arguments, config, running, iterations, learner, options })
+        Ok(Self { arguments, config, running, iterations, learner })
     }
 
     /// Passes the times for a step to the learner.
@@ -462,6 +472,7 @@ impl PyBalancedLoader {
         &self,
         py: Python<'py>,
         step: &Bound<'py, PyAny>,
+        interval: u64,
         learn: impl FnOnce(&mut Learner, &RunningLoader, &StepPlan) -> Result<Option<IntervalReport>, DflopError>
         + Send,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -470,8 +481,9 @@ impl PyBalancedLoader {
         let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let learner = match &mut *learner {
             Some(learner) => learner,
-            none => none.insert(Learner::new(self.options)?),
+            none => none.insert(Learner::new(interval)?),
         };
+        learner.check_interval(interval)?;
         let report = py.detach(|| learn(learner, &running, &plan))?;
         for SlowRank { rank, factor } in report.iter().flat_map(|report| learner.newly_slow(report)) {
             let message =
@@ -502,15 +514,18 @@ impl PyBalancedLoader {
 }
 
 /// Returns the settings for the built-in processor, and the user's own processor, a `dflop.inputs.Inputs`.
+///
+/// - `threads`: number of threads that call the user's functions
 fn processors<'py>(
     py: Python<'py>,
     given: Option<Bound<'py, PyAny>>,
+    threads: usize,
 ) -> PyResult<(Group<'py>, Option<Py<PyAny>>)> {
     let own = py.import("dflop.settings")?.getattr("CustomProcessor")?;
     let (built_in, own) = match given {
         Some(processor) if processor.is_instance(&own)? => (None, Some(processor)),
         built_in => (built_in, None),
     };
-    let inputs = |own| py.import("dflop.inputs")?.getattr("Inputs")?.call1((own,)).map(Bound::unbind);
+    let inputs = |own| py.import("dflop.inputs")?.getattr("Inputs")?.call1((own, threads)).map(Bound::unbind);
     Ok((Group::new(py, "processor", built_in.as_ref(), "Processor")?, own.map(inputs).transpose()?))
 }

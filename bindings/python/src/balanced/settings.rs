@@ -7,7 +7,7 @@ use dflop_costmodel::{ModelSpec, Module};
 use dflop_loader::index::TokenCounts;
 use dflop_loader::model::image_processor_from_names;
 use dflop_loader::processors::Preparer;
-use dflop_loader::settings::{OrderSettings, PlanSettings, ProcessorSettings};
+use dflop_loader::settings::{OrderSettings, PixelTypeName, PlanSettings, ProcessorSettings};
 use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder};
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
@@ -36,8 +36,6 @@ pub(super) struct Settings<'py> {
     pub(super) model: CostedModel,
     pub(super) run: RunSettings,
     pub(super) plan: PlanSettings,
-    /// Steps after which reported stage times change later plans.
-    pub(super) correction_interval: u64,
     pub(super) order: OrderSettings,
     pub(super) tokenizer: TokenizerSettings,
     pub(super) processor: ProcessorSettings,
@@ -87,7 +85,10 @@ pub(super) fn cost(group: &Group<'_>) -> PyResult<Option<Arc<PyCost>>> {
 /// - `framework`: tensor library, which may lack the type of the pixels
 pub(super) fn processor(group: &Group<'_>, framework: Framework) -> PyResult<ProcessorSettings> {
     let settings: ProcessorSettings = group.settings()?;
-    pixel_type(&group.get::<String>("dtype")?, framework)?;
+    let dtype = group.get::<String>("dtype")?;
+    if settings.dtype != PixelTypeName::None {
+        pixel_type(&dtype, framework)?;
+    }
     Ok(settings)
 }
 
@@ -113,13 +114,14 @@ impl<'py> Settings<'py> {
         }
         let mut planner = run.apply(StepPlanner::builder(mixture, model.costs));
         planner = plan.apply(order.apply(planner));
+        plan.check().map_err(DflopError::from)?;
         if plan.stages.is_none() {
-            planner = planner.one_device(plan.synchronize);
+            planner = planner.one_device(plan.synchronization().unwrap_or_default());
         }
         if let Some(function) = &model.cost {
             planner = planner.cost_function(function.clone());
         }
-        if let Some(tokens) = processor.pad_to_tokens {
+        if let Some(tokens) = processor.fixed_tokens() {
             planner = planner.pad_to_tokens(tokens, processor.layout());
         }
         if let Some(preparer) = &preparer {
@@ -141,8 +143,8 @@ impl<'py> Settings<'py> {
         let Self { inputs, model, tokenizer, processor, read, .. } = self;
         let is_own = inputs.is_some() || model.is_custom();
         if tokenizer.is_given() && is_own {
-            let reason = "has no use where your own code makes the inputs: drop it, or give it to the dataset for \
-                          token counts";
+            let reason = "has no use where your own code makes the inputs: drop it, or count the tokens of the \
+                          dataset with it: `dataset.count_tokens(tokenizer)`";
             return Err(DflopError::config("tokenizer", reason).into());
         }
         let preparer = if is_own {

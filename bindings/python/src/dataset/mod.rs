@@ -15,11 +15,11 @@ use super::table::stream;
 use super::tokenizer::{TokenizerSettings, token_counts};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
-use dflop_loader::store::ShardCache;
 use dflop_loader::{Dataset, Mixture, Splits};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
-use samples::{ShardSettings, parse_read};
+use samples::{list, store_settings};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,75 +32,134 @@ pub(crate) struct PyDataset {
     opener: Opener,
     /// Constructor arguments, to create the dataset again in another process.
     arguments: Arguments,
+    /// Methods that led from the constructed dataset to this one, with their arguments.
+    calls: Vec<(&'static str, Arguments)>,
 }
 
 #[pymethods]
 impl PyDataset {
     #[new]
     #[pyo3(
-        signature = (
-            shards, *, index=None, split=None, splits=None, repeat=None, cache=None,
-            cache_bytes=68_719_476_736, requests_max=256, retry_seconds=300, read="auto", allow_pipe=false,
-            allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None,
-            rebuild=false, verify=false, **unknown
-        ),
+        signature = (shards, *, index=None, split=None, cache=None, allow=None, **unknown),
         // The same without the keywords that are refused.
-        text_signature = "(shards, *, index=None, split=None, splits=None, repeat=None, cache=None, \
-                          cache_bytes=68719476736, requests_max=256, retry_seconds=300, read='auto', \
-                          allow_pipe=False, allow_outside=False, tokenizer=None, model=None, \
-                          chat_template=None, caption_prompt=None, rebuild=False, verify=False)"
+        text_signature = "(shards, *, index=None, split=None, cache=None, allow=None)"
     )]
-    #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
     fn new(
         py: Python<'_>,
         shards: Names,
         index: Option<PathBuf>,
-        split: Option<String>,
-        splits: Option<PathBuf>,
-        repeat: Option<u64>,
+        split: Option<Bound<'_, PyAny>>,
         cache: Option<PathBuf>,
-        cache_bytes: u64,
-        requests_max: usize,
-        retry_seconds: u64,
-        read: &str,
-        allow_pipe: bool,
-        allow_outside: bool,
+        allow: Option<Names>,
+        unknown: Option<Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        refuse_keywords(py, "Dataset", unknown.as_ref())?;
+        let allow = allow.map(|names| names.0);
+        // Kept as given: `__reduce__` creates the dataset from them in another process.
+        let arguments = arguments! { py, index, split, cache, allow };
+        let (split, splits) = split.as_ref().map(parse_split).transpose()?.unwrap_or_default();
+        let store = store_settings(cache, allow)?;
+        let shards = runtime::run(py, move || list(&shards.0, &store))?;
+        let options = IndexOptions { directory: index, ..IndexOptions::default() };
+        let opener = Opener { shards, options, split, splits, repeat: None, opened: Arc::default() };
+        Ok(Self { opener, arguments, calls: Vec::new() })
+    }
+
+    /// Returns the dataset with texts counted by a tokenizer instead of estimated, for a cost model or your
+    /// own processor; a `BalancedLoader` with a tokenizer counts them itself. The counts are kept in the
+    /// index.
+    ///
+    /// Args:
+    ///     tokenizer (str | PathLike | tokenizer): ``tokenizer.json``, its directory, a name in the local
+    ///         Hugging Face cache, or a tokenizer from ``tokenizers`` or ``transformers``. Default: the
+    ///         tokenizer in the model's directory.
+    ///     model (str | PathLike | Sequence): counts texts in this model's chat format. Default: the bare
+    ///         text is counted.
+    ///     chat_template (str): Jinja source for the chat template. Default: the tokenizer's.
+    ///     caption_prompt (str): prompt that captions answer. Default: captions are trained on without a chat
+    ///         template.
+    ///
+    /// Returns:
+    ///     Dataset: the same samples with exact token counts.
+    ///
+    /// Raises:
+    ///     ConfigError: there is no tokenizer, or it is invalid.
+    ///
+    /// Examples:
+    ///     >>> dataset = dflop.Dataset("shards/").count_tokens("model/")
+    ///     >>> len(dataset)
+    ///     256
+    #[pyo3(signature = (tokenizer=None, *, model=None, chat_template=None, caption_prompt=None))]
+    fn count_tokens(
+        &self,
+        py: Python<'_>,
         tokenizer: Option<Bound<'_, PyAny>>,
         model: Option<Names>,
         chat_template: Option<String>,
         caption_prompt: Option<String>,
-        rebuild: bool,
-        verify: bool,
-        unknown: Option<Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        refuse_keywords(py, "Dataset", unknown.as_ref())?;
         let model = model.map(|names| names.0);
-        // Kept as given: `__reduce__` creates the dataset from them in another process.
-        let arguments = arguments! {
-            py, index, split, splits, repeat, cache, cache_bytes, requests_max, retry_seconds, read, allow_pipe,
-            allow_outside, tokenizer, model, chat_template, caption_prompt, rebuild, verify,
-        };
+        if tokenizer.is_none() && model.is_none() {
+            return Err(
+                DflopError::config("tokenizer", "expected a tokenizer or a model that has one").into()
+            );
+        }
+        let arguments = arguments! { py, tokenizer, model, chat_template, caption_prompt };
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
-        let options = IndexOptions {
-            directory: index,
-            is_rebuilt: rebuild,
-            is_verified: verify,
-            token_counts: token_counts(settings, model.as_deref())?,
-            ..IndexOptions::default()
-        };
-        let cache = cache.map(|directory| ShardCache { directory, bytes_max: cache_bytes });
-        let read = parse_read(read)?;
-        let access = ShardSettings { cache, requests_max, retry_seconds, read, allow_pipe, allow_outside };
-        let shards = runtime::run(py, move || access.list(&shards.0))?;
-        let opener = Opener { shards, options, split, splits, repeat, opened: Arc::default() };
-        Ok(Self { opener, arguments })
+        let counts = token_counts(settings, model.as_deref())?;
+        let call = ("count_tokens", arguments.without_none(py)?);
+        Ok(self.derived(py, call, |opener| opener.options.token_counts = counts))
+    }
+
+    /// Returns the dataset with a limit on the epochs that a run draws from it, for mixtures.
+    ///
+    /// Args:
+    ///     epochs (int): number of epochs.
+    ///
+    /// Returns:
+    ///     Dataset: the same samples, which end after these epochs.
+    ///
+    /// Examples:
+    ///     >>> mixture = dflop.mix([(dflop.Dataset("shards/000.tar").repeat(2), 1), ("shards/001.tar", 1)])
+    ///     >>> len(mixture)
+    ///     2
+    fn repeat(&self, py: Python<'_>, epochs: u64) -> PyResult<Self> {
+        let arguments = arguments! { py, epochs };
+        Ok(self.derived(py, ("repeat", arguments), |opener| opener.repeat = Some(epochs)))
+    }
+
+    /// Returns the dataset with an index that is built anew when it is first opened, even if the present one
+    /// fits the shards.
+    ///
+    /// Args:
+    ///     verify (bool): decodes every field meanwhile, so that every bad sample is known in advance.
+    ///         Default: ``False``.
+    ///
+    /// Returns:
+    ///     Dataset: the dataset whose index is built anew.
+    ///
+    /// Examples:
+    ///     >>> dflop.Dataset("shards/").reindex(verify=True).skipped
+    ///     []
+    #[pyo3(signature = (*, verify=false))]
+    fn reindex(&self, py: Python<'_>, verify: bool) -> PyResult<Self> {
+        let arguments = arguments! { py, verify };
+        Ok(self.derived(py, ("reindex", arguments), |opener| {
+            (opener.options.is_rebuilt, opener.options.is_verified) = (true, verify);
+        }))
     }
 
     /// Pickles the shard URLs, with credentials, and the settings; another process lists the shards again.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Vec<String>,))> {
-        let this = slf.get();
+        let (py, this) = (slf.py(), slf.get());
         let addresses = this.shard_list().iter().map(|shard| shard.address().into_owned()).collect();
-        Ok((this.arguments.constructor(&slf.get_type())?, (addresses,)))
+        let mut constructor = this.arguments.constructor(&slf.get_type())?;
+        if !this.calls.is_empty() {
+            let calls: Vec<_> = this.calls.iter().map(|(name, given)| (*name, given.dict(py))).collect();
+            let again = py.import("dflop.offline")?.getattr("dataset_again")?;
+            constructor = py.import("functools")?.getattr("partial")?.call1((again, constructor, calls))?;
+        }
+        Ok((constructor, (addresses,)))
     }
 
     /// Shard names, in order: paths and URLs, without credentials.
@@ -180,7 +239,12 @@ impl PyDataset {
         };
         let mut shown = vec![shards];
         shown.extend(this.arguments.shown(&slf.get_type())?);
-        Ok(format!("Dataset({})", shown.join(", ")))
+        let mut text = format!("Dataset({})", shown.join(", "));
+        for (name, given) in &this.calls {
+            let shown = given.shown(&slf.getattr(*name)?)?;
+            text += &format!(".{name}({})", shown.join(", "));
+        }
+        Ok(text)
     }
 
     /// Returns a capsule with the index rows, a record batch per shard: ``pyarrow.table(dataset)``.
@@ -201,6 +265,20 @@ impl PyDataset {
 }
 
 impl PyDataset {
+    /// Returns a dataset that a method changed, with an index of its own.
+    fn derived(
+        &self,
+        py: Python<'_>,
+        call: (&'static str, Arguments),
+        change: impl FnOnce(&mut Opener),
+    ) -> Self {
+        let mut opener = Opener { opened: Arc::default(), ..self.opener.clone() };
+        change(&mut opener);
+        let calls = self.calls.iter().map(|(name, given)| (*name, given.clone_ref(py)));
+        let calls = calls.chain([call]).collect();
+        Self { opener, arguments: self.arguments.clone_ref(py), calls }
+    }
+
     /// Opens the index with the dataset settings, or builds the index.
     pub(crate) fn open(&self, py: Python<'_>) -> PyResult<Dataset> {
         self.open_counted(py, TokenCounts::Estimated)
@@ -231,6 +309,19 @@ impl PyDataset {
     pub(crate) fn has_split(&self) -> bool {
         self.opener.split.is_some()
     }
+}
+
+/// Parses a split: a name, or a name with the file that defines it.
+fn parse_split(split: &Bound<'_, PyAny>) -> PyResult<(Option<String>, Option<PathBuf>)> {
+    if let Ok(name) = split.extract::<String>() {
+        return Ok((Some(name), None));
+    }
+    let (name, file) = split.extract::<(String, PathBuf)>().map_err(|_| {
+        PyTypeError::new_err(
+            "expected `split` to be a name, or a pair of a name and the file that defines it",
+        )
+    })?;
+    Ok((Some(name), Some(file)))
 }
 
 /// Shards, and the settings for opening the index. Clones share the opened datasets.

@@ -10,13 +10,14 @@ use dflop_costmodel::SampleShape;
 use dflop_loader::decode::Decode;
 use dflop_loader::error::SelectionError;
 use dflop_loader::flow::ErrorBudget;
-use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
-use dflop_loader::store::{ReadMode, ShardCache, Stores};
+use dflop_loader::settings::{StoreSettings, set};
+use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::{Dataset, Loader};
 use futures::StreamExt;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySlice};
+use std::path::PathBuf;
 
 /// Maximum number of decode threads per read.
 const WORKERS_MAX: usize = 2;
@@ -106,35 +107,34 @@ pub(super) fn describe<'py>(py: Python<'py>, dataset: &Dataset) -> PyResult<Boun
     Ok(made)
 }
 
-/// Settings for the shard stores.
-pub(super) struct ShardSettings {
-    pub(super) cache: Option<ShardCache>,
-    pub(super) requests_max: usize,
-    pub(super) retry_seconds: u64,
-    pub(super) read: ReadMode,
-    pub(super) allow_pipe: bool,
-    pub(super) allow_outside: bool,
+/// Returns the settings of the shard stores: those of this machine, from environment variables, and those of
+/// the dataset.
+///
+/// - `allow`: reach of shard names: `pipe`, `outside`
+///
+/// # Errors
+/// `ConfigError` for an environment variable with an invalid value and for another name in `allow`.
+pub(super) fn store_settings(
+    cache: Option<PathBuf>,
+    allow: Option<Vec<String>>,
+) -> Result<StoreSettings, DflopError> {
+    let mut settings = StoreSettings::from_environment()?;
+    settings.cache = cache.or(settings.cache);
+    settings.ignore_size_without_cache();
+    if let Some(names) = allow {
+        set(&mut settings, "allow", names.into())?;
+    }
+    Ok(settings)
 }
 
-impl ShardSettings {
-    /// Lists the shards that patterns name.
-    ///
-    /// # Errors
-    /// `ConfigError` if a pattern cannot be expanded or a local shard does not exist.
-    pub(super) fn list(self, patterns: &[String]) -> Result<Vec<Shard>, DflopError> {
-        let mut stores = Stores::builder()
-            .requests_max(self.requests_max)
-            .retry_seconds(self.retry_seconds)
-            .read(self.read);
-        if let Some(cache) = self.cache {
-            stores = stores.cache(cache);
-        }
-        let access =
-            ShardAccess::new(&stores.build()?).allow_pipe(self.allow_pipe).allow_outside(self.allow_outside);
-        let shards = expand_shards_in(patterns, &access)?;
-        check_present(&shards)?;
-        Ok(shards)
-    }
+/// Lists the shards that patterns name.
+///
+/// # Errors
+/// `ConfigError` if a pattern cannot be expanded or a local shard does not exist.
+pub(super) fn list(patterns: &[String], store: &StoreSettings) -> Result<Vec<Shard>, DflopError> {
+    let shards = expand_shards_in(patterns, &store.access(&store.stores()?))?;
+    check_present(&shards)?;
+    Ok(shards)
 }
 
 /// Checks that local shards exist; remote shards are not checked.
@@ -143,17 +143,4 @@ fn check_present(shards: &[Shard]) -> Result<(), DflopError> {
     let Some(missing) = shards.iter().find(is_missing) else { return Ok(()) };
     let (pattern, reason) = (missing.url.to_string(), "no such file or directory".to_owned());
     Err(dflop_loader::Error::from(SelectionError::ShardList { pattern, reason }).into())
-}
-
-/// Parses the access mode for local and cached shards.
-pub(super) fn parse_read(name: &str) -> PyResult<ReadMode> {
-    Ok(match name {
-        "auto" => ReadMode::Auto,
-        "mmap" => ReadMode::Mmap,
-        "pread" => ReadMode::Pread,
-        _ => {
-            let reason = format!("expected auto, mmap or pread, found `{name}`");
-            return Err(DflopError::config("read", reason).into());
-        }
-    })
 }

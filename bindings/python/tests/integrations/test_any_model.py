@@ -58,9 +58,10 @@ class HuggingFace(unittest.TestCase):
         costs = dflop.CostModel("qwen2-vl-7b")
         # Two markers around an image, four of every turn.
         counts = TokenCounts(self.processor, encoder_tokens=4, sample_tokens=12)
-        settings = {"processor": dflop.CustomProcessor(batch=Inputs(self.processor), threads=2)} | settings
+        processor = dflop.CustomProcessor(batch=Inputs(self.processor))
+        settings = {"processor": processor, "read": dflop.Read(python_threads=2)} | settings
         return dflop.BalancedLoader(
-            dflop.Dataset(self.directory / "shards", tokenizer=self.processor.tokenizer),
+            dflop.Dataset(self.directory / "shards").count_tokens(self.processor.tokenizer),
             model=dflop.Custom(modules=costs, tokens=counts),
             global_batch_size=16,
             microbatches=4,

@@ -29,7 +29,7 @@ def rank_of_job(directory: Path) -> None:
         settings = SETTINGS | {
             "dp_rank": rank,
             "dp_size": RANKS,
-            "plan": dflop.Plan(strategy=strategy, synchronize="microbatch"),
+            "plan": dflop.Plan(strategy=strategy, schedule="microbatch"),
         }
         for step in dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings):
             step = step.hold()

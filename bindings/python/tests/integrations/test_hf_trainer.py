@@ -41,7 +41,7 @@ class TrainerRuns(unittest.TestCase):
     def by_hand(self, steps: int) -> list[float]:
         """Returns losses of plain SGD with the loader's own scales."""
         model = self.example.DIRECTORY / "model"
-        ds = dflop.Dataset(self.example.DIRECTORY / "shards", tokenizer=model, model=model)
+        ds = dflop.Dataset(self.example.DIRECTORY / "shards")
         loader = dflop.BalancedLoader(ds, model=model, global_batch_size=16, microbatches=2, steps=steps)
         torch.manual_seed(0)
         config = transformers.AutoConfig.from_pretrained(model)

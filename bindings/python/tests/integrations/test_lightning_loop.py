@@ -33,7 +33,7 @@ class Fit(unittest.TestCase):
     def by_hand(self, steps: int) -> tuple[list[float], list[list[str]]]:
         """Compares losses and samples with a loop without Lightning."""
         directory = self.example.DIRECTORY
-        ds = dflop.Dataset(directory / "shards", tokenizer=directory / "model", model=directory / "model")
+        ds = dflop.Dataset(directory / "shards")
         torch.manual_seed(0)
         module = self.example.Module()
         optimizer = module.configure_optimizers()

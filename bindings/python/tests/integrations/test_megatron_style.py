@@ -98,7 +98,7 @@ class Protocol(unittest.TestCase):
 
     def test_a_validation_reads_its_split_once_and_begins_again(self) -> None:
         model = self.example.DIRECTORY / "model"
-        ds = dflop.Dataset(self.example.DIRECTORY / "shards", split="valid", tokenizer=model, model=model)
+        ds = dflop.Dataset(self.example.DIRECTORY / "shards", split="valid")
         valid = self.example.data_iterators()[1]
         count = sum(1 for _ in valid._microbatches)
         keys = [key for mb in valid._microbatches for key in mb.sample_keys]

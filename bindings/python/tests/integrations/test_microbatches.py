@@ -18,7 +18,7 @@ class OneByOne(unittest.TestCase):
     def setUpClass(cls) -> None:
         directory = dflop.example.directory(samples=40)
         cls.model = directory / "model"
-        cls.ds = dflop.Dataset(directory / "shards", tokenizer=cls.model, model=cls.model)
+        cls.ds = dflop.Dataset(directory / "shards")
 
     def microbatches(self) -> dflop.torch.Microbatches:
         settings = {"global_batch_size": 16, "microbatches": 2, "array_type": "torch"}

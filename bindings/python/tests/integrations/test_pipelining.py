@@ -18,7 +18,7 @@ TOKENS = 640
 SETTINGS = {
     "global_batch_size": 12,
     "microbatches": 4,
-    "processor": dflop.Processor(pad_to_tokens=TOKENS),
+    "processor": dflop.Processor(length_buckets=f"fixed:{TOKENS}"),
     "steps": 3,
     "array_type": "torch",
     "plan": dflop.Plan(stages=[1, 1]),
@@ -41,7 +41,9 @@ def rank_of_job(directory: Path) -> None:
         part = [pipelining.Vision, pipelining.Language][rank](model)
         stage = PipelineStage(part, rank, 2, torch.device("cpu"))
         schedule = schedule_of(stage, 4, loss_fn=pipelining.loss_of, scale_grads=False)
-        processor = dflop.Processor(pad_to_tokens=TOKENS, skip_media_tensors=rank > 0)
+        processor = dflop.Processor(
+            length_buckets=f"fixed:{TOKENS}", dtype="none" if rank > 0 else "float32"
+        )
         for step in steps_of(directory, processor=processor):
             loss = pipelining.backward(schedule, step, rank)
             gradients = {
@@ -103,7 +105,7 @@ class Stages(WithData):
                 self.assertEqual(padding.tolist(), list(range(one.padding_tokens)))
 
     def test_padding_counts_in_the_cost(self) -> None:
-        longer = steps_of(self.directory, processor=dflop.Processor(pad_to_tokens=2 * TOKENS))
+        longer = steps_of(self.directory, processor=dflop.Processor(length_buckets=f"fixed:{2 * TOKENS}"))
         plain = steps_of(self.directory, processor=None)
         for one, more, none in zip(self.steps, longer, plain, strict=True):
             cost = [
@@ -117,7 +119,7 @@ class Stages(WithData):
             loader = dflop.BalancedLoader(
                 self.directory / "shards",
                 model=self.directory / "model",
-                **SETTINGS | {"processor": dflop.Processor(pad_to_tokens=120), "plan": plan},
+                **SETTINGS | {"processor": dflop.Processor(length_buckets="fixed:120"), "plan": plan},
             )
             with (
                 self.subTest(strategy=strategy),

@@ -54,7 +54,7 @@ class Compiled(WithData):
         self.assertLess(1 - rows[0] / rows[1], 0.1)
 
     def test_buckets_change_no_gradient(self) -> None:
-        processor = dataclasses.replace(BUCKETS, sample_multiple_of=8)
+        processor = dataclasses.replace(BUCKETS, layout="packed:8")
         plain, bucketed = self.steps(steps=2), self.steps(steps=2, processor=processor)
         for one, other in zip(plain, bucketed, strict=True):
             found = []
@@ -65,7 +65,7 @@ class Compiled(WithData):
             self.assertLess(difference(found[1][1], found[0][1]), 1e-4)
 
     def test_every_sequence_is_a_multiple_for_context_parallelism(self) -> None:
-        for step in self.steps(steps=2, processor=dflop.Processor(sample_multiple_of=8)):
+        for step in self.steps(steps=2, processor=dflop.Processor(layout="packed:8")):
             for microbatch in step.microbatches:
                 self.assertTrue((microbatch.cu_seqlens % 8 == 0).all())
 

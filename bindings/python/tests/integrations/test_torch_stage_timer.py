@@ -37,7 +37,9 @@ class Loader:
     def __init__(self) -> None:
         self.reports: list[tuple[int, dict[str, list[list[float]]]]] = []
 
-    def report_stage_seconds(self, step: Step, seconds: dict[str, list[list[float]]]) -> None:
+    def report_stage_seconds(
+        self, step: Step, seconds: dict[str, list[list[float]]], *, interval: int = 32
+    ) -> None:
         self.reports.append((step.step, seconds))
 
 
@@ -321,8 +323,10 @@ class Answers:
     def __init__(self, loader: dflop.BalancedLoader) -> None:
         self.loader, self.answers = loader, []
 
-    def report_stage_seconds(self, step: dflop.Step, seconds: dict[str, list[list[float]]]) -> None:
-        self.answers.append(self.loader.report_stage_seconds(step, seconds))
+    def report_stage_seconds(
+        self, step: dflop.Step, seconds: dict[str, list[list[float]]], *, interval: int = 32
+    ) -> None:
+        self.answers.append(self.loader.report_stage_seconds(step, seconds, interval=interval))
 
 
 class RealLoader(unittest.TestCase):
@@ -330,12 +334,12 @@ class RealLoader(unittest.TestCase):
         directory = dflop.example.directory(samples=64)
         config = Qwen2VLConfig.from_pretrained(directory / "model")
         model = Qwen2VLForConditionalGeneration(config)
-        settings = {"global_batch_size": 8, "microbatches": 2, "plan": dflop.Plan(correction_interval=2)}
+        settings = {"global_batch_size": 8, "microbatches": 2}
         costs = dflop.CostModel(directory / "model", device="cpu")
         loader = dflop.BalancedLoader(directory / "shards", model=costs, steps=4, **settings)
         answering = Answers(loader)
         with dflop.torch.StageTimer(
-            answering, encoder=model.model.visual, llm=model.model.language_model
+            answering, encoder=model.model.visual, llm=model.model.language_model, interval=2
         ) as timer:
             for step in loader:
                 for place, mb in enumerate(step.microbatches):

@@ -251,7 +251,7 @@ class CostModels(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory:
             profile.write(f"{directory}/profile")
             model.config.save_pretrained(f"{directory}/model")
-            costs = dflop.CostModel(f"{directory}/model", profile=f"{directory}/profile")
+            costs = dflop.CostModel(f"{directory}/model", device=f"{directory}/profile")
             for lengths in ([30, 77], [200], [5] * 20):
                 found = costs.microbatch_time("llm", lengths) / 1000
                 self.assertAlmostEqual(found / profile.predict_microseconds("llm", lengths), 1, places=3)

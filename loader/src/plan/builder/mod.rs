@@ -462,7 +462,7 @@ impl StepPlannerBuilder {
 fn larger_than_data(global_batch: u64, samples: u64) -> Error {
     let reason = format!(
         "{global_batch} samples are more than the {samples} of the data, so that a step would have samples several \
-         times; use a smaller global batch, or allow that with `repeat_samples`"
+         times; use a smaller global batch, or the tail `repeat`"
     );
     Error::Config { setting: "global_batch", reason }
 }

@@ -14,7 +14,7 @@ use dflop_loader::flow::PrepareReport;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::processors::Preparer;
-use dflop_loader::settings::Settings;
+use dflop_loader::settings::{DecodeName, PixelTypeName, Settings};
 use dflop_loader::{BalancedLoader, LoaderSettings, Microbatch};
 use futures::StreamExt;
 use serde::Serialize;
@@ -64,9 +64,9 @@ pub(crate) struct BatchesArgs {
     values: bool,
 }
 
-accepted!(BatchesAccepted: "processor", "read.fields", "read.strict", "read.workers", "read.buffered_bytes",
-    "read.error_budget", "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "read.steps_ahead",
-    "read.microbatch_bytes", "order", "plan", "cost", "index", "store");
+accepted!(BatchesAccepted: "processor", "read.fields", "read.decode", "read.workers", "read.buffered_bytes",
+    "read.error_budget", "read.stall_seconds", "read.stall_log_seconds", "read.steps_ahead",
+    "order", "plan", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct BatchLine<'a> {
@@ -144,16 +144,19 @@ impl BatchesArgs {
     /// Rejects settings that have no effect beside other settings.
     fn check_settings(&self, settings: &Settings) -> Result<(), Failure> {
         check_plan_settings(&self.set, settings)?;
+        if settings.read.decode == DecodeName::Raw {
+            self.set.refuse(&["read.decode"], "makes no tensors; leave it out")?;
+        }
         let processor = &settings.processor;
-        let limits = [processor.sample_tokens_max, processor.pad_to_tokens, settings.plan.tokens_max];
+        let limits = [processor.long_sample.tokens_max, processor.fixed_tokens(), settings.plan.tokens_max];
         if limits.iter().all(Option::is_none) {
-            let reason = "has no effect without `processor.sample_tokens_max`, `processor.pad_to_tokens` or \
-                          `plan.tokens_max`; leave it out";
+            let reason = "has no effect without a number of tokens, such as `truncate:4096`, without \
+                          `processor.length_buckets=fixed:N` and without `plan.tokens_max`; leave it out";
             self.set.refuse(&["processor.long_sample"], reason)?;
         }
-        if processor.skip_media_tensors {
-            let reason = "has no effect with `processor.skip_media_tensors`; leave it out";
-            self.set.refuse(&["processor.dtype", "processor.media_buckets"], reason)?;
+        if processor.dtype == PixelTypeName::None {
+            let reason = "has no effect with `processor.dtype=none`; leave it out";
+            self.set.refuse(&["processor.media_buckets"], reason)?;
         }
         Ok(())
     }

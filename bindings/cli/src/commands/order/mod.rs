@@ -13,7 +13,7 @@ use crate::report::collect::PlannedSteps;
 use crate::report::{Basis, Origin, RunReport, StrategyResult, compare_steps, verdict, write_report};
 use clap::Args;
 use dflop_balancer::Strategy;
-use dflop_loader::settings::{OrderSettings, PlanSettings, Settings};
+use dflop_loader::settings::{OrderSettings, Settings};
 use dflop_loader::{ShuffleQuality, StepPlan, StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 use std::io::Write;
@@ -50,8 +50,8 @@ pub(crate) struct OrderArgs {
     json: bool,
 }
 
-accepted!(OrderAccepted: "order", "plan", "processor.pad_to_tokens", "processor.layout", "processor.chat_template",
-    "processor.caption_prompt", "cost", "index", "store");
+accepted!(OrderAccepted: "order", "plan", "processor.length_buckets", "processor.layout",
+    "processor.chat_template", "processor.caption_prompt", "cost", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct OrderLine<'a> {
@@ -212,7 +212,7 @@ fn report(
     steps: Range<u64>,
 ) -> Result<RunReport, Failure> {
     let plan = &args.planned.plan;
-    let PlanSettings { strategy, schedule, .. } = settings.plan;
+    let (strategy, schedule) = (settings.plan.strategy.strategy, settings.plan.pipeline_schedule());
     let shown = steps.start..steps.end.min(steps.start.saturating_add(STEPS_MAX));
     let mut strategies = vec![Strategy::ROUND_ROBIN];
     if strategy != Strategy::ROUND_ROBIN {

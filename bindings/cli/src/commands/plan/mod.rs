@@ -19,6 +19,7 @@ use dflop_planner::{
 use crate::args::ReportArgs;
 use crate::args::model::{DEVICE, profile_and_spec};
 use crate::args::set::{Accepted, SetArgs, accepted};
+use crate::args::step_plan::check_pipeline;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
@@ -91,7 +92,9 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let (profile, spec) = profile_and_spec(&args.model, args.profile.as_deref(), &settings)?;
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
-    check_space(&args.set, is_full, settings.plan.schedule)?;
+    check_pipeline(&args.set, &settings)?;
+    let schedule = settings.plan.pipeline_schedule();
+    check_space(&args.set, is_full, schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = memory_gib(args.memory_gib, device)?;
@@ -144,7 +147,7 @@ pub(super) fn search_space<A: Accepted>(
     settings: &Settings,
     is_full: bool,
 ) -> SearchSpaceOptions {
-    let (space, schedule) = (&settings.space, settings.plan.schedule);
+    let (space, schedule) = (&settings.space, settings.plan.pipeline_schedule());
     let [is_disaggregated, is_colocated, is_joint] = space.placement.into();
     let has_all = is_full && !set.is_given("plan.schedule");
     // Other schedules have no rounds ahead.

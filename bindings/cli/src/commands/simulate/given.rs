@@ -135,7 +135,7 @@ impl GivenPlan {
         }
         let (placement, schedule) = match &self.file {
             Some(file) => (file.placement, file.schedule),
-            None => (placement(&encoders, llm, &settings.space), settings.plan.schedule),
+            None => (placement(&encoders, llm, &settings.space), settings.plan.pipeline_schedule()),
         };
         // Its number of stages is bounded by its layers, and so are the stages of joint encoders.
         let planned_llm = llm.to_module(problem.llm.layers(), schedule.chunks())?;

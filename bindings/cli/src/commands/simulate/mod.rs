@@ -20,7 +20,6 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::LaunchLimit;
-use dflop_loader::settings::PlanSettings;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use given::{HAS_MICROBATCHES, is_degrees};
 use serde::Serialize;
@@ -40,8 +39,8 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop; with `--gpus`, FSDP.
 ///
 /// A pipeline schedule sums predicted times; no device is measured. With `--gpus` and a dataset, every GPU
-/// runs the whole model: FSDP, DDP with `plan.synchronize=step`, HSDP in groups of N with
-/// `plan.synchronize=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
+/// runs the whole model: FSDP, DDP with `plan.schedule=step`, HSDP in groups of N with
+/// `plan.schedule=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
 /// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
 /// takes longer.
 ///
@@ -69,10 +68,8 @@ struct SimulateArgs {
     json: bool,
 }
 
-accepted!(SimulateAccepted: "plan.schedule", "plan.stages", "plan.search_effort", "plan.tokens_max",
-    "plan.bytes_max", "plan.synchronize", "order.shuffle", "order.tail", "order.repeat_samples",
-    "processor.pad_to_tokens", "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost",
-    "space", "index", "store");
+accepted!(SimulateAccepted: "plan", "order.shuffle", "order.tail", "processor.length_buckets",
+    "processor.layout", "processor.chat_template", "processor.caption_prompt", "cost", "space", "index", "store");
 
 #[derive(Debug, Serialize)]
 struct SimulateReport {
@@ -191,9 +188,16 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     let mut settings = args.set.settings()?;
     check_plan_settings(&args.set, &settings)?;
     check_layout(&args.set, &settings)?;
-    args.synchronize_ranks(&mut settings)?;
+    if settings.plan.strategy.strategy != Strategy::SEARCH {
+        let reason = "has no effect on a comparison of strategies; give `search:UNITS`, or leave it out";
+        args.set.refuse(&["plan.strategy"], reason)?;
+    }
     // The comparison plans for the schedule; a planner has none for `zb-h1`.
-    let schedule = std::mem::replace(&mut settings.plan.schedule, PlanSettings::default().schedule);
+    let schedule = settings.plan.pipeline_schedule();
+    if settings.plan.synchronization().is_none() {
+        settings.plan.schedule = None;
+    }
+    args.synchronize_ranks(&mut settings)?;
     let planner = args.planned.planner(&settings, &ResumeArgs::default())?;
     let steps = args.steps.unwrap_or_else(|| planner.steps().per_epoch().min(50));
     // A run that ends may be shorter than the default.

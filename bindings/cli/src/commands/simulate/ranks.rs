@@ -10,7 +10,7 @@ use crate::report::{RunReport, write_report};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::memory::{RankMemory, ReplicaMemory, SavedActivations};
 use dflop_costmodel::{DevicePreset, LaunchLimit};
-use dflop_loader::settings::{RecomputationName, Settings};
+use dflop_loader::settings::{RecomputationName, Settings, StepSchedule};
 use dflop_loader::{RankBalance, RankSummary, RankTraining, StepPlanner, Synchronization, compare_ranks};
 use serde::Serialize;
 use std::io::Write;
@@ -27,7 +27,7 @@ struct RanksReport {
     steps: u64,
     /// Such as `FSDP over 8 GPUs`.
     layout: String,
-    /// Point at which ranks wait for each other, as in `plan.synchronize`.
+    /// Point at which ranks wait for each other, as in `plan.schedule`.
     synchronize: String,
     gpus: usize,
     gpus_per_node: u32,
@@ -114,9 +114,7 @@ impl SimulateArgs {
         let reason = "has no effect with `--gpus`, whose ranks run all modules; leave it out, or give `--dp-size` in \
                       place of `--gpus`";
         self.set.refuse(&["plan.stages"], reason)?;
-        if !self.set.is_given("plan.synchronize") {
-            settings.plan.synchronize = Synchronization::PerMicrobatch;
-        }
+        settings.plan.schedule.get_or_insert(StepSchedule::Ranks(Synchronization::PerMicrobatch));
         Ok(())
     }
 }

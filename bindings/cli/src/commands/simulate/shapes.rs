@@ -7,6 +7,7 @@ use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
 use crate::args::model::profile_and_spec;
+use crate::args::step_plan::check_pipeline;
 use crate::commands::plan::{
     DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, memory_gib, search_space,
     shapes,
@@ -34,12 +35,11 @@ pub(super) const OF_DATASET: &str =
 pub(super) const OF_SHAPES: &str =
     "belongs to `--shapes` and has no effect on a dataset; leave it out, or give `--shapes`";
 /// Settings that have an effect on a dataset only.
-const OF_DATASET_ONLY: [&str; 11] = [
+const OF_DATASET_ONLY: [&str; 10] = [
     "plan.stages",
-    "plan.search_effort",
+    "plan.strategy",
     "plan.tokens_max",
     "plan.bytes_max",
-    "plan.synchronize",
     "order",
     "processor",
     "cost.profile_tp",
@@ -171,6 +171,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
     let settings = args.set.settings()?;
+    check_pipeline(&args.set, &settings)?;
     let ShapesArgs { gpus, gpus_per_node, links, is_model_given, .. } = &args.shapes;
     let is_named_by_profile = model.profile.is_given() && !is_model_given;
     let names: &[String] = if is_named_by_profile { &[] } else { model.names() };
@@ -179,7 +180,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let given = GivenPlan::read(&args.shapes.plan)?;
     match &given {
         Some(given) => given.refuse_settings(&args.set)?,
-        None => check_space(&args.set, is_full, settings.plan.schedule)?,
+        None => check_space(&args.set, is_full, settings.plan.pipeline_schedule())?,
     }
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);

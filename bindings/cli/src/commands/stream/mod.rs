@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{MetricsSnapshot, SkipCount, SkipListener};
-use dflop_loader::settings::Settings;
+use dflop_loader::settings::{DecodeName, Settings};
 use dflop_loader::{Loader, LoaderSettings, Stall, StallListener};
 use futures::StreamExt;
 use input::InputArgs;
@@ -64,8 +64,8 @@ pub(crate) struct StreamArgs {
     json: bool,
 }
 
-accepted!(StreamAccepted: "read.fields", "read.strict", "read.workers", "read.buffered_bytes", "read.error_budget",
-    "read.error_count", "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
+accepted!(StreamAccepted: "read.fields", "read.decode", "read.workers", "read.buffered_bytes",
+    "read.error_budget", "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
     "augment", "index.videos", "store");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -102,6 +102,9 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     check_decoded(args)?;
     let skipped_file = args.skipped_out.as_deref().map(SkippedFile::create).transpose()?.map(Arc::new);
     let settings = args.set.settings()?;
+    if settings.read.decode == DecodeName::Raw {
+        args.set.refuse(&["read.decode"], "is the option `--decode raw` of this command")?;
+    }
     let loader = loader(args, &settings, skipped_file.clone())?;
     let runtime = runtime()?;
     let result = runtime.block_on(drain(&loader, args.samples));
@@ -127,7 +130,7 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
 /// Rejects settings for media that are not decoded.
 fn check_decoded(args: &StreamArgs) -> Result<(), Failure> {
     if args.decode == DecodeArg::Raw {
-        args.set.refuse(&["read.strict"], "has no effect with `--decode raw`; leave it out")?;
+        args.set.refuse(&["read.decode"], "has no effect with `--decode raw`; leave it out")?;
     }
     if args.decode != DecodeArg::Media {
         args.set.refuse(&["index.videos"], "has no effect without `--decode media`; leave it out")?;

@@ -177,7 +177,9 @@ class SharedLoader:
         """Number of steps that start in one epoch."""
         return int(self._fact("steps_per_epoch"))
 
-    def report_stage_seconds(self, step: Step, seconds: dict[str, list[list[float]]]) -> Any:
+    def report_stage_seconds(
+        self, step: Step, seconds: dict[str, list[list[float]]], *, interval: int = 32
+    ) -> Any:
         """Corrects later plans by measured times, as `BalancedLoader.report_stage_seconds`.
 
         Call it on all ranks; those above 0 do nothing and return ``None``.
@@ -189,9 +191,13 @@ class SharedLoader:
             ...     step = next(iter(loader))
             ...     report = loader.report_stage_seconds(step, {"llm": [[0.08]]})
         """
-        return None if self.loader is None else self.loader.report_stage_seconds(step, seconds)
+        if self.loader is None:
+            return None
+        return self.loader.report_stage_seconds(step, seconds, interval=interval)
 
-    def report_microbatch_seconds(self, step: Step, seconds: list[list[float]]) -> Any:
+    def report_microbatch_seconds(
+        self, step: Step, seconds: list[list[float]], *, interval: int = 32
+    ) -> Any:
         """Corrects later plans by measured times, as `BalancedLoader.report_microbatch_seconds`.
 
         Call it on all ranks; those above 0 do nothing and return ``None``.
@@ -203,7 +209,9 @@ class SharedLoader:
             ...     step = next(iter(loader))
             ...     report = loader.report_microbatch_seconds(step, [[0.12]])
         """
-        return None if self.loader is None else self.loader.report_microbatch_seconds(step, seconds)
+        if self.loader is None:
+            return None
+        return self.loader.report_microbatch_seconds(step, seconds, interval=interval)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last step or batch that this rank got; that of the loader alone."""

@@ -5,7 +5,7 @@ shapes where predictions would otherwise be wrong. Both together separate the ti
 from the time that depends on the length of each sequence, however the module packs. Only the inputs of the
 module need to be known.
 
-`Profile.write` writes the files that `CostModel(profile=…)` and `dflop plan --profile` read;
+`Profile.write` writes the files that `CostModel(device=…)` and `dflop plan --profile` read;
 `Profile.check` compares predictions with mixed microbatches.
 """
 

@@ -27,7 +27,9 @@ SECONDS_PER_MICROSECOND = 1e-6
 class ReportsSeconds(Protocol):
     """The part of a `dflop.BalancedLoader` that takes stage times."""
 
-    def report_stage_seconds(self, step: Any, seconds: dict[str, list[list[float]]]) -> None:
+    def report_stage_seconds(
+        self, step: Any, seconds: dict[str, list[list[float]]], *, interval: int = 32
+    ) -> Any:
         """Takes the times of a step in seconds, by module, DP rank and microbatch; NaN if not measured."""
 
 
@@ -67,6 +69,7 @@ class StageTimer:
             timer at the same time.
         delay_steps: number of steps by which reports are delayed, the same on all ranks. Default: 1 on CUDA,
             so that the host does not wait for events of the current step, and 0 elsewhere.
+        interval: steps after which the times change later plans, the same on all ranks.
 
     Raises:
         TypeError: there is no module.
@@ -101,6 +104,7 @@ class StageTimer:
         llm: torch.nn.Module | None = None,
         group: Any = None,
         delay_steps: int | None = None,
+        interval: int = 32,
     ) -> None:
         given = {"vision": encoder, "audio": audio, "llm": llm}
         modules = {name: module for name, module in given.items() if module is not None}
@@ -111,7 +115,7 @@ class StageTimer:
         self._delay = (1 if device.type == "cuda" else 0) if delay_steps is None else delay_steps
         if self._delay < 0:
             raise ValueError(f"delay_steps: must be at least 0, found {delay_steps}")
-        self._loader = loader
+        self._loader, self._interval = loader, interval
         self._clock: Clock = clock_of(device)
         self._exchange = _Exchange(group)
         self._launches, self._has_warned = Launches(self._clock), False
@@ -195,7 +199,8 @@ class StageTimer:
         count = len(step.microbatches)
         own = [self._seconds(of_module, count) for of_module in passes.values()]
         ranks = self._exchange.all_ranks(own)
-        self._loader.report_stage_seconds(step, dict(zip(passes, ranks, strict=True)))
+        seconds_of_ranks = dict(zip(passes, ranks, strict=True))
+        self._loader.report_stage_seconds(step, seconds_of_ranks, interval=self._interval)
         seconds = dict(zip(passes, own, strict=True))
         for name, times in seconds.items():
             self._module_seconds[name] += sum(time for time in times if not isnan(time))
