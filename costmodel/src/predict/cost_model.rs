@@ -7,7 +7,7 @@ use super::device_rate::DeviceRate;
 use super::microbatch_curve::{LaunchLimit, MicrobatchCurve};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
 use super::profile_timing::{MicrobatchWork, ProfileOptions, ProfileTiming};
-use super::workload::{ModuleWorkload, SampleWork};
+use super::{ModuleWorkload, SampleWork};
 use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants, SampleTime};
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};

@@ -1,10 +1,10 @@
 //! Looks up a module's times in curves and surfaces for each pass.
 
+use super::ModuleWorkload;
 use super::curve_query::CurveQuery;
 use super::measured_points::{WholeRun, whole_runs};
 use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
 use super::predicted_time::ProfileWarning;
-use super::workload::ModuleWorkload;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::model::WindowedAttention;

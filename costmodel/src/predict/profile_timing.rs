@@ -7,7 +7,7 @@
 use super::microbatch_curve::MicrobatchCurve;
 use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
-use super::workload::{ModuleWorkload, SampleWork};
+use super::{ModuleWorkload, SampleWork};
 use crate::error::Result;
 use crate::flops::{EncoderFlops, Recomputation};
 use crate::frozen::FrozenParts;

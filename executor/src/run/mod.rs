@@ -31,14 +31,12 @@ mod cache_directory;
 mod check;
 mod compute_device;
 mod config;
-mod inline;
 mod options;
 mod plan_file;
 mod rank;
 mod run_files;
 mod setup;
 mod start;
-mod synthetic;
 mod threads;
 
 use std::fs::File;

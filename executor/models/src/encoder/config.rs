@@ -10,7 +10,7 @@ use super::stem::{PatchStem, PatchStemSpec, Tail, TailSpec};
 use super::tiles::Tiles;
 use crate::block::{Block, StageBlocks, single_layers};
 use crate::error::{Error, Result};
-use crate::layers::{DimensionFields, Layer, LayerSpec, sharding_check};
+use crate::layers::{DimensionFields, Layer, LayerSpec, check_heads, check_size};
 use crate::parameters::Declaration;
 use dflop_device::Device;
 
@@ -131,12 +131,12 @@ impl EncoderConfig {
     /// [`Error::ModelConfig`] that names the mismatched field.
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         for layer in &self.layers {
-            sharding_check::check_heads(self.fields, &layer.attention, degree)?;
-            sharding_check::check_size(self.fields.mlp, layer.mlp.middle(), degree)?;
+            check_heads(self.fields, &layer.attention, degree)?;
+            check_size(self.fields.mlp, layer.mlp.middle(), degree)?;
         }
         let middles = self.projector.iter().chain(self.deepstack.iter().map(|(_, spec)| spec));
         let mut middles = middles.filter_map(ProjectorSpec::middle);
-        middles.try_for_each(|middle| sharding_check::check_size("projector", middle, degree))
+        middles.try_for_each(|middle| check_size("projector", middle, degree))
     }
 
     /// Declares parameters for a layer range and returns the blocks, with the stem before the first layer and
