@@ -124,19 +124,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     ),
     (
         "executor/device/src",
-        &[
-            "error",
-            "dtype",
-            "runtime",
-            "segments",
-            "comm",
-            "cpu",
-            "ops",
-            "device",
-            "conformance",
-            "deferred",
-            "prelude",
-        ],
+        &["error", "runtime", "segments", "comm", "cpu", "ops", "conformance", "deferred"],
     ),
     (
         "executor/models/src",

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use dflop_comm::{Comm, StepContext};
 
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor, Transfer};
+use crate::runtime::{Dtype, Runtime, Tensor, Transfer};
 
 /// Type and shape of rows to receive; both ranks know them from the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

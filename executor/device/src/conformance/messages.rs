@@ -3,9 +3,8 @@
 use super::Case;
 use super::rank::{Rank, numbers};
 use crate::comm::RowShape;
-use crate::device::Device;
-use crate::dtype::Dtype;
-use crate::runtime::Lane;
+use crate::ops::Device;
+use crate::runtime::{Dtype, Lane};
 
 /// Number of messages in the lane whose order is checked.
 const ORDERED: usize = 20;

@@ -14,7 +14,7 @@ mod rank;
 use rank::Rank;
 
 use crate::comm::DeviceComm;
-use crate::device::Device;
+use crate::ops::Device;
 
 /// Test for the [`DeviceComm`] contract.
 pub struct Case<D: Device> {

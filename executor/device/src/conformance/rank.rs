@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use dflop_comm::StepContext;
 
 use crate::comm::{DeviceComm, MessageLane, RowShape};
-use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Lane, Tensor, Transfer};
+use crate::ops::Device;
+use crate::runtime::{Dtype, Lane, Tensor, Transfer};
 
 /// Test case rank.
 pub(super) struct Rank<'a, D: Device> {
