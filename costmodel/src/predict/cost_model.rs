@@ -13,10 +13,9 @@ use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
-use crate::module::{MODULES_MAX, Module, ModuleTimes};
 use crate::profile::Profile;
-use crate::shape::SampleShape;
 use crate::tokens::{EncoderWork, MediaRule};
+use crate::{MODULES_MAX, Module, ModuleTimes, SampleShape};
 
 /// Predicted sample cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

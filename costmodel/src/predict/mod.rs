@@ -27,8 +27,8 @@ mod predicted_time;
 mod profile_timing;
 mod shard_traffic;
 
-use crate::module::{MODULES_MAX, Module};
 use crate::tokens::EncoderWork;
+use crate::{MODULES_MAX, Module};
 
 pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};
 pub use calibration::ProfileCheck;

@@ -12,9 +12,9 @@ use crate::error::Result;
 use crate::flops::{EncoderFlops, Recomputation};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
-use crate::module::{MODULES_MAX, Module};
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
 use crate::tokens::{EncoderWork, VisionRule};
+use crate::{MODULES_MAX, Module};
 
 /// Times for all modules in a model.
 #[derive(Debug, Clone, PartialEq)]

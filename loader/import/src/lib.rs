@@ -20,7 +20,6 @@
 mod columnar;
 mod directory;
 mod document;
-mod medium;
 mod options;
 mod pack;
 mod packer;

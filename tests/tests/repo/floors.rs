@@ -15,8 +15,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "costmodel/src",
         &[
-            "shape",
-            "module",
             "error",
             "quantiles",
             "random",
@@ -58,28 +56,13 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "loader/src",
         &[
-            "error",
-            "files",
-            "flow",
-            "permutation",
-            "store",
-            "shard",
-            "index",
-            "dataset",
-            "order",
-            "plan",
-            "fetch",
-            "decode",
-            "deliver",
-            "write",
-            "model",
-            "settings",
+            "error", "files", "flow", "store", "shard", "index", "dataset", "order", "plan", "fetch",
+            "decode", "deliver", "write", "model", "settings",
         ],
     ),
     (
         "loader/import/src",
         &[
-            "medium",
             "record",
             "row",
             "options",
@@ -94,7 +77,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "parts",
         ],
     ),
-    ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),
+    ("loader/samples/src", &["error", "file", "media", "sample", "inputs"]),
     ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
     (
         "executor/src",

@@ -28,7 +28,7 @@ mod tests;
 
 use super::DecodeError;
 use super::image::{Crop, RgbImage, resize_crop};
-use crate::raw_sample::SampleId;
+use crate::SampleId;
 use builder::RandomCrop;
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::random::mix64;
