@@ -9,9 +9,9 @@ use dflop_comm::{
 
 use crate::channels::{SPLIT_WORDS, SplitPart, WORLD};
 use crate::collective::{Collective, Kind};
+use crate::engine::Job;
 use crate::handles::{PendingCollective, PendingReceive, PendingSend};
 use crate::header::Header;
-use crate::job::Job;
 use crate::shared::Command;
 
 /// Maximum number of elements in a message: MPI counts them in 32 bits.

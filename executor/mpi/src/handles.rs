@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use dflop_comm::{Buffer, Cause, Completion, Error, Payload, Result, StepContext};
 
+use crate::engine::Job;
 use crate::header::Header;
-use crate::job::Job;
 use crate::shared::Wait;
 
 /// Message that is being sent.

@@ -16,7 +16,6 @@ mod control;
 mod engine;
 mod handles;
 mod header;
-mod job;
 mod mailbox;
 mod raw;
 mod shared;

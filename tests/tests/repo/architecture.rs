@@ -211,7 +211,6 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/driver/function.rs",
         "executor/cuda/src/driver/memory_pool.rs",
         "executor/cuda/src/driver/mod.rs",
-        "executor/cuda/src/driver/host_buffer.rs",
         "executor/cuda/src/driver/staging.rs",
         "executor/cuda/src/driver/stream.rs",
         "executor/cuda/src/nccl/communicator.rs",

@@ -117,10 +117,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
         "executor/testing/src",
         &["device", "claim", "hooked", "conformance", "parity", "tensor_parallel", "pipeline", "training"],
     ),
-    (
-        "bindings/cli/src",
-        &["progress", "failure", "args", "output", "reexec", "report", "view", "commands", "fuzz"],
-    ),
+    ("bindings/cli/src", &["failure", "output", "args", "report", "view", "commands", "fuzz"]),
     ("loader/synthetic/src", &["draws", "images", "speech", "sample"]),
     (
         "bindings/python/src",

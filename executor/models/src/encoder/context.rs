@@ -1,9 +1,9 @@
 //! Uploads microbatch media to the device.
 
+use super::audio_rows::{arrange_chunks, arrange_windows};
 use super::config::{Arrangement, EncoderConfig, Stem};
 use super::convolution::AudioPositions;
 use super::input::{EncoderInput, refuse};
-use super::{audio_chunks, audio_windows};
 use crate::block::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
@@ -24,11 +24,11 @@ impl EncoderConfig {
             }
             (Arrangement::Windows, EncoderInput::Windows { features, frames }) => {
                 let (mels, positions) = self.audio_stem()?;
-                audio_windows::arrange(mels, positions.rows(), features, frames)?
+                arrange_windows(mels, positions.rows(), features, frames)?
             }
             (Arrangement::Chunks { frames: chunk }, EncoderInput::Clips { features, frames }) => {
                 let (mels, _) = self.audio_stem()?;
-                audio_chunks::arrange(mels, self.hidden, *chunk, features, frames)?
+                arrange_chunks(mels, self.hidden, *chunk, features, frames)?
             }
             _ => return refuse("medium", "is of another kind than the encoder takes".to_owned()),
         };

@@ -5,8 +5,7 @@
 //! multiply with.
 
 mod any_res;
-mod audio_chunks;
-mod audio_windows;
+mod audio_rows;
 mod config;
 mod context;
 mod convolution;
