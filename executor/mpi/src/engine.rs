@@ -8,8 +8,7 @@
 //! A [`Job`] starts the thread, which ends with the last communicator.
 
 use crate::channels::Channels;
-use crate::control::Control;
-use crate::header::{Header, Key};
+use crate::header::{Control, Header, Key};
 use crate::raw::{Channel, Library, Pending};
 use crate::shared::{Command, Shared};
 use dflop_comm::{Buffer, Dtype, Error, Limits, Result, Settings};

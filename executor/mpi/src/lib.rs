@@ -12,7 +12,6 @@
 mod channels;
 mod collective;
 mod comm;
-mod control;
 mod engine;
 mod handles;
 mod header;

@@ -2,8 +2,7 @@
 
 use dflop_comm::even_parts;
 
-use super::Case;
-use super::rank::{Rank, at, fractions, numbers};
+use super::{Case, Rank, at, fractions, numbers};
 use crate::error::Error;
 use crate::ops::Device;
 use crate::runtime::{Dtype, Lane, Tensor};

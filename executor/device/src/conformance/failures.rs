@@ -2,8 +2,7 @@
 
 use dflop_comm::{Cause, Failure, StepContext};
 
-use super::Case;
-use super::rank::{Rank, at, numbers};
+use super::{Case, Rank, at, numbers};
 use crate::comm::RowShape;
 use crate::error::{Error, Result};
 use crate::ops::Device;

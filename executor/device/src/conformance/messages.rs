@@ -1,7 +1,6 @@
 //! Messages between two ranks.
 
-use super::Case;
-use super::rank::{Rank, numbers};
+use super::{Case, Rank, numbers};
 use crate::comm::RowShape;
 use crate::ops::Device;
 use crate::runtime::{Dtype, Lane};

@@ -7,7 +7,6 @@
 mod any_res;
 mod audio_rows;
 mod config;
-mod context;
 mod convolution;
 mod deepstack;
 mod input;

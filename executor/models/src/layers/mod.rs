@@ -4,7 +4,6 @@
 
 mod attention;
 mod experts;
-mod feed_forward;
 mod latent;
 mod layer;
 mod linear;
@@ -18,9 +17,8 @@ pub use attention::{Attention, AttentionMask, AttentionSpec, HeadRotation, QkvNa
 pub use experts::{
     ExpertGate, ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec,
 };
-pub use feed_forward::FeedForwardSpec;
 pub use latent::{LatentNames, LatentQueries, LatentSpec};
-pub use layer::{Layer, LayerSpec};
+pub use layer::{FeedForwardSpec, Layer, LayerSpec};
 pub use linear::Linear;
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use norm::{Norm, NormKind, QkNorm, QkNormSpec};
