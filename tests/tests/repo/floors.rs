@@ -73,7 +73,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "document",
             "source",
             "pack",
-            "rows",
             "parts",
         ],
     ),
