@@ -13,7 +13,6 @@ mod channels;
 mod collective;
 mod comm;
 mod engine;
-mod handles;
 mod header;
 mod mailbox;
 mod raw;

@@ -28,7 +28,6 @@
 //! FLOPs of forward and backward, with full attention and without recomputation, over time and peak.
 
 mod correction_record;
-mod measured_times;
 mod pass_predictor;
 mod start_times;
 mod step_end;
@@ -48,12 +47,11 @@ use serde::Serialize;
 use std::sync::Arc;
 
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
-pub use measured_times::{CorrectionReport, CorrectionSettings, MeasuredTimes};
 pub use pass_predictor::{Forecast, PassPredictor};
 pub(crate) use start_times::START_VARIABLE;
 pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
 pub use step_end::StopReason;
-pub use step_times::IdleTimes;
+pub use step_times::{CorrectionReport, CorrectionSettings, IdleTimes, MeasuredTimes};
 pub use trace::{TraceWriter, TracedAction, join_traces};
 pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};
 

@@ -8,7 +8,7 @@ use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 
-use super::device_comm::{DeviceComm, RowShape};
+use super::{DeviceComm, RowShape};
 use crate::error::Result;
 use crate::runtime::{Dtype, HostTask, Lane, Runtime, Tensor, Transfer};
 

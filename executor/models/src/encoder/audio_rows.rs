@@ -7,7 +7,7 @@
 //! have an odd number of rows.
 
 use super::convolution::TAPS;
-use super::input::{HostContext, refuse};
+use super::{HostContext, refuse};
 use crate::error::Result;
 use crate::parameters::weights::sinusoids;
 use dflop_device::ops::sparse_rows::SparseRows;

@@ -5,11 +5,11 @@
 use super::audio_rows::{arrange_chunks, arrange_windows};
 use super::convolution::{AudioPositions, AudioStem};
 use super::deepstack::{JoinKept, Snapshot, SplitKept, StackedProjectors};
-use super::input::{EncoderInput, refuse};
 use super::native_resolution::NativeResolution;
 use super::projector::{Projector, ProjectorSpec};
 use super::stem::{PatchStem, PatchStemSpec, Tail, TailSpec};
 use super::tiles::Tiles;
+use super::{EncoderInput, refuse};
 use crate::block::{
     Block, EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, StageBlocks, single_layers,
 };
