@@ -339,7 +339,6 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/driver/staging.rs",
         "executor/cuda/src/driver/stream.rs",
         "executor/cuda/src/nccl/communicator.rs",
-        "executor/cuda/src/nccl/functions.rs",
         "executor/cuda/src/libraries/function_tables.rs",
         "executor/cuda/src/libraries/mod.rs",
         "executor/cuda/src/nccl/library.rs",
