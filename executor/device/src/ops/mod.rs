@@ -86,8 +86,7 @@ macro_rules! device {
         /// Device memory and operations.
         ///
         /// Each operation is a separate trait, next to the functions that compute it on a CPU; a device
-        /// implements all operations. Tensor shapes are documented at the
-        /// functions with the same name.
+        /// implements all operations. Tensor shapes are documented at the functions with the same name.
         pub trait Device: Runtime $(+ $file::$Operation)+ {}
 
         impl<D> Device for D where D: Runtime $(+ $file::$Operation)+ {}
