@@ -8,7 +8,7 @@ use dflop_balancer::{
     Strategy, balance, balance_pipeline, lower_bound, simulate,
 };
 use dflop_benches::families::Family;
-use dflop_benches::instances::{Target, instance};
+use dflop_benches::planning::{Target, instance};
 use dflop_planner::{Cluster, EncoderSplit, PlanProblem, SearchSpaceOptions, plan};
 use dflop_tests::plan_cases::CASES;
 

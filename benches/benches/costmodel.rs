@@ -3,8 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_benches::profiles::formula;
-use dflop_benches::shapes::{mixture, text, with_images};
+use dflop_benches::planning::{formula, mixture, text, with_images};
 use dflop_costmodel::{CostModel, DatasetStatistics, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
 
 const GLOBAL_BATCH: usize = 8_192;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use dflop_benches::archives::{archive, write_headers_only};
-use dflop_benches::images::jpeg;
+use dflop_benches::archives::{archive, jpeg, write_headers_only};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::StepPlanner;
 use dflop_loader::index::{Index, IndexOptions};

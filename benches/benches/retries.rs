@@ -18,7 +18,7 @@ use dflop_loader::store::object_store::http::HttpBuilder;
 use dflop_loader::store::object_store::{self, BackoffConfig, ClientOptions, ObjectStore};
 use dflop_loader::store::{Backoff, RetryConfig, ShardStore, Stores};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
-use dflop_tests::samples::{DeliveredSample, plain};
+use dflop_tests::loaders::{DeliveredSample, plain};
 use dflop_tests::tar::TarBytes;
 
 const SHARDS: usize = 4;

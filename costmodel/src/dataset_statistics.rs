@@ -12,10 +12,9 @@ use std::collections::BinaryHeap;
 
 use serde::Serialize;
 
-use crate::module::Module;
 use crate::predict::{CostModel, SampleCost};
 use crate::quantiles::{Histogram, QuantileSketch, Quantiles};
-use crate::shape::SampleShape;
+use crate::{Module, SampleShape};
 
 /// Maximum number of samples listed as outliers.
 const OUTLIERS_MAX: usize = 20;
@@ -224,9 +223,9 @@ fn seconds(ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ImageSize;
     use crate::model::ModelSpec;
     use crate::predict::DeviceRate;
-    use crate::shape::ImageSize;
 
     fn omni() -> CostModel {
         let spec = ModelSpec::preset("omni-7b").unwrap();

@@ -64,7 +64,7 @@ pub enum Error {
     ProfileInaccurate { microbatches: usize, median: String, p95: String },
     /// Measured memory has no answer for a module; the message lists the points to measure.
     #[error("memory of {module}: {reason}")]
-    Memory { module: crate::module::Module, reason: String },
+    Memory { module: crate::Module, reason: String },
     /// A correction table or a correction setting is invalid; the table in force stays.
     #[error("invalid correction: {reason}")]
     Correction { reason: String },

@@ -7,10 +7,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::Module;
 use crate::error::{Error, Result};
 use crate::flops::Gradients;
 use crate::model::ModelSpec;
-use crate::module::Module;
 
 /// Parts whose parameters are not updated; parsed from and displayed as names like `vision,projector`.
 ///

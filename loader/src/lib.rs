@@ -57,13 +57,13 @@ pub mod flow;
 pub mod index;
 pub mod model;
 mod order;
-mod permutation;
 mod plan;
 pub mod settings;
 pub mod shard;
 pub mod store;
 pub mod write;
 
+pub use dflop_costmodel::random::Permutation;
 #[cfg(feature = "processors")]
 pub use dflop_processors as processors;
 pub use dflop_samples::{inputs, media, sample};
@@ -80,7 +80,6 @@ pub use order::{
     EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
     StepSample, Steps, Stop, Tail,
 };
-pub use permutation::Permutation;
 pub use plan::{
     BlankMedia, CostFault, CostFunction, CostInput, PadTo, RankBalance, RankSummary, RankTraining,
     SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary, Synchronization, compare_ranks,

@@ -45,6 +45,18 @@ def is_test_file(path: Path) -> bool:
     return path.name == "tests.rs" or "tests" in path.parts
 
 
+def test_files(source: Path) -> set[Path]:
+    """Returns the files of modules that only tests compile."""
+    found: set[Path] = set()
+    for path in source.rglob("*.rs"):
+        is_root = path.name in ("lib.rs", "main.rs", "mod.rs")
+        below = path.parent if is_root else path.with_suffix("")
+        for item in TEST_FILE.finditer(re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8"))):
+            for name in re.findall(r"\bmod (\w+);", item[0]):
+                found |= {below / f"{name}.rs", *(below / name).rglob("*.rs")}
+    return found
+
+
 def leaves(tree: str) -> Iterable[str]:
     """Splits a `use` tree into paths."""
     tree = tree.strip()
@@ -205,8 +217,11 @@ def words(paths: Iterable[Path]) -> tuple[int, int]:
 
 
 def count_crate(directory: Path, root: Path) -> dict[str, object]:
+    tested = test_files(directory / "src")
     files = [
-        path for path in (directory / "src").rglob("*.rs") if not is_test_file(path.relative_to(directory))
+        path
+        for path in (directory / "src").rglob("*.rs")
+        if not is_test_file(path.relative_to(directory)) and path not in tested
     ]
     lines = [lines_of(code_of(path.read_text(encoding="utf-8"))) for path in files]
     crate = Crate(directory / "src")

@@ -3,15 +3,11 @@
 pub mod dataset;
 pub mod fault_server;
 pub mod fuzz;
+pub mod loaders;
 pub mod markdown;
 pub mod media;
-pub mod mixed;
 pub mod odd_server;
 pub mod plan_cases;
-pub mod planning;
-pub mod recorded;
-pub mod samples;
-pub mod streaming;
 pub mod tar;
 
 use dflop_loader::shard::{Shard, ShardAccess, ShardItem, expand_shards_in, scan_shards};

@@ -27,7 +27,6 @@ mod machines;
 mod models;
 mod nccl;
 mod operations;
-mod packing;
 mod parity;
 mod profile;
 #[allow(dead_code, reason = "the suite chooses its seed by another way")]

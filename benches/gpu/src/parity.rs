@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::Result;
 use crate::arguments::Arguments;
+use crate::models::Pack;
 use crate::operations::error;
-use crate::packing::{self, Pack};
 use crate::random::Random;
 use crate::report::{self, Outcome};
 use crate::{device, models};
@@ -195,7 +195,7 @@ fn write(directory: &Path, is_tiny: bool) -> Result<()> {
     };
     weights::write(&directory.join("gradients"), tensors.iter().map(of).collect(), PIECE_BYTES_MAX)?;
     weights::write(directory, tensors, PIECE_BYTES_MAX)?;
-    packing::write(directory, &[pack])?;
+    models::write_packs(directory, &[pack])?;
     document["loss"] = Value::from(loss);
     Ok(std::fs::write(directory.join("config.json"), document.to_string())?)
 }

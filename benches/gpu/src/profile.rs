@@ -12,10 +12,9 @@ use dflop_models::{
 };
 use serde_json::json;
 
-use super::models::Uniform;
 use super::report::{median, wait};
 use crate::arguments::Arguments;
-use crate::packing::Pack;
+use crate::models::{Pack, Uniform};
 use crate::random::Random;
 use crate::report::{self, Outcome};
 use crate::{Result, device, models};

@@ -13,10 +13,9 @@ use dflop_models::weights::{self, WeightSource};
 use dflop_models::{Activations, BlockOutput, BlockStage, ModelConfig, ModuleKind, Stage, assemble};
 use serde_json::{Value, json};
 
-use super::models::Uniform;
 use super::report::{median, wait};
 use crate::arguments::Arguments;
-use crate::packing::{self, Pack};
+use crate::models::{Pack, Uniform};
 use crate::report::{self, Outcome};
 use crate::{Result, device, models};
 
@@ -141,7 +140,7 @@ fn write(directory: &Path, plan: &Plan, packs: &[Pack], stage: Option<&BlockStag
     document["is_recomputed"] = (plan.activations == Activations::Recomputed).into();
     document["warm_up_steps"] = WARM_UP_STEPS.into();
     std::fs::write(directory.join("config.json"), document.to_string())?;
-    packing::write(directory, packs)?;
+    models::write_packs(directory, packs)?;
     if let Some(stage) = stage {
         let tensors = assemble(stage)?.unwrap_or_default();
         weights::write(directory, tensors, PIECE_BYTES_MAX)?;

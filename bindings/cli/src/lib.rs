@@ -15,8 +15,6 @@ mod failure;
 #[doc(hidden)]
 pub mod fuzz;
 mod output;
-mod progress;
-mod reexec;
 mod report;
 mod view;
 
@@ -25,13 +23,12 @@ use std::io::Write;
 
 use clap::Parser;
 
+pub use crate::commands::Program;
 pub use crate::failure::Refusal;
-pub use crate::reexec::Program;
 
-use crate::commands::Command;
+use crate::commands::{Command, Invocation};
 use crate::failure::Failure;
 use crate::output::{Output, Sink, stdout};
-use crate::reexec::Invocation;
 
 /// Streams, costs and balances multimodal training data.
 #[derive(Debug, Parser)]

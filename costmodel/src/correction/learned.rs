@@ -4,7 +4,7 @@ use super::estimator::{Equation, Factors, factors};
 use super::microbatch_fit::{MicrobatchFit, SlowRank, Timed, slow_ranks};
 use super::table::{BINS, CorrectionTable, FACTOR_MAX, FACTOR_ONE, MicrobatchConstants, Observation, bin};
 use crate::error::{Error, Result};
-use crate::module::{MODULES_MAX, Module};
+use crate::{MODULES_MAX, Module};
 
 /// Minimum number of observations for fitting a floor, a constant and scales.
 const FIT_MIN: usize = 8;

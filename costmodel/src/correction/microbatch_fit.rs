@@ -29,7 +29,7 @@ use serde::Serialize;
 
 use super::estimator::Cholesky;
 use super::table::MicrobatchConstants;
-use crate::module::MODULES_MAX;
+use crate::MODULES_MAX;
 use crate::quantiles::{median, median_of_sorted};
 
 /// Number of unknowns above a floor: the constant, and a scale for each module.

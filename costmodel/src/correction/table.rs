@@ -2,8 +2,8 @@
 //!
 //! Measured microbatch times, from which tables are learned, and the constants besides the samples.
 
+use crate::Module;
 use crate::error::{Error, Result};
-use crate::module::Module;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Replays runs in which some shapes take longer than the profile predicts.
 
 use super::*;
+use crate::Module;
 use crate::error::Error;
-use crate::module::Module;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 

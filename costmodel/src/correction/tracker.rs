@@ -4,7 +4,7 @@ use super::learned::{BinnedObservation, Learned};
 use super::microbatch_fit::SlowRank;
 use super::table::{CorrectionTable, Observation};
 use crate::error::{Error, Result};
-use crate::module::{MODULES_MAX, Module};
+use crate::{MODULES_MAX, Module};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 

@@ -238,8 +238,8 @@ impl LayerFlops {
 mod tests {
     use super::*;
     use crate::model::ModelSpec;
-    use crate::shape::{AudioLength, ImageSize};
     use crate::tokens::audio::whisper_windows;
+    use crate::{AudioLength, ImageSize};
 
     fn tile(tokens: u64) -> EncoderWork {
         let pairs = tokens * tokens;

@@ -28,8 +28,8 @@ mod state;
 
 use super::error::{Error, Result};
 use super::model::ModelSpec;
-use super::module::Module;
 use super::profile::{ModuleWidths, Part, Phase, Point, Profile};
+use crate::Module;
 use std::collections::BTreeMap;
 
 pub use activation::{ActivationBytes, Execution, Kernels, Precision, SavedActivations};

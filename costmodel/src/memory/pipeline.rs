@@ -9,11 +9,11 @@ use super::{
     ActivationBytes, Execution, FitError, MeasuredMemory, Peak, SavedActivations, StageLayers, StateBytes,
     state,
 };
+use crate::Module;
 use crate::error::{Error, Result};
 use crate::frozen::FrozenParts;
 use crate::memory::microbatches_in_flight;
 use crate::model::{EncoderSpec, ModelSpec};
-use crate::module::Module;
 
 /// Module layout in a pipeline, and the tokens that the module processes.
 #[derive(Debug, Clone, PartialEq, Eq)]

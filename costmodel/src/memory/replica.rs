@@ -11,10 +11,10 @@
 use std::num::NonZeroU32;
 
 use super::{Execution, ModuleStages, PipelineMemory, SavedActivations, StateBytes};
+use crate::Module;
 use crate::error::Result;
 use crate::frozen::FrozenParts;
 use crate::model::{EncoderParameters, LlmParameters, ModelSpec};
-use crate::module::Module;
 
 /// State bytes per parameter: 16-bit parameters and gradients, 32-bit optimizer state.
 const STATE: StateBytes = StateBytes::ADAM;

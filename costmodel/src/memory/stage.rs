@@ -15,9 +15,9 @@
 
 use super::activation::{ActivationBytes, Execution, SavedActivations};
 use super::state::{StageLayers, StateBytes, encoder_parameters};
+use crate::Module;
 use crate::frozen::FrozenParts;
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
-use crate::module::Module;
 use std::num::NonZeroU32;
 
 /// Bytes on one stage rank, by what they depend on.

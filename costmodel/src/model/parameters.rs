@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use serde::Serialize;
 
+use crate::Module;
 use crate::model::{AttentionBias, EncoderSpec, LayerSet, LlmSpec, ModelSpec};
-use crate::module::Module;
 
 /// Parameters in an encoder with projector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

@@ -2,10 +2,9 @@
 
 use super::spec::{AudioSpec, ModelSpec, VisionSpec};
 use crate::error::Result;
-use crate::module::Module;
-use crate::shape::SampleShape;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, VisionRule};
+use crate::{Module, SampleShape};
 
 /// Units in a sample's media for one encoder, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

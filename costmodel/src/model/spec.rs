@@ -5,7 +5,7 @@
 //! [`MediaRule`].
 
 use super::LlmSpec;
-use crate::module::Module;
+use crate::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};

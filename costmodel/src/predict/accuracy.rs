@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::curve_query::CurveQuery;
 use super::predicted_time::PredictedTime;
+use crate::Module;
 use crate::correction::{bin, bin_sizes};
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::{Error, Result};
 use crate::measure::ErrorSummary;
-use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, Setting};
 
 /// Observed point, and a prediction from a different profile.

@@ -27,9 +27,9 @@ use super::microbatch_curve::MicrobatchCurve;
 use crate::curve::{Curve, IntervalRule, Knot, LocalError, Surface, SurfacePoint};
 use crate::error::{Error, Result};
 use crate::measure::{ErrorSummary, MEDIAN_BOUND, P95_BOUND};
-use crate::module::{MODULES_MAX, Module};
 use crate::profile::{HeldOutRun, Part, Phase, Point, Profile, ProfileFile, REPEATS_MIN, SelectedPoints};
 use crate::quantiles::median_of_sorted;
+use crate::{MODULES_MAX, Module};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -288,9 +288,9 @@ fn half_width<'a>(pairs: impl Iterator<Item = &'a Pair>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::SampleShape;
     use crate::model::ModelSpec;
     use crate::predict::{CostModel, ProfileOptions};
-    use crate::shape::SampleShape;
     use std::fmt::Write;
 
     /// A profile with 3 us per token, whose held-out microbatches take `factor` times as long, every second

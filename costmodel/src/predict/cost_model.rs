@@ -7,16 +7,15 @@ use super::device_rate::DeviceRate;
 use super::microbatch_curve::{LaunchLimit, MicrobatchCurve};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
 use super::profile_timing::{MicrobatchWork, ProfileOptions, ProfileTiming};
-use super::workload::{ModuleWorkload, SampleWork};
+use super::{ModuleWorkload, SampleWork};
 use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants, SampleTime};
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
-use crate::module::{MODULES_MAX, Module, ModuleTimes};
 use crate::profile::Profile;
-use crate::shape::SampleShape;
 use crate::tokens::{EncoderWork, MediaRule};
+use crate::{MODULES_MAX, Module, ModuleTimes, SampleShape};
 
 /// Predicted sample cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

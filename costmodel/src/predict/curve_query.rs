@@ -3,9 +3,9 @@
 use super::calibration::interval_rule;
 use super::measured_points::{Method, at_layers, knots, per_layer, shapes, surface_points};
 use super::predicted_time::ProfileWarning;
+use crate::Module;
 use crate::curve::{Curve, Estimate, IntervalRule, LocalError, Surface, SurfacePoint};
 use crate::error::Error;
-use crate::module::Module;
 use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 
 /// Point selection: which times to build, and the points to build them from.

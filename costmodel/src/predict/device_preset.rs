@@ -16,8 +16,8 @@
 //! Multiplication Background User's Guide", 2023.
 
 use super::device_rate::DeviceRate;
+use crate::Module;
 use crate::error::{Error, Result};
-use crate::module::Module;
 
 /// Width at which the stated encoder rate holds: the measured tower's hidden size.
 const ENCODER_WIDTH: f64 = 1280.0;

@@ -4,8 +4,8 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Module;
 use crate::error::{Error, Result};
-use crate::module::Module;
 
 const NANOSECONDS_PER_MICROSECOND: u128 = 1000;
 

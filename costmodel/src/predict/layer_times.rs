@@ -16,10 +16,10 @@ use super::layer_matrices::{
 };
 use super::microbatch_curve::MicrobatchCurve;
 use super::profile_timing::{ProfileOptions, attention_layers, whole_curve};
+use crate::Module;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
-use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Profile, SelectedPoints};
 
 /// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.

@@ -203,7 +203,7 @@ pub(super) fn whole_runs(points: &[Point], tp: u32, layers: u32) -> Vec<WholeRun
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::module::Module;
+    use crate::Module;
     use crate::profile::{Part, Phase, Setting};
 
     fn point(layers: u32, microseconds: f64) -> Point {

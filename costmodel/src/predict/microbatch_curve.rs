@@ -19,7 +19,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::measured_points::{WholeRun, whole_runs};
-use crate::module::Module;
+use crate::Module;
 use crate::profile::{Part, Point, Profile};
 use crate::quantiles::median;
 

@@ -1,14 +1,14 @@
 //! Looks up a module's times in curves and surfaces for each pass.
 
+use super::ModuleWorkload;
 use super::curve_query::CurveQuery;
 use super::measured_points::{WholeRun, whole_runs};
 use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
 use super::predicted_time::ProfileWarning;
-use super::workload::ModuleWorkload;
+use crate::Module;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::model::WindowedAttention;
-use crate::module::Module;
 use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 
 /// Minimum number of whole-module runs that are preferred to the sum over parts.

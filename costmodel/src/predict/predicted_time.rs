@@ -8,9 +8,9 @@
 //! uniform routing, where every token selects its experts independently and all experts are equally likely,
 //! and the worst routing, where all tokens select the same experts.
 
+use crate::Module;
 use crate::curve::Estimate;
 use crate::model::ExpertsSpec;
-use crate::module::Module;
 use crate::profile::{Part, Phase};
 use serde::Serialize;
 use std::str::FromStr;

@@ -7,14 +7,14 @@
 use super::microbatch_curve::MicrobatchCurve;
 use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
-use super::workload::{ModuleWorkload, SampleWork};
+use super::{ModuleWorkload, SampleWork};
 use crate::error::Result;
 use crate::flops::{EncoderFlops, Recomputation};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
-use crate::module::{MODULES_MAX, Module};
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
 use crate::tokens::{EncoderWork, VisionRule};
+use crate::{MODULES_MAX, Module};
 
 /// Times for all modules in a model.
 #[derive(Debug, Clone, PartialEq)]

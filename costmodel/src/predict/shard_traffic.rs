@@ -9,8 +9,8 @@
 //! Zhao et al., "`PyTorch` FSDP", 2023, arXiv:2304.11277, section 3.
 
 use super::device_preset::{DeviceLink, DeviceLinks};
+use crate::Module;
 use crate::memory::ModuleParameters;
-use crate::module::Module;
 
 /// Fraction of a module's time in the forward pass.
 const FORWARD: f64 = 1.0 / 3.0;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::module::Module;
+use crate::Module;
 use crate::quantiles::median_of_sorted;
 
 /// Assumed spread for a point with too few repeats to measure it, as a fraction of the time.

@@ -48,7 +48,7 @@ mod rows;
 
 use super::error::{Error, Result};
 use super::model::ModelSpec;
-use super::module::Module;
+use crate::Module;
 use measurement::{points, pool_spreads};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

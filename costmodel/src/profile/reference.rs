@@ -8,8 +8,8 @@
 use super::measurement::{Measurement, Part, Phase, Setting};
 use super::rows::{Row, Table};
 use super::{ModuleWidths, ProfileFile};
+use crate::Module;
 use crate::error::Result;
-use crate::module::Module;
 
 const MICROSECONDS_PER_MS: f64 = 1000.0;
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;

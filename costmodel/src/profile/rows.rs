@@ -2,8 +2,8 @@
 
 use super::measurement::{HELD_OUT_KEY, HeldOutRun, Measurement, Part, Phase, Setting};
 use super::{ModuleWidths, ProfileFile, SCHEMA_KEY, SCHEMA_VERSION};
+use crate::Module;
 use crate::error::{Error, Result};
-use crate::module::Module;
 use std::fmt::Write;
 use std::str::FromStr;
 
@@ -253,7 +253,7 @@ impl<'a> Row<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::module::Module;
+    use crate::Module;
     use crate::profile::{HeldOutRun, Measurement, ModuleWidths, Part, Phase, Profile, Setting};
     use proptest::prelude::*;
 

@@ -8,8 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{EncoderWork, require_pixels};
+use crate::ImageSize;
 use crate::error::Result;
-use crate::shape::ImageSize;
 
 /// Rule settings; encoder items are tiles.
 ///

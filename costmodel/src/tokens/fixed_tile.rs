@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{EncoderWork, require_pixels};
 use crate::error::Result;
-use crate::shape::{ImageSize, VideoShape};
+use crate::{ImageSize, VideoShape};
 
 /// Rule settings; encoder items are tiles.
 ///

@@ -10,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::any_res::{Grid, GridChoice, unpad};
 use super::{EncoderWork, require_pixels};
+use crate::ImageSize;
 use crate::error::Result;
-use crate::shape::ImageSize;
 
 /// Rule settings; encoder items are tiles.
 ///

@@ -10,8 +10,8 @@ use std::num::NonZeroU16;
 use serde::{Deserialize, Serialize};
 
 use super::{EncoderWork, require_pixels};
+use crate::ImageSize;
 use crate::error::{Error, Result};
-use crate::shape::ImageSize;
 
 /// Rule settings; encoder items are patches.
 ///

@@ -28,7 +28,7 @@ pub mod pan_and_scan;
 pub mod scaled_tiles;
 
 use super::error::{Error, Result};
-use super::shape::{ImageSize, SampleShape, VideoShape};
+use crate::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
 use audio::AudioRule;
 use dynamic_tiles::DynamicTiles;

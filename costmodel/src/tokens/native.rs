@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use super::PixelRange;
 use super::{EncoderWork, LABEL_TOKENS, TimedVideo, area, require_pixels, round_half_even};
 use crate::error::{Error, Result};
-use crate::shape::{ImageSize, VideoShape};
+use crate::{ImageSize, VideoShape};
 
 /// Maximum ratio of the longer to the shorter side.
 const ASPECT_MAX: u32 = 200;

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{EncoderWork, require_pixels};
+use crate::ImageSize;
 use crate::error::Result;
-use crate::shape::ImageSize;
 
 /// Maximum image side in pixels, whatever the settings.
 const SIDE_MAX: u64 = 4096;

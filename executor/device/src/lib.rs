@@ -14,20 +14,34 @@ pub mod comm;
 pub mod conformance;
 mod cpu;
 pub mod deferred;
-mod device;
-mod dtype;
 mod error;
 pub mod ops;
-pub mod prelude;
 mod runtime;
 mod segments;
 
 pub use comm::{DeviceComm, MessageLane, RowShape, Staged, reserve_lanes};
 pub use cpu::{Cpu, CpuEvent, CpuMemory};
-pub use device::Device;
-pub use dtype::Dtype;
 pub use error::{Error, Result};
+pub use ops::Device;
 pub use ops::gemm::Epilogue;
 pub use ops::sparse_rows::{DeviceSparseRows, SparseBuffers};
-pub use runtime::{Bucket, HostTask, KernelLoads, Lane, LateRead, Memory, Runtime, Span, Tensor, Transfer};
+pub use runtime::{
+    Bucket, Dtype, HostTask, KernelLoads, Lane, LateRead, Memory, Runtime, Span, Tensor, Transfer,
+};
 pub use segments::{HostSegments, KeyRanges, PlanKey, Segments, Tile};
+
+/// Device and operation traits, for code that calls them on a concrete device.
+///
+/// Code that is generic over [`Device`] needs only that trait.
+pub mod prelude {
+    pub use crate::comm::DeviceComm;
+    pub use crate::ops::Device;
+    pub use crate::runtime::Runtime;
+
+    macro_rules! traits {
+        ($($file:ident::$Operation:ident),+ $(,)?) => {
+            $(pub use crate::ops::$file::$Operation;)+
+        };
+    }
+    crate::ops::each_operation!(traits);
+}

@@ -1,15 +1,36 @@
-//! Device features apart from operations: memory tensors, lanes and events, host tasks.
+//! Device features apart from operations: memory, tensors and element types, lanes and events, host tasks.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dflop_comm::{Buffer, Slice};
 
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+
+/// Tensor element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "variants are named as the types")]
+pub enum Dtype {
+    F32,
+    Bf16,
+    F64,
+    U32,
+}
+
+impl Dtype {
+    /// Returns the element size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 | Self::U32 => 4,
+            Self::F64 => 8,
+        }
+    }
+}
 
 /// Range in a device allocation.
 ///

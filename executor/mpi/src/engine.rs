@@ -4,18 +4,19 @@
 //! destination. Headers from the same sender arrive in send order, and element receives are started in that
 //! order, so each receive gets the matching elements. Tags travel in headers: MPI guarantees only 32,767
 //! tags.
-
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, PoisonError, mpsc};
-use std::time::{Duration, Instant};
-
-use dflop_comm::{Buffer, Dtype, Limits};
+//!
+//! A [`Job`] starts the thread, which ends with the last communicator.
 
 use crate::channels::Channels;
-use crate::control::Control;
-use crate::header::{Header, Key};
+use crate::header::{Control, Header, Key};
 use crate::raw::{Channel, Library, Pending};
 use crate::shared::{Command, Shared};
+use dflop_comm::{Buffer, Dtype, Error, Limits, Result, Settings};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 const HEADERS: i32 = 1;
 const ELEMENTS: i32 = 2;
@@ -280,4 +281,48 @@ impl Engine {
         }
         library.abort(ABORTED);
     }
+}
+
+/// Whether this process has used MPI, which is possible only once per process.
+static IS_USED: AtomicBool = AtomicBool::new(false);
+
+/// Job rank, shared by communicators and operations.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Job {
+    /// Joins the ranks that `mpirun` has started.
+    pub(crate) fn join(settings: Settings) -> Result<Self> {
+        settings.check()?;
+        if IS_USED.swap(true, Ordering::Relaxed) {
+            return Err(refused("a process joins its job once"));
+        }
+        let (started, state) = mpsc::channel();
+        let limits = settings.limits();
+        let thread = Builder::new().name("mpi".into()).spawn(move || run(limits, &started));
+        let thread =
+            thread.map_err(|source| Error::Io { action: "start a thread for MPI".into(), source })?;
+        match state.recv() {
+            Ok(Some(shared)) => Ok(Self { shared, thread: Some(thread) }),
+            _ => Err(refused("MPI was initialized by another part of the program, or allows no threads")),
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.shared.lock().is_closing = true;
+        self.shared.commanded.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic in the thread has already been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn refused(reason: &str) -> Error {
+    Error::InvalidSetting { setting: "MPI", reason: reason.into() }
 }

@@ -12,11 +12,8 @@
 mod channels;
 mod collective;
 mod comm;
-mod control;
 mod engine;
-mod handles;
 mod header;
-mod job;
 mod mailbox;
 mod raw;
 mod shared;

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use dflop_comm::{Buffer, Cause, Error, Failure, Limits, Result, StepContext};
 
 use crate::collective::Collective;
-use crate::control::{Control, Status};
-use crate::header::Header;
+use crate::header::{Control, Header, Status};
 use crate::mailbox::Mailbox;
 
 /// Time for which a collective from a rank that has left may still be in flight.

@@ -31,14 +31,11 @@ mod cache_directory;
 mod check;
 mod compute_device;
 mod config;
-mod inline;
 mod options;
-mod plan_file;
 mod rank;
 mod run_files;
 mod setup;
 mod start;
-mod synthetic;
 mod threads;
 
 use std::fs::File;
@@ -60,8 +57,9 @@ pub use config::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
     ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,
 };
-pub use options::{CorrectionSource, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests};
-pub use plan_file::{PlanFile, PlannedModule};
+pub use options::{
+    CorrectionSource, PlanFile, PlannedModule, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests,
+};
 pub use rank::rank_trace;
 pub use setup::Setup;
 

@@ -14,14 +14,15 @@ use dflop_loader::BalancedLoader;
 use serde_json::Value;
 
 use super::correction_record::CorrectionRecorder;
-use super::measured_times::{CorrectionReport, CorrectionSettings, MeasuredTimes, PlanCorrector};
 use super::pass_predictor::{Forecast, PassPredictor, planned_passes};
-use super::skip_warnings::SkipWarnings;
 use super::start_times::{StartPart, StartReport, StartTimes};
-use super::step_end::{StepEnd, StopReason};
-use super::step_report::{StepReport, model_flops, utilization};
-use super::step_times::{HostPart, HostTimes, Queued, StepTimes};
+use super::step_end::{SkipWarnings, StepEnd, StopReason};
+use super::step_times::{
+    CorrectionReport, CorrectionSettings, HostPart, HostTimes, MeasuredTimes, PlanCorrector, Queued,
+    StepTimes,
+};
 use super::trace::{TraceWriter, TracedAction};
+use super::{StepReport, model_flops, utilization};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::{Error, Result};
 use crate::inputs::{Ending, InputReader, InputsAhead, PredictedTimes, StepInputs, Taken};

@@ -5,9 +5,9 @@ use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::medium::{outside, split_extension};
 use super::options::LabelSource;
 use super::packer::{Packer, SourceFile};
+use super::record::{outside, split_extension};
 use super::tables::is_split;
 use dflop_loader::error::{Error, OutputError, Result};
 use dflop_loader::store::file;

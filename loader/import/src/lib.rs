@@ -20,14 +20,12 @@
 mod columnar;
 mod directory;
 mod document;
-mod medium;
 mod options;
 mod pack;
 mod packer;
 mod parts;
 mod record;
 mod row;
-mod rows;
 mod source;
 mod tables;
 
@@ -36,7 +34,7 @@ pub use self::pack::{CLASSES_FILE, pack, pack_all};
 pub use self::packer::SourcePart;
 pub use self::parts::{PackedPart, finish_parts, list_parts, pack_part};
 pub use self::row::ColumnMap;
-pub use self::rows::{Row, pack_batches, pack_rows};
+pub use pack::{Row, pack_batches, pack_rows};
 pub use record::{ImportReport, Packed, SkippedSource};
 
 #[cfg(test)]

@@ -2,9 +2,8 @@
 //!
 //! Creates unique keys that readers return unchanged.
 
-use super::medium::{outside, read_medium, resolve_medium};
 use super::options::{LabelSource, PackOptions};
-use super::record::{ImportReport, Record, SHOWN_MAX, SkippedSource};
+use super::record::{ImportReport, Record, SHOWN_MAX, SkippedSource, outside, read_medium, resolve_medium};
 use super::row::{Cell, ColumnMap, Columns, Content, RowRules, holds_embedded, row_id, row_sample};
 use bytes::Bytes;
 use dflop_loader::error::{Error, OutputError, Result, excerpt};

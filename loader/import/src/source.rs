@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 use super::columnar::{Columnar, TableFile, pack_files};
 use super::directory::pack_directory;
 use super::document::{open_text, pack_document, pack_lines, pack_table, read_line};
-use super::medium::outside;
 use super::options::{CONVERTED, PackOptions, SourceFormat, conversion};
 use super::packer::Packer;
+use super::record::outside;
 use super::tables::{has_tables, list_tables};
 
 /// Maximum length of an `index.json` that is read.

@@ -7,8 +7,7 @@ use std::time::UNIX_EPOCH;
 
 use super::builder::{Builder, BuiltShard};
 use super::encode::SpilledShard;
-use super::location::index_error;
-use super::places::IndexOptions;
+use super::location::{IndexOptions, index_error};
 use super::remote::push_remote;
 use super::schema::IndexedShard;
 use super::spill::Spill;

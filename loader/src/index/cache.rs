@@ -12,8 +12,10 @@ use dflop_samples::media::codec::registered;
 use super::build::{build_shards, identity_of_file};
 use super::encode::{IndexFile, SpilledShard};
 use super::file::{DecodedIndex, decode_index};
-use super::location::{IN_MEMORY, fault_in, index_error, lock_first_writable, write_to_first};
-use super::places::{IndexOptions, beside, check_options, directories, file_name, read_trusted, refusal};
+use super::location::{
+    IN_MEMORY, IndexOptions, beside, check_options, directories, fault_in, file_name, index_error,
+    lock_first_writable, read_trusted, refusal, write_to_first,
+};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;

@@ -20,9 +20,10 @@ use sha2::{Digest, Sha256};
 
 use super::account::UnusedParts;
 use super::builder::BuiltShard;
-use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter, WriteFault};
 use super::columns::Columns;
-use super::file::{DecodedIndex, decode_rows, hex};
+use super::file::{
+    CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter, DecodedIndex, WriteFault, decode_rows, hex,
+};
 use super::rows::ShardRows;
 use super::schema::{IndexedShard, Metadata, VERSION, counts_column, schema};
 use super::spill::Spill;

@@ -20,9 +20,8 @@
 
 use crate::dataset::{Dataset, Selection};
 use crate::error::{Error, Result};
-use crate::permutation::Permutation;
 use crate::shard::Compression;
-use dflop_costmodel::random::mix64;
+use dflop_costmodel::random::{Permutation, mix64};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;

@@ -9,7 +9,6 @@ mod access;
 mod braces;
 mod compression;
 mod field_selection;
-pub(crate) mod format;
 mod group_entries;
 mod list;
 mod order;

@@ -12,9 +12,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::list::Shard;
 use crate::error::{Error, Result};
-use crate::permutation::Permutation;
 use crate::store::Location;
-use dflop_costmodel::random::mix64;
+use dflop_costmodel::random::{Permutation, mix64};
 
 /// Number of bytes at the start of a shard that the digest covers: the first header.
 pub(crate) const HEADER_BYTES: usize = 512;

@@ -7,12 +7,10 @@
 mod answer;
 mod body;
 mod cache;
-mod coalesce;
 mod connect;
 mod fetch;
 #[cfg(feature = "remote")]
 mod http;
-mod list;
 pub(crate) mod local;
 mod object;
 mod redact;
@@ -33,7 +31,6 @@ pub(crate) use self::answer::{Identity, comparable_tag};
 pub(crate) use self::body::{RemoteShard, ShardBody, ShardsAhead};
 pub(crate) use self::cache::{CacheKey, PartWriter, Room, blocking};
 pub(crate) use self::fetch::{download, fetch_ranges};
-pub(crate) use self::list::{exists, list_directory};
 pub use self::local::ReadMode;
 pub(crate) use self::local::{FileBody, LocalShard};
 pub use self::object::{Location, RemoteObject};
@@ -46,6 +43,7 @@ pub(crate) use self::url_parts::percent_decoded;
 pub(crate) use connect::{Task, spawn};
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
+pub(crate) use fetch::{exists, list_directory};
 pub(crate) use local::{Patience, lock_patiently};
 /// Crate that defines the stores opened by [`ShardStore`].
 pub use object_store;

@@ -13,8 +13,7 @@ use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore};
 
-use super::answer::{Answer, Found, Identity, Ranges, Refusal, Wanted, check_version};
-use super::coalesce::CoalesceLimits;
+use super::answer::{Answer, CoalesceLimits, Found, Identity, Ranges, Refusal, Wanted, check_version};
 use super::connect::Retries;
 #[cfg(feature = "remote")]
 use super::http::HttpServer;

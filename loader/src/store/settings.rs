@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use object_store::ObjectStore;
 
-use super::coalesce::CoalesceLimits;
+use super::answer::CoalesceLimits;
 use super::local::ReadMode;
 use super::retry::RetryConfig;
 use crate::error::{BoxError, Error, Result, check_at_most};

@@ -8,8 +8,7 @@
 mod error;
 mod flow;
 mod model;
-mod runner;
 
 fn main() -> std::process::ExitCode {
-    runner::run(&flow::models())
+    model::run(&flow::models())
 }

@@ -1,8 +1,11 @@
-//! A model: a claim, and the program that would break it under some schedule.
+//! A model: a claim, and the program that would break it under some schedule. Runs models under many
+//! schedules, as the command line requests.
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::{Config, Runner};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
 
 /// Number of priority changes in a schedule of the second kind.
 const PRIORITY_CHANGES: usize = 3;
@@ -39,4 +42,26 @@ impl Model {
             words.unwrap_or("a panic").lines().next().unwrap_or_default().to_owned()
         })
     }
+}
+
+/// Runs the models; arguments: number of schedules, seed, claim words.
+pub(crate) fn run(models: &[Model]) -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let schedules = words.next().and_then(|word| word.parse().ok()).unwrap_or(1_000);
+    let seed = words.next().and_then(|word| word.parse().ok()).unwrap_or(1);
+    let wanted = words.next().unwrap_or_default();
+    for model in models.iter().filter(|model| model.name.contains(&wanted)) {
+        let begin = Instant::now();
+        let outcome = model.run(schedules, seed);
+        let seconds = begin.elapsed().as_secs_f64();
+        match outcome {
+            Ok(found) => println!("{:<65} {found:>7} schedules, {seconds:.1} s", model.name),
+            // the threads that a failed schedule leaves would disturb the next model
+            Err(reason) => {
+                println!("{:<65} FAILED: {reason}", model.name);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
 }

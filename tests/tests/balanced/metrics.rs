@@ -6,9 +6,8 @@ use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::flow::{ErrorBudget, LoaderStage, MetricsSnapshot};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{BalancedLoader, Loader, Step, Tail};
-use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::mixed::MixedTexts;
-use dflop_tests::planning::planner;
+use dflop_tests::dataset::{Compression, MixedTexts, TempDataset};
+use dflop_tests::loaders::planner;
 use dflop_tests::{expand_with_pipes, run};
 use futures::{StreamExt, TryStreamExt};
 

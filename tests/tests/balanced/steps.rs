@@ -10,7 +10,7 @@ use dflop_loader::media::Media;
 use dflop_loader::shard::FieldSelection;
 use dflop_loader::{BalancedLoader, Step, StepPlanner, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 

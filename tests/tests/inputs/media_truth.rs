@@ -7,7 +7,7 @@ use dflop_loader::inputs::{ModelInputs, TensorValues};
 use dflop_loader::media::Media;
 use dflop_loader::processors::{Preparer, Tokenizer};
 use dflop_loader::sample::{Field, Sample};
-use dflop_tests::recorded::{chirp, image, recorded};
+use dflop_tests::media::{chirp, image, recorded};
 use serde_json::{Value, json};
 
 use super::processors::{checksum, numbers, samples};

@@ -11,7 +11,7 @@ use dflop_loader::media::Media;
 use dflop_loader::sample::{BatchLayout, Sample};
 use dflop_loader::{BalancedLoader, Step, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 

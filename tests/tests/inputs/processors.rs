@@ -5,7 +5,7 @@ use dflop_loader::inputs::PixelValues;
 use dflop_loader::media::RgbImage;
 use dflop_loader::processors::audio::{AudioProcessor, LongClips};
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_tests::recorded::{chirp, image, mix, recorded, silence, tones};
+use dflop_tests::media::{chirp, image, mix, recorded, silence, tones};
 use proptest::prelude::*;
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ use dflop_loader::inputs::{ModelInputs, PrepareError, PreparedSample, TensorValu
 use dflop_loader::media::{Media, Video};
 use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
-use dflop_tests::recorded::image;
+use dflop_tests::media::image;
 use serde_json::{Value, json};
 
 use super::processors::{numbers, samples};

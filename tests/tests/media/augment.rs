@@ -10,7 +10,7 @@ use dflop_loader::sample::Sample;
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{BalancedLoader, Loader, LoaderBuilder, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::{expand_with_pipes, run};
 use futures::TryStreamExt;
 

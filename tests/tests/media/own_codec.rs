@@ -13,7 +13,7 @@ use dflop_loader::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality
 use dflop_loader::sample::document::{ContentPart, SampleMedia};
 use dflop_loader::shard::{FieldSelection, Shard, expand_shards};
 use dflop_loader::{BalancedLoader, Loader, LoaderBuilder, Tail};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;

@@ -5,7 +5,7 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{StepPlan, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 
 fn sorted_samples(plan: &StepPlan) -> Vec<u64> {
     let places = plan.ranks.iter().flatten().flatten();

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use dflop_loader::{Dataset, Mixture, Stop, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::{builder, planner};
-use dflop_tests::streaming::{DeliveredId, stream_all_ranks};
+use dflop_tests::loaders::{DeliveredId, builder, planner, stream_all_ranks};
 
 /// Returns the number of deliveries per dataset sample, by epoch and key.
 fn visits(batches: &[Vec<DeliveredId>], data: &TempDataset) -> BTreeMap<(u64, String), usize> {

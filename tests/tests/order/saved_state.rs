@@ -4,8 +4,7 @@ use dflop_loader::{
     Dataset, LoaderState, Mixture, Shuffle, StepPlanner, StepPlannerBuilder, StepSample, Tail,
 };
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::builder;
-use dflop_tests::streaming::stream_all_ranks;
+use dflop_tests::loaders::{builder, stream_all_ranks};
 use proptest::prelude::*;
 
 fn saved(planner: &StepPlanner, step: u64) -> LoaderState {

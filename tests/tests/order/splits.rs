@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use dflop_loader::{Dataset, Shuffle, Splits};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::builder;
-use dflop_tests::streaming::stream_all_ranks;
+use dflop_tests::loaders::{builder, stream_all_ranks};
 
 const HALVES: &str = r#"{"splits": {
     "train": {"fraction": [0, 0.6]}, "held_out": {"fraction": [0.6, 1]},

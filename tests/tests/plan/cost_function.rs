@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_costmodel::{Module, ModuleTimes};
-use dflop_loader::error::BoxError;
-use dflop_loader::error::UserCodeError;
+use dflop_loader::error::{BoxError, UserCodeError};
 use dflop_loader::{BalancedLoader, CostFault, CostFunction, CostInput, Error, StepPlan, StepPlanner};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::builder;
+use dflop_tests::loaders::builder;
 use dflop_tests::run;
 use futures::StreamExt;
 

@@ -11,7 +11,7 @@ use dflop_loader::{
     Synchronization, compare_ranks,
 };
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::{planning, run};
+use dflop_tests::{loaders, run};
 use futures::StreamExt;
 
 fn data() -> TempDataset {
@@ -20,7 +20,7 @@ fn data() -> TempDataset {
 
 /// Plans 24 samples over 2 ranks with 3 microbatches each.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
-    planning::builder(data.index(), 24, 2).microbatches(3)
+    loaders::builder(data.index(), 24, 2).microbatches(3)
 }
 
 fn plan(data: &TempDataset, meet: Synchronization, strategy: Strategy) -> StepPlan {
@@ -115,7 +115,7 @@ fn one_device_has_no_pipeline_stages() {
 
 /// Plans 24 samples over 4 ranks with 2 microbatches each.
 fn four_ranks(data: &TempDataset, meet: Synchronization) -> StepPlannerBuilder {
-    planning::builder(data.index(), 24, 4).microbatches(2).one_device(meet)
+    loaders::builder(data.index(), 24, 4).microbatches(2).one_device(meet)
 }
 
 fn shard_groups(ranks: usize) -> Synchronization {
@@ -172,7 +172,7 @@ fn a_plan_by_tokens_evens_tokens_and_nothing_else() {
     assert!(by_tokens.ranks.iter().all(|rank| rank.len() == 2));
     assert!(by_tokens.makespan_ns >= by_time.makespan_ns);
     assert_eq!(planner.plan_by_tokens(0).unwrap().digest, by_tokens.digest);
-    let pipeline = planning::builder(data.index(), 24, 4).build().unwrap();
+    let pipeline = loaders::builder(data.index(), 24, 4).build().unwrap();
     assert!(matches!(pipeline.plan_by_tokens(0), Err(Error::Config { setting: "strategy", .. })));
 }
 

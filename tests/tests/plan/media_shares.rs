@@ -4,12 +4,12 @@ use dflop_costmodel::SampleShape;
 use dflop_loader::SampleMedium;
 use dflop_loader::media::Modality;
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 #[test]
 fn every_medium_of_a_microbatch_has_one_rank() {
     let data = TempDataset::new(2, 30, Compression::Plain);
-    let planner = planning::builder(data.index(), 24, 2).microbatches(3).build().unwrap();
+    let planner = loaders::builder(data.index(), 24, 2).microbatches(3).build().unwrap();
     let plan = planner.plan(0).unwrap();
     let (mut shape, mut media_in_all) = (SampleShape::default(), 0);
     for (rank, microbatches) in plan.ranks.iter().enumerate() {

@@ -6,14 +6,14 @@ use dflop_balancer::{Communication, StageTimes};
 use dflop_loader::sample::BatchLayout;
 use dflop_loader::{Error, StepPlan, StepPlannerBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 const RANKS: usize = 2;
 const ROUNDS: usize = 3;
 
 /// Plans 24 samples with images, audio and text over 2 LLM ranks with 3 microbatches each.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
-    planning::builder(data.index(), 24, RANKS).microbatches(ROUNDS)
+    loaders::builder(data.index(), 24, RANKS).microbatches(ROUNDS)
 }
 
 /// Simulates a plan by the action lists of all ranks, one stage per module: an encoder replica runs an even

@@ -2,7 +2,7 @@
 
 use dflop_balancer::{Budget, Partitioner, Problem, Result, Solution, Strategy};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 /// Runs of neighbors in the global order, regardless of cost.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Partitioner for Runs {
 #[test]
 fn ranks_and_microbatches_are_those_of_the_strategy() {
     let data = TempDataset::new(2, 30, Compression::Plain);
-    let builder = planning::builder(data.index(), 24, 2).microbatches(3).strategy(Strategy::new(&Runs));
+    let builder = loaders::builder(data.index(), 24, 2).microbatches(3).strategy(Strategy::new(&Runs));
     let planner = builder.build().unwrap();
     for step in 0..2 {
         let plan = planner.plan(step).unwrap();

@@ -3,11 +3,11 @@
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::{Error, StepPlannerBuilder, Synchronization, simulate_plan};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 /// Plans 24 samples with images, audio and text over 2 ranks with 6 microbatches each, on four stages.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
-    planning::builder(data.index(), 24, 2).microbatches(6).stages(vec![1, 1, 2])
+    loaders::builder(data.index(), 24, 2).microbatches(6).stages(vec![1, 1, 2])
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn schedules_that_do_not_fit_the_stages_are_refused() {
         assert!(matches!(refused, Err(Error::Config { setting: "schedule", .. })), "{name}: {refused:?}");
     }
     let one_device =
-        planning::builder(data.index(), 24, 2).microbatches(6).one_device(Synchronization::PerStep);
+        loaders::builder(data.index(), 24, 2).microbatches(6).one_device(Synchronization::PerStep);
     let refused = one_device.schedule(ScheduleKind::GPipe).build().unwrap_err().to_string();
     assert!(refused.contains("`schedule`") && refused.contains("needs `stages`"), "{refused}");
     let shared = builder(&data).module_dp_sizes(vec![1, 2, 2]).schedule("interleaved:2".parse().unwrap());

@@ -2,13 +2,13 @@
 
 use dflop_loader::{Error, StepPlannerBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 const RANKS: usize = 2;
 
 /// Plans 24 samples with images, audio and text over 2 LLM ranks with 3 microbatches each.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
-    planning::builder(data.index(), 24, RANKS).microbatches(3)
+    loaders::builder(data.index(), 24, RANKS).microbatches(3)
 }
 
 /// Vision, audio and LLM layers by stage.

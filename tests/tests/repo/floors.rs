@@ -15,8 +15,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "costmodel/src",
         &[
-            "shape",
-            "module",
             "error",
             "quantiles",
             "random",
@@ -58,28 +56,13 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "loader/src",
         &[
-            "error",
-            "files",
-            "flow",
-            "permutation",
-            "store",
-            "shard",
-            "index",
-            "dataset",
-            "order",
-            "plan",
-            "fetch",
-            "decode",
-            "deliver",
-            "write",
-            "model",
-            "settings",
+            "error", "files", "flow", "store", "shard", "index", "dataset", "order", "plan", "fetch",
+            "decode", "deliver", "write", "model", "settings",
         ],
     ),
     (
         "loader/import/src",
         &[
-            "medium",
             "record",
             "row",
             "options",
@@ -90,11 +73,10 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "document",
             "source",
             "pack",
-            "rows",
             "parts",
         ],
     ),
-    ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),
+    ("loader/samples/src", &["error", "file", "media", "sample", "inputs"]),
     ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
     (
         "executor/src",
@@ -124,19 +106,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     ),
     (
         "executor/device/src",
-        &[
-            "error",
-            "dtype",
-            "runtime",
-            "segments",
-            "comm",
-            "cpu",
-            "ops",
-            "device",
-            "conformance",
-            "deferred",
-            "prelude",
-        ],
+        &["error", "runtime", "segments", "comm", "cpu", "ops", "conformance", "deferred"],
     ),
     (
         "executor/models/src",
@@ -146,10 +116,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
         "executor/testing/src",
         &["device", "claim", "hooked", "conformance", "parity", "tensor_parallel", "pipeline", "training"],
     ),
-    (
-        "bindings/cli/src",
-        &["progress", "failure", "args", "output", "reexec", "report", "view", "commands", "fuzz"],
-    ),
+    ("bindings/cli/src", &["failure", "output", "args", "report", "view", "commands", "fuzz"]),
     ("loader/synthetic/src", &["draws", "images", "speech", "sample"]),
     (
         "bindings/python/src",

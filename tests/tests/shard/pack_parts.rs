@@ -9,7 +9,7 @@ use dflop_loader::error::{DataError, OutputError};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{Error, Result};
-use dflop_tests::samples::{LoaderOutput, plain};
+use dflop_tests::loaders::{LoaderOutput, plain};
 
 /// Temporary directories for a source and the shards.
 struct Place(tempfile::TempDir);

@@ -9,7 +9,7 @@ use dflop_loader::shard::{expand_shards, expand_shards_in};
 use dflop_loader::store::{ShardCache, Stores};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, FaultServer};
-use dflop_tests::samples::plain;
+use dflop_tests::loaders::plain;
 
 const SHARDS: usize = 10;
 const PROCESSES: usize = 5;

@@ -8,8 +8,8 @@ use dflop_loader::decode::Decode;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards_in;
 use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilder};
+use dflop_tests::loaders::{balanced, plain};
 use dflop_tests::odd_server::{OddRequest, OddServer, chunked, response};
-use dflop_tests::samples::{balanced, plain};
 use dflop_tests::tar::TarBytes;
 use futures::{StreamExt, TryStreamExt};
 

@@ -11,7 +11,7 @@ use dflop_loader::store::object_store::memory::InMemory;
 use dflop_loader::store::{ShardCache, ShardStore, Stores, StoresBuilder};
 use dflop_loader::write::ShardWriter;
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::samples::{balanced, plain};
+use dflop_tests::loaders::{balanced, plain};
 
 /// Shelves in memory; `shelf://locked` has no key.
 #[derive(Default)]

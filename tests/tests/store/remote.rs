@@ -10,9 +10,9 @@ use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilde
 use dflop_loader::{BalancedLoader, Loader};
 use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
+use dflop_tests::loaders::{LoaderOutput, balanced, plain};
 use dflop_tests::media::jpeg;
 use dflop_tests::run;
-use dflop_tests::samples::{LoaderOutput, balanced, plain};
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
 
@@ -129,7 +129,7 @@ fn a_loader_counts_its_own_retries() {
     let of_plain = faults();
     assert!(of_plain > 0);
     assert_eq!(loader.metrics().retries, of_plain);
-    let planner = dflop_tests::planning::planner(&index, 8, 1, 2, dflop_loader::Tail::Carry);
+    let planner = dflop_tests::loaders::planner(&index, 8, 1, 2, dflop_loader::Tail::Carry);
     let loader = BalancedLoader::builder(planner, 0).steps(STEPS).decode(Decode::Raw).build().unwrap();
     run(loader.stream().try_collect::<Vec<_>>()).unwrap();
     assert!(faults() > of_plain);

@@ -14,7 +14,7 @@ use dflop_loader::store::{ShardCache, Stores};
 use dflop_loader::write::{ShardWriter, ShardWriterBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::fault_server::{Behavior, Fault, FaultServer};
-use dflop_tests::samples::{balanced, plain};
+use dflop_tests::loaders::{balanced, plain};
 use dflop_tests::tar::TarBytes;
 
 const BUCKET: &str = "dflop-shards";

@@ -5,15 +5,13 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use dflop_loader::decode::{Batch, Decode};
-use dflop_loader::error::{BudgetError, SelectionError};
-use dflop_loader::error::{Error, Result};
+use dflop_loader::error::{BudgetError, Error, Result, SelectionError};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{Dataset, Loader, LoaderBuilder, ShuffleBuffer, Splits, StreamState};
-use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::dataset::{Compression, MixedTexts, TempDataset};
 use dflop_tests::fault_server::{Behavior, FaultServer};
-use dflop_tests::mixed::MixedTexts;
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 use proptest::prelude::*;

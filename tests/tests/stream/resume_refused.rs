@@ -3,8 +3,7 @@
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::shard::expand_shards;
 use dflop_loader::{Loader, LoaderBuilder, ShuffleBuffer, StreamState};
-use dflop_tests::dataset::Compression;
-use dflop_tests::mixed::MixedTexts;
+use dflop_tests::dataset::{Compression, MixedTexts};
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 

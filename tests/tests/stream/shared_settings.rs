@@ -6,7 +6,7 @@ use dflop_loader::sample::Sample;
 use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_loader::{BalancedLoader, Loader, LoaderBuilder, LoaderSettings, ShuffleBuffer, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 

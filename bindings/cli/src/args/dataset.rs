@@ -11,7 +11,7 @@ use dflop_loader::store::Stores;
 use dflop_loader::{Dataset, Splits};
 
 use crate::failure::Failure;
-use crate::progress::Bars;
+use crate::output::Bars;
 
 /// Dataset shards, read without an index.
 #[derive(Debug, Args)]

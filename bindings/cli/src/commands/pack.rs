@@ -13,8 +13,7 @@ use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;
 
 use crate::failure::{Failure, escape_controls};
-use crate::output::{Output, format_bytes, write_json};
-use crate::progress::Bars;
+use crate::output::{Bars, Output, format_bytes, write_json};
 
 /// Write shards from files, manifests, Parquet, Arrow or Hugging Face datasets.
 ///

@@ -1,7 +1,6 @@
 //! Tests `dflop stream` with a shuffle buffer, a state, metrics and limits.
 
-use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::mixed::MixedTexts;
+use dflop_tests::dataset::{Compression, MixedTexts, TempDataset};
 use serde_json::{Value, json};
 
 use crate::command::{dflop, dflop_fed, object, text};

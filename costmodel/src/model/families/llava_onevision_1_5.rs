@@ -65,7 +65,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::model::config::Documents;
-    use crate::shape::{ImageSize, VideoShape};
+    use crate::{ImageSize, VideoShape};
     use crate::{ModelSpec, Result};
 
     fn read(config: Value, preprocessor: Option<Value>) -> Result<ModelSpec> {

@@ -3,6 +3,8 @@
 //!
 //! [`ModelFamilies`] finds a family by a checkpoint's `model_type` or by a preset name, among the built-in
 //! families and your own.
+//!
+//! Every family implements [`ModelFamily`], and names its published models as [`Preset`]s.
 
 pub(crate) mod clip_siglip;
 mod composed;
@@ -20,7 +22,6 @@ mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
 mod llava_onevision_1_5;
-mod model_family;
 mod pixtral;
 mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
@@ -29,9 +30,14 @@ mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 
-pub use self::model_family::{ModelFamily, Preset};
-pub use self::qwen3_vl::deepstack_layers;
-pub use self::registry::ModelFamilies;
+use std::fmt::Debug;
+
+use super::config::{CheckpointFields, PartialModelSpec};
+use super::{AudioSpec, FamilyId, LlmSpec, VisionSpec};
+use crate::error::Result;
+
+pub use qwen3_vl::deepstack_layers;
+pub use registry::ModelFamilies;
 
 /// Built-in families by file, in preset order; language models without encoders are in [`language_models`].
 static BUILT_IN: &[&[&dyn ModelFamily]] = &[
@@ -54,3 +60,41 @@ static BUILT_IN: &[&[&dyn ModelFamily]] = &[
     clip_siglip::FAMILIES,
     described::FAMILIES,
 ];
+
+/// Model family: reads the sizes and the token rules of its checkpoints.
+///
+/// A family outside this crate implements this trait and goes into
+/// [`ModelFamilies::with`]. Its token rule is one of
+/// [`VisionRule`](crate::tokens::VisionRule) and [`AudioRule`](crate::tokens::audio::AudioRule), with sizes
+/// of its own.
+pub trait ModelFamily: Debug + Send + Sync {
+    /// Returns the id that its models carry.
+    fn id(&self) -> FamilyId;
+
+    /// Returns the values of `model_type` of its checkpoints.
+    fn model_types(&self) -> &[&str];
+
+    /// Reads the modules of a checkpoint, with the family in each of them.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or not supported.
+    fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec>;
+
+    /// Returns the published models that can be had by name. Default: none.
+    fn presets(&self) -> &[Preset] {
+        &[]
+    }
+}
+
+/// Model that can be had by name.
+#[derive(Debug, Clone, Copy)]
+pub struct Preset {
+    /// Name for [`ModelSpec::preset`](crate::ModelSpec::preset).
+    pub name: &'static str,
+    /// Encoder of images and videos.
+    pub vision: Option<VisionSpec>,
+    /// Encoder of audio.
+    pub audio: Option<AudioSpec>,
+    /// Language model.
+    pub llm: LlmSpec,
+}

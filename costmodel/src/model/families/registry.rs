@@ -3,8 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, LazyLock};
 
-use super::model_family::{ModelFamily, Preset};
-use super::{BUILT_IN, language_models};
+use super::{BUILT_IN, ModelFamily, Preset, language_models};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};

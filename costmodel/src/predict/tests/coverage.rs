@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::super::curve_query::CurveQuery;
 use super::super::*;
-use crate::module::Module;
+use crate::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Profile};
 
 const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";

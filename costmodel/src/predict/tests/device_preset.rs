@@ -1,8 +1,8 @@
 //! Checks layer times on known devices by TP degree.
 
 use super::super::*;
+use crate::Module;
 use crate::model::ModelSpec;
-use crate::module::Module;
 
 const TILE: u32 = 729;
 

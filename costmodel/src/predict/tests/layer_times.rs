@@ -4,11 +4,10 @@ use std::fmt::Write;
 
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
 use crate::model::{ExpertsDetails, ExpertsSpec, LayerSet, ModelSpec, Window, WindowedAttention};
-use crate::module::Module;
 use crate::predict::layer_matrices::{LayerFlops, llm_layer_flops, tile_work};
 use crate::predict::{CostModel, DevicePreset, DeviceRate, LayerTimes, ProfileOptions};
 use crate::profile::Profile;
-use crate::shape::{ImageSize, SampleShape, VideoShape};
+use crate::{ImageSize, Module, SampleShape, VideoShape};
 
 fn spec() -> ModelSpec {
     ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap()

@@ -8,9 +8,8 @@ use crate::error::{Error, Result};
 use crate::flops::Recomputation;
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
-use crate::module::{Module, ModuleTimes};
 use crate::profile::{Part, Profile};
-use crate::shape::{AudioLength, ImageSize, SampleShape, VideoShape};
+use crate::{AudioLength, ImageSize, Module, ModuleTimes, SampleShape, VideoShape};
 use proptest::prelude::*;
 
 const HEADER: &str =

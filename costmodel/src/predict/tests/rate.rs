@@ -6,9 +6,8 @@ use super::super::*;
 use crate::error::Error;
 use crate::flops::Recomputation;
 use crate::model::ModelSpec;
-use crate::module::Module;
-use crate::shape::{AudioLength, ImageSize, SampleShape, VideoShape};
 use crate::tokens::EncoderWork;
+use crate::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
 
 fn cost_model(model: &str, device: &str) -> CostModel {
     CostModel::new(ModelSpec::preset(model).unwrap(), DeviceRate::preset(device).unwrap())

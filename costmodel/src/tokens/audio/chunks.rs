@@ -8,8 +8,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{HOP_SAMPLES, MarkedClip, SAMPLES_PER_SECOND, mel_frames};
+use crate::AudioLength;
 use crate::error::{Error, Result};
-use crate::shape::AudioLength;
 use crate::tokens::EncoderWork;
 
 /// Minimum number of samples for a spectrogram without padding: the ends are reflected over half a transform.

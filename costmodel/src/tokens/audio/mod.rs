@@ -11,8 +11,8 @@
 pub mod chunks;
 
 use super::EncoderWork;
+use crate::AudioLength;
 use crate::error::{Error, Result};
-use crate::shape::AudioLength;
 use serde::{Deserialize, Serialize};
 
 pub use chunks::AudioChunks;

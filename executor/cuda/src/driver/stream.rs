@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUstream_flags_enum};
 
-use super::check;
 use super::context::{Context, Event, during};
-use super::host_buffer::HostBuffer;
+use super::{HostBuffer, check};
 use crate::error::Result;
 
 /// Stream in a context.

@@ -12,10 +12,9 @@ use std::time::{Duration, Instant};
 
 use dflop_device::{Dtype, Tensor};
 
-use super::functions::{
-    Config, Functions, Handle, IN_PROGRESS, REMOTE_ERROR, SUCCESS, SUM, Status, UniqueId,
+use super::library::{
+    Config, Functions, Handle, IN_PROGRESS, Nccl, REMOTE_ERROR, SUCCESS, SUM, Status, UniqueId,
 };
-use super::library::Nccl;
 use crate::device::{Address, Cuda};
 use crate::driver::{Context, Stream};
 use crate::error::{Error, Result};
@@ -49,7 +48,7 @@ pub(super) enum Health {
 impl Communicator {
     /// Creates an id, which all ranks in a new communicator pass.
     pub(super) fn new_id(nccl: &Nccl) -> Result<UniqueId> {
-        let mut id = UniqueId([0; super::functions::ID_BYTES]);
+        let mut id = UniqueId([0; super::library::ID_BYTES]);
         // SAFETY: the pointer is to a local variable.
         let status = unsafe { (nccl.functions().unique_id)(&raw mut id) };
         if status != SUCCESS {

@@ -4,7 +4,7 @@
 //! Communicator operations in dedicated lanes.
 
 use super::communicator::Communicator;
-use super::functions::{ID_BYTES, UniqueId};
+use super::library::{ID_BYTES, UniqueId};
 use super::session::{Operation, Place, Session, places};
 use crate::device::Cuda;
 use crate::driver::{CudaEvent, Event, Gate, Stream};

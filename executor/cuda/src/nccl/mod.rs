@@ -8,7 +8,6 @@
 //! failures and job shutdown use the job's [`dflop_comm::Comm`].
 
 mod communicator;
-mod functions;
 mod library;
 mod message_lanes;
 mod nccl_comm;

@@ -10,8 +10,7 @@ use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runtime, Tensor, Transfer};
 
 use super::communicator::Communicator;
-use super::functions::UniqueId;
-use super::library::{Nccl, NcclVersion};
+use super::library::{Nccl, NcclVersion, UniqueId};
 use super::message_lanes::{self, MessageLanes, Queued};
 use super::session::{self, Session, check_loading, queues};
 use crate::compiler::Kernels;

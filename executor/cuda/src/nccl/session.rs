@@ -15,8 +15,7 @@
 //! never calls the driver, ends the job if the first thread does not return from a call.
 
 use super::communicator::{Communicator, Health};
-use super::functions::UniqueId;
-use super::library::Nccl;
+use super::library::{Nccl, UniqueId};
 use crate::device::Cuda;
 use crate::driver::{Context, Event, Gate, lasting};
 use dflop_comm::{Cause, Comm, Failure, StepContext, WaitRecord};

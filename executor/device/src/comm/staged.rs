@@ -8,10 +8,9 @@ use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext
 use half::slice::HalfFloatSliceExt;
 use half::vec::HalfFloatVecExt;
 
-use super::device_comm::{DeviceComm, RowShape};
-use crate::dtype::Dtype;
+use super::{DeviceComm, RowShape};
 use crate::error::Result;
-use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
+use crate::runtime::{Dtype, HostTask, Lane, Runtime, Tensor, Transfer};
 
 /// Number of communicators so far: each has separate lanes.
 static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);

@@ -2,12 +2,10 @@
 
 use dflop_comm::even_parts;
 
-use super::Case;
-use super::rank::{Rank, at, fractions, numbers};
-use crate::device::Device;
-use crate::dtype::Dtype;
+use super::{Case, Rank, at, fractions, numbers};
 use crate::error::Error;
-use crate::runtime::{Lane, Tensor};
+use crate::ops::Device;
+use crate::runtime::{Dtype, Lane, Tensor};
 
 const SIZES: &[usize] = &[1, 2, 3, 4];
 

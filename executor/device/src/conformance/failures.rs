@@ -2,13 +2,11 @@
 
 use dflop_comm::{Cause, Failure, StepContext};
 
-use super::Case;
-use super::rank::{Rank, at, numbers};
+use super::{Case, Rank, at, numbers};
 use crate::comm::RowShape;
-use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{Lane, Tensor};
+use crate::ops::Device;
+use crate::runtime::{Dtype, Lane, Tensor};
 
 pub(super) fn cases<D: Device>() -> Vec<Case<D>> {
     vec![

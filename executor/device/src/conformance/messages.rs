@@ -1,11 +1,9 @@
 //! Messages between two ranks.
 
-use super::Case;
-use super::rank::{Rank, numbers};
+use super::{Case, Rank, numbers};
 use crate::comm::RowShape;
-use crate::device::Device;
-use crate::dtype::Dtype;
-use crate::runtime::Lane;
+use crate::ops::Device;
+use crate::runtime::{Dtype, Lane};
 
 /// Number of messages in the lane whose order is checked.
 const ORDERED: usize = 20;

@@ -13,9 +13,8 @@
 //! buffers are released first, as they are the cheapest to allocate again.
 #![expect(unsafe_code, reason = "disjoint ranges of one allocation are mutable at the same time")]
 use super::Cpu;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{Memory, Tensor};
+use crate::runtime::{Dtype, Memory, Tensor};
 use half::bf16;
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;

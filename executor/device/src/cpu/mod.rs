@@ -4,9 +4,8 @@
 
 mod memory;
 
-use super::dtype::Dtype;
 use super::error::{Error, Result};
-use super::runtime::{HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
+use super::runtime::{Dtype, HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 use dflop_comm::Buffer;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;

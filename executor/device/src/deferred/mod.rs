@@ -20,13 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use dflop_comm::Buffer;
 use queue::{HostWork, Place, Queue, Slot, Work};
 
-use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::ops::Device;
 use crate::ops::argument::{Call, Places, Queues};
 use crate::ops::elementwise::{CopyRange, Elementwise};
 use crate::ops::operation::enqueue;
-use crate::runtime::{HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
+use crate::runtime::{Dtype, HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 
 /// Runs the operations of a device late, in an order that events allow.
 pub struct Deferred<D: Device> {

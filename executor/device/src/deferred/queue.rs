@@ -3,8 +3,8 @@
 //! Memory that queued work fills.
 
 use super::{Deferred, contents};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::Device;
 use crate::ops::argument::Call;
 use crate::runtime::{HostTask, Lane, Tensor};
 use dflop_comm::Buffer;

@@ -154,7 +154,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let x = input(d, LEN, 1)?;

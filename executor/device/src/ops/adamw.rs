@@ -220,8 +220,8 @@ pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &m
 pub(crate) mod tests {
     use super::super::every_operation::{LEN, Results, changed, input, scalars};
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let adamw = AdamW { step: 3, ..AdamW::default() };

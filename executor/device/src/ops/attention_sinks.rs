@@ -129,8 +129,8 @@ pub(crate) mod tests {
     use super::super::every_operation::{ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
     use crate::segments::HostSegments;
     use crate::segments::Segments;
 

@@ -4,8 +4,7 @@ use half::bf16;
 
 use super::every_operation;
 use crate::cpu::Cpu;
-use crate::dtype::Dtype;
-use crate::runtime::Runtime;
+use crate::runtime::{Dtype, Runtime};
 
 fn half(threads: usize) -> Cpu {
     Cpu::new(threads).unwrap().store(Dtype::Bf16).unwrap()

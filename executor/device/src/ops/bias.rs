@@ -108,7 +108,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let (x, bias) = (input(d, LEN, 1)?, input(d, COLUMNS, 3)?);

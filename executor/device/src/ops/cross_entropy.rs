@@ -105,8 +105,8 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, scalars};
     use super::super::finite_difference::{check, numbers};
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let targets: Vec<u32> = (0..ROWS as u32).map(|row| row % COLUMNS as u32).collect();

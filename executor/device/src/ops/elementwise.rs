@@ -7,9 +7,8 @@ use super::operation::operation;
 use super::parallel::{add_to, chunk_len, dot, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor};
+use crate::runtime::{Dtype, Runtime, Tensor};
 
 /// Consecutive elements to copy, by first index in both tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +119,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{LEN, Results, changed, input};
     use super::super::finite_difference::numbers;
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let x = input(d, LEN, 1)?;

@@ -4,8 +4,8 @@ use half::bf16;
 
 use super::each_operation;
 use super::finite_difference::{numbers, to_f32};
-use crate::device::Device;
 use crate::error::Result;
+use crate::ops::Device;
 use crate::runtime::Tensor;
 
 /// Operation names and results.

@@ -298,7 +298,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let logits = input(d, LEN, 1)?;

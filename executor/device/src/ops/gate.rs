@@ -149,7 +149,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let (x, gate) = (input(d, LEN, 1)?, input(d, 2 * LEN, 2)?);

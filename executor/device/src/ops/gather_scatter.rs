@@ -92,7 +92,7 @@ pub(crate) mod tests {
     use super::super::finite_difference::{check, numbers, project};
     use super::super::sparse_rows::SparseRows;
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let x = input(d, LEN, 1)?;

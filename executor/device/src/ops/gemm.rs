@@ -290,7 +290,7 @@ pub(crate) fn gemm<F: Real>(
 pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let (a, b) = (input(d, ROWS * 5, 1)?, input(d, COLUMNS * 5, 2)?);

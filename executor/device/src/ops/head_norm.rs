@@ -219,8 +219,8 @@ pub(crate) mod tests {
     use super::super::finite_difference::{check, numbers, project};
     use super::super::rms_norm;
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let x = input(d, LEN, 1)?;

@@ -247,8 +247,8 @@ pub(crate) mod tests {
     use super::super::every_operation::{Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let upload = |values: &[f32; 3]| d.upload_as(Dtype::F32, values);

@@ -184,8 +184,8 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, input};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let (x, dy) = (input(d, LEN, 1)?, input(d, LEN, 2)?);

@@ -10,7 +10,7 @@
 //!
 //! **A new operation** is a file with a trait in `operation!`, the functions, the trait on
 //! [`Cpu`](crate::Cpu) and `tests::cases`, and a line in `each_operation`, which adds it to
-//! [`Device`](crate::Device), the prelude and the comparison of devices.
+//! [`Device`], the prelude and the comparison of devices.
 
 #![allow(
     clippy::inline_always,
@@ -50,6 +50,8 @@ pub mod sparse_rows;
 pub mod transpose;
 pub mod vocab_parallel_cross_entropy;
 
+use crate::runtime::Runtime;
+
 /// Calls a macro with the file and the trait of every operation.
 macro_rules! each_operation {
     ($apply:ident) => {
@@ -78,3 +80,16 @@ macro_rules! each_operation {
     };
 }
 pub(crate) use each_operation;
+
+macro_rules! device {
+    ($($file:ident::$Operation:ident),+ $(,)?) => {
+        /// Device memory and operations.
+        ///
+        /// Each operation is a separate trait, next to the functions that compute it on a CPU; a device
+        /// implements all operations. Tensor shapes are documented at the functions with the same name.
+        pub trait Device: Runtime $(+ $file::$Operation)+ {}
+
+        impl<D> Device for D where D: Runtime $(+ $file::$Operation)+ {}
+    };
+}
+each_operation!(device);

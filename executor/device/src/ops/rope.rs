@@ -16,9 +16,8 @@ use super::operation::operation;
 use super::parallel::{chunk_len, chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor};
+use crate::runtime::{Dtype, Runtime, Tensor};
 use std::sync::OnceLock;
 
 /// Number of first positions whose sines and cosines are computed once; later positions are computed for
@@ -232,7 +231,7 @@ pub(crate) mod tests {
     use super::super::every_operation::{ROWS, Results, changed};
     use super::super::finite_difference::{check, numbers, project};
     use super::*;
-    use crate::device::Device;
+    use crate::ops::Device;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let stride = 8;

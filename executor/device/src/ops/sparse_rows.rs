@@ -6,9 +6,8 @@
 use std::ops::Range;
 
 use super::argument::{Argument, Operands, Places, Queues};
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor};
+use crate::runtime::{Dtype, Runtime, Tensor};
 
 /// Sparse matrix `[targets, sources]`.
 #[derive(Debug, Clone, Default, PartialEq)]

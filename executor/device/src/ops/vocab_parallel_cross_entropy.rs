@@ -210,8 +210,8 @@ pub(crate) mod tests {
     use super::super::every_operation::{COLUMNS, LEN, ROWS, Results, changed, scalars};
     use super::super::finite_difference::numbers;
     use super::*;
-    use crate::device::Device;
-    use crate::dtype::Dtype;
+    use crate::ops::Device;
+    use crate::runtime::Dtype;
 
     pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {
         let mut parts = d.alloc_as(Dtype::F32, 2 * ROWS * PARTIAL)?;

@@ -10,7 +10,7 @@
 use dflop_costmodel::ImageSize;
 use dflop_costmodel::tokens::any_res::{AnyRes, VideoNewline};
 
-use super::input::{TiledMedium, refuse};
+use super::{TiledMedium, refuse};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
 

@@ -1,6 +1,6 @@
 //! Arranges image and video patches at native resolution as encoder rows.
 
-use super::input::{HostContext, refuse};
+use super::{HostContext, refuse};
 use crate::error::Result;
 use crate::layers::Rope;
 use dflop_device::ops::sparse_rows::SparseRows;

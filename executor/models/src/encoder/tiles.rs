@@ -2,8 +2,7 @@
 
 use dflop_costmodel::tokens::any_res::AnyRes;
 
-use super::any_res;
-use super::input::{HostContext, TiledMedium, refuse};
+use super::{HostContext, TiledMedium, any_res, refuse};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
 

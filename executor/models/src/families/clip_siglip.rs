@@ -2,9 +2,8 @@
 
 use dflop_costmodel::FamilyId;
 
-use super::family_blocks::FamilyBlocks;
 use super::fixed_resolution::square_tower;
-use super::source::BlockSource;
+use super::{BlockSource, FamilyBlocks};
 use crate::encoder::{EncoderConfig, TailSpec, TileRule};
 use crate::error::Result;
 

@@ -4,11 +4,9 @@ use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 
-use super::family_blocks::FamilyBlocks;
 use super::fixed_resolution::{Tower, tiles};
 use super::language_models::{DecoderDefaults, decoder};
-use super::source::BlockSource;
-use super::{activation, full_attention, plain_mlp};
+use super::{BlockSource, FamilyBlocks, activation, full_attention, plain_mlp};
 use crate::encoder::{EncoderConfig, PatchStemSpec, ProjectorMap, ProjectorSpec, TailSpec, TileRule, Tiles};
 use crate::error::Result;
 use crate::layers::{LayerSpec, NormKind, QkvNames};

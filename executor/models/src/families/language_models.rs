@@ -3,8 +3,7 @@
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::LlmSpec;
 
-use super::source::BlockSource;
-use super::{activation, routing};
+use super::{BlockSource, activation, routing};
 use crate::error::Result;
 use crate::layers::{DimensionFields, Rope};
 use crate::llm::{DecoderForm, LlmConfig, LlmLatent, LlmNames};

@@ -9,10 +9,8 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::model::LayerSet;
 
-use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, FIELDS, decoder};
-use super::routing;
-use super::source::BlockSource;
+use super::{BlockSource, FamilyBlocks, routing};
 use crate::error::Result;
 use crate::layers::DimensionFields;
 use crate::llm::{DecoderForm, LlmConfig, LlmNames, QueryTemperature};

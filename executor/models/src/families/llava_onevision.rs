@@ -3,11 +3,9 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::VisionRule;
 
-use super::activation;
-use super::family_blocks::FamilyBlocks;
 use super::fixed_resolution::square_tower;
 use super::language_models::{DecoderDefaults, decoder};
-use super::source::BlockSource;
+use super::{BlockSource, FamilyBlocks, activation};
 use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
 use crate::error::Result;
 use crate::llm::LlmConfig;

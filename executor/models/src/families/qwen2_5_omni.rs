@@ -9,11 +9,10 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::audio::AudioRule;
 
-use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
 use super::qwen_vl::{VisionNames, qwen2_5_vl};
 use super::qwen2_audio::{AudioNames, whisper};
-use super::source::BlockSource;
+use super::{BlockSource, FamilyBlocks};
 use crate::encoder::{Arrangement, AudioPositions, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::layers::DimensionFields;

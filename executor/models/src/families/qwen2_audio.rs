@@ -7,10 +7,8 @@
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::audio::AudioRule;
 
-use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::source::BlockSource;
-use super::{activation, full_attention, plain_mlp};
+use super::{BlockSource, FamilyBlocks, activation, full_attention, plain_mlp};
 use crate::encoder::{
     Arrangement, AudioPositions, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec,
 };

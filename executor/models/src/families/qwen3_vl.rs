@@ -10,10 +10,8 @@ use dflop_costmodel::model::{EncoderSpec, deepstack_layers};
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution as Rule;
 
-use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::source::BlockSource;
-use super::{activation, full_attention, plain_mlp};
+use super::{BlockSource, FamilyBlocks, activation, full_attention, plain_mlp};
 use crate::encoder::{
     Arrangement, EncoderConfig, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };

@@ -6,9 +6,7 @@ use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, Documents, PartialModel
 use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
-use super::family_blocks::FamilyBlocks;
-use super::source::BlockSource;
-use super::{BUILT_IN, language_models};
+use super::{BUILT_IN, BlockSource, FamilyBlocks, language_models};
 use crate::encoder::EncoderConfig;
 use crate::error::{Error, Result};
 use crate::llm::LlmConfig;

@@ -5,9 +5,8 @@
 
 use dflop_costmodel::FamilyId;
 
-use super::family_blocks::FamilyBlocks;
 use super::language_models::{DecoderDefaults, decoder};
-use super::source::BlockSource;
+use super::{BlockSource, FamilyBlocks};
 use crate::error::Result;
 use crate::llm::LlmConfig;
 

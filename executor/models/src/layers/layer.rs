@@ -2,9 +2,11 @@
 //!
 //! Families differ in norms, attention mask, rotation, biases, MLP kind and, for `InternViT`, a layer scale
 //! on both branches. Gemma 3 has an additional norm after each branch, before the branch is added.
+//! The second half of a layer is an MLP or a mixture of experts ([`FeedForwardSpec`]).
 
 use super::attention::{Attention, AttentionSpec};
-use super::feed_forward::{FeedForward, FeedForwardSpec};
+use super::experts::{Experts, ExpertsSpec};
+use super::mlp::{Mlp, MlpSpec};
 use super::norm::{Norm, NormKind};
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
@@ -162,5 +164,84 @@ impl<D: Device> Block<D> for Layer {
 
     fn is_recomputable(&self) -> bool {
         true
+    }
+}
+
+/// Sizes and names for the second half of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForwardSpec {
+    /// An MLP.
+    Mlp(MlpSpec),
+    /// A mixture of experts.
+    Experts(Box<ExpertsSpec>),
+}
+
+impl FeedForwardSpec {
+    /// Returns the width between the matrices, which tensor-parallel ranks divide.
+    #[must_use]
+    pub fn middle(&self) -> usize {
+        match self {
+            Self::Mlp(mlp) => mlp.middle,
+            Self::Experts(experts) => experts.middle,
+        }
+    }
+}
+
+impl From<MlpSpec> for FeedForwardSpec {
+    fn from(mlp: MlpSpec) -> Self {
+        Self::Mlp(mlp)
+    }
+}
+
+impl From<ExpertsSpec> for FeedForwardSpec {
+    fn from(experts: ExpertsSpec) -> Self {
+        Self::Experts(Box::new(experts))
+    }
+}
+
+/// Second half of a layer.
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    /// An MLP.
+    Mlp(Mlp),
+    /// A mixture of experts.
+    Experts(Box<Experts>),
+}
+
+impl FeedForward {
+    /// Declares the parameters.
+    pub(crate) fn declare(declaration: &mut Declaration, spec: &FeedForwardSpec) -> Self {
+        match spec {
+            FeedForwardSpec::Mlp(mlp) => Self::Mlp(Mlp::declare(declaration, mlp)),
+            FeedForwardSpec::Experts(spec) => Self::Experts(Box::new(Experts::declare(declaration, spec))),
+        }
+    }
+
+    /// Computes rows, and saves the buffers that backward reads.
+    pub(crate) fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        match self {
+            Self::Mlp(mlp) => mlp.forward(pass, x, rows, saved),
+            Self::Experts(experts) => experts.forward(pass, x, rows, saved),
+        }
+    }
+
+    /// Accumulates parameter gradients and returns the row gradient.
+    pub(crate) fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        match self {
+            Self::Mlp(mlp) => mlp.backward(pass, dy, rows, saved),
+            Self::Experts(experts) => experts.backward(pass, dy, rows, saved),
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::layers::{
     AttentionMask, AttentionSpec, DimensionFields, ExpertGate, ExpertNames, ExpertsSpec, FeedForwardSpec,
     HeadRotation, LatentNames, LatentQueries, LatentSpec, Layer, LayerSpec, MlpNames, MlpSpec, NormKind,
-    QkNormSpec, QkvNames, Rope, RouterRule, SharedExpertsSpec, sharding_check,
+    QkNormSpec, QkvNames, Rope, RouterRule, SharedExpertsSpec, check_heads, check_size,
 };
 use crate::parameters::Declaration;
 use crate::parameters::weights::Init;
@@ -120,15 +120,15 @@ impl LlmConfig {
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         let LlmNames { fields, vocabulary, .. } = self.names;
         let layer = self.layer(0);
-        sharding_check::check_heads(fields, &layer.attention, degree)?;
+        check_heads(fields, &layer.attention, degree)?;
         let sparse = |layer: &u32| self.spec.has_experts(*layer);
         if !(0..self.spec.layers).all(|layer| sparse(&layer)) {
-            sharding_check::check_size(fields.mlp, self.spec.ffn as usize, degree)?;
+            check_size(fields.mlp, self.spec.ffn as usize, degree)?;
         }
         if let Some((experts, sizes)) = self.experts.zip(self.spec.experts) {
-            sharding_check::check_size(experts.names.field, sizes.ffn as usize, degree)?;
+            check_size(experts.names.field, sizes.ffn as usize, degree)?;
         }
-        sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
+        check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
     /// Declares parameters for a layer range and returns the blocks, with the embedding before the first

@@ -6,13 +6,10 @@
 //! checks what concerns the whole job.
 
 mod checkpoints;
-mod gpus;
+mod files;
 mod launcher;
 mod machine;
 mod memory;
-mod model;
-mod nccl;
-mod shards;
 
 use super::config::RunConfig;
 use super::options::RunOptions;
@@ -45,20 +42,20 @@ const CONFIGURATION: &str = "configuration";
 
 fn check_run(config: &RunConfig, options: &RunOptions, launch: &Launch, report: &mut Findings) {
     let is_sound = check_settings(config, options, report);
-    machine::check(report, config.file.as_deref(), launch);
+    machine::check_limits(report, config.file.as_deref(), launch);
     if !is_sound {
         report.skipped("model", "the configuration is wrong");
         shards_alone(report, config);
         checkpoints::check_directory(report, config, None);
         return;
     }
-    let Some(setup) = model::check(report, config, options) else { return };
+    let Some(setup) = files::check_model(report, config, options) else { return };
     if launch.identity.rank == 0 {
         launcher::check_ranks(report, launch, &setup);
     }
-    let planner = shards::check(report, &setup);
-    let device_bytes = gpus::check(report, launch, &setup);
-    nccl::check(report, config, launch.ranks_of_machine(setup.job.world_size()).len());
+    let planner = files::check_shards(report, &setup);
+    let device_bytes = machine::check_gpus(report, launch, &setup);
+    machine::check_nccl(report, config, launch.ranks_of_machine(setup.job.world_size()).len());
     let tokens = planner.as_ref().and_then(|planner| memory::largest_microbatch(report, planner));
     memory::check(report, &setup, launch, tokens, device_bytes);
     checkpoints::check_directory(report, config, Some(&setup));
@@ -88,7 +85,7 @@ fn shards_alone(report: &mut Findings, config: &RunConfig) {
         return;
     }
     match expand_shards(&config.data.shards) {
-        Ok(shards) => drop(shards::check_readable(report, &shards)),
+        Ok(shards) => drop(files::check_readable(report, &shards)),
         Err(error) => report.failed("shards", error),
     }
 }

@@ -8,8 +8,8 @@ use dflop_device::{Device, Runtime, Tensor};
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_models::{Activations, BlockOutput, BlockStage, LlmConfig, Stage, StageBlocks, StageOptions};
 
-use super::encoder::{PLACEHOLDERS, encoder_context, fixture_encoder};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
+use super::{PLACEHOLDERS, encoder_context, fixture_encoder};
 use crate::claim::{claims, report};
 use crate::device::TestBackend;
 

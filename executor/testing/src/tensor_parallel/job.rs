@@ -6,8 +6,7 @@ use std::sync::Arc;
 use dflop_comm::Comm;
 use dflop_device::{Device, Tensor};
 use dflop_models::encoder::EncoderConfig;
-use dflop_models::weights::ParameterSpec;
-use dflop_models::weights::WeightSource;
+use dflop_models::weights::{ParameterSpec, WeightSource};
 use dflop_models::{
     Activations, BlockOutput, BlockStage, FrozenModules, MicrobatchContext, ModelConfig, ModuleKind, Stage,
     StageRange, StageSettings, TensorParallel,
@@ -16,8 +15,8 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::device::TestBackend;
-use crate::parity::encoder::{PLACEHOLDERS, encoder_context};
 use crate::parity::fixture::{Fixture, Text, difference, norm};
+use crate::parity::{PLACEHOLDERS, encoder_context};
 use crate::support::{Transport, patient, run};
 
 /// Values for all tensors, including biases and norms, derived from tensor names.

@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::job::{Anything, Job, gradients};
 use crate::claim::{claims, report};
 use crate::device::TestBackend;
-use crate::parity::encoder::{encoder_context, fixture_encoder};
 use crate::parity::fixture::{Fixture, TOLERANCE, difference, norm};
+use crate::parity::{encoder_context, fixture_encoder};
 use crate::support::{Transport, patient, run};
 
 claims! {

@@ -10,8 +10,7 @@
 //! A media column is `image`, `audio`, `video` or a similar name, or is declared by the schema.
 
 use super::cell::Cell;
-use crate::medium::split_extension;
-use crate::record::SHOWN_MAX;
+use crate::record::{SHOWN_MAX, split_extension};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::{Engine, alphabet};
 use bytes::Bytes;

@@ -20,7 +20,7 @@ use crate::media::{
     Content, DecodeLimits, Media, MediaShape, Payload, TextLength, extension_codec, extension_modality,
     is_decoded, probe_shape,
 };
-use crate::raw_sample::{RawField, RawSample};
+use crate::{RawField, RawSample};
 
 /// Estimates the memory size of a decoded sample in bytes, from media headers.
 ///

@@ -9,7 +9,7 @@ pub mod document;
 mod measure;
 
 use super::media::{Media, Modality, TextLength};
-use super::raw_sample::{RawSample, SampleId};
+use crate::{RawSample, SampleId};
 use std::sync::Arc;
 
 pub use measure::{FieldFault, MeasuredSample, Unused, decoded_bytes, measure_sample, measure_within};

@@ -6,7 +6,6 @@
 //! index. [`crate::deliver`] is the loader that plans ahead.
 
 mod batching;
-mod buffered_sample;
 mod builder;
 mod dealt;
 mod shuffle_stage;

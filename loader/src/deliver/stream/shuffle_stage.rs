@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::buffered_sample::{BufferedSample, BufferedSampleState};
-use super::stream_state::{Change, Progressed};
+use super::stream_state::{BufferedSample, BufferedSampleState, Change, Progressed};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteLease, LoaderStage, Metrics};
 use crate::order::{ShuffleBuffer, Shuffler};

@@ -14,8 +14,7 @@
 //! round robin over ranks would resonate.
 
 use super::{MixRules, Origin, Stop};
-use crate::permutation::Permutation;
-use dflop_costmodel::random::mix64;
+use dflop_costmodel::random::{Permutation, mix64};
 use std::ops::Range;
 
 /// Bound on positions, far beyond the end of any run.

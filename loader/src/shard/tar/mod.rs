@@ -22,7 +22,7 @@ pub mod stream;
 #[cfg(test)]
 mod tests;
 
-use super::format::{OtherFormat, other_format};
+use super::compression::{OtherFormat, other_format};
 use crate::error::{ArchiveFault, TarFault};
 use bytes::Bytes;
 use entries::{BlockSource, Entries};

@@ -29,11 +29,9 @@ mod mailbox_models;
 #[path = "../model.rs"]
 mod model;
 mod ranks_models;
-#[path = "../runner.rs"]
-mod runner;
 
 fn main() -> std::process::ExitCode {
     let models =
         [mailbox_models::models(), ranks_models::models(), tcp::models::models(), rendezvous::models()];
-    runner::run(&models.concat())
+    model::run(&models.concat())
 }

@@ -16,7 +16,7 @@ use dflop_loader::sample::Sample;
 use dflop_loader::shard::{FieldSelection, expand_shards};
 use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, Loader, LoaderBuilder, Step, Tail};
 use dflop_tests::dataset::TempDataset;
-use dflop_tests::planning::planner;
+use dflop_tests::loaders::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 

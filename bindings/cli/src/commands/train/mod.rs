@@ -27,9 +27,9 @@ use report::ReportFiles;
 
 use crate::args::ReportArgs;
 use crate::args::step_plan::parse_strategy;
+use crate::commands::Invocation;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::reexec::Invocation;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
 ///

@@ -23,9 +23,8 @@ use super::operation::operation;
 use super::parallel;
 use super::real::Real;
 use crate::cpu::Cpu;
-use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::runtime::{Runtime, Tensor};
+use crate::runtime::{Dtype, Runtime, Tensor};
 use crate::segments::{HostSegments, Segments, Tile};
 
 operation! {

@@ -1,8 +1,8 @@
 use super::super::every_operation::{ROWS, Results, changed, input};
 use super::super::finite_difference::{check, numbers, project, to_f32};
 use super::*;
-use crate::device::Device;
-use crate::dtype::Dtype;
+use crate::ops::Device;
+use crate::runtime::Dtype;
 use crate::segments::KeyRanges;
 
 pub(crate) fn cases<D: Device>(d: &D) -> Result<Results> {

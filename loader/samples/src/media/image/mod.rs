@@ -11,7 +11,6 @@ mod avif;
 mod gif;
 mod jpeg;
 mod jpeg_scans;
-mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
 mod raster;

@@ -344,9 +344,9 @@ mod tests {
     use image::ImageFormat as Encoding;
 
     use super::*;
+    use crate::SampleId;
     use crate::media::augment::Augment;
     use crate::media::fixtures::{encode, exif_body, gradient, with_segment};
-    use crate::raw_sample::SampleId;
 
     fn decoded_square(bytes: &[u8]) -> Vec<f32> {
         let mut kernel = ImageTensorDecoder::new(ImageLimits::default());

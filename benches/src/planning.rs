@@ -1,15 +1,92 @@
-//! Creates partition problems, and the gaps that a search has to reach on them.
+//! Creates planning inputs: sample shapes, a profile from a formula, and partition problems with the
+//! gaps that a search has to reach.
+
+use std::fmt::Write;
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
+use dflop_costmodel::{ImageSize, Profile, SampleShape};
 
+use crate::Random;
 use crate::families::Family;
-use crate::random::Random;
 
 /// Maximum encoder time per item. No item may exceed the group mean, or that single time would be the lower
 /// bound and a search would have nothing to do.
 const ENCODER_NS_MAX: f64 = 150e6;
 /// Maximum LLM time for a text: contexts are finite.
 const TEXT_NS_MAX: f64 = 250e6;
+/// Batches and lengths for each module in the profile.
+const GRIDS: [(&str, &[u32], &[u32]); 3] = [
+    ("vision", &[1, 2, 4, 8, 16, 32, 64], &[729, 1024]),
+    ("audio", &[1, 2, 4, 8, 16, 32, 64], &[1500]),
+    ("llm", &[1], &[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384]),
+];
+
+/// Creates a text-only sample.
+#[must_use]
+pub fn text() -> SampleShape {
+    SampleShape { text_tokens: 700, target_tokens: 300, ..SampleShape::default() }
+}
+
+/// Creates a sample with text and `images` images with different sizes.
+#[must_use]
+pub fn with_images(images: usize) -> SampleShape {
+    let mut random = Random::new(11);
+    SampleShape { images: (0..images).map(|_| image_size(&mut random)).collect(), ..text() }
+}
+
+/// Draws samples as in instruction data: a fifth text only, most with one image, some with up to eight.
+#[must_use]
+pub fn mixture(samples: usize) -> Vec<SampleShape> {
+    let mut random = Random::new(12);
+    let sample = |_| {
+        let text_tokens = random.log_normal(250.0, 0.9) as u32;
+        let images = match random.below(10) {
+            0 | 1 => 0,
+            2..=8 => 1,
+            _ => 2 + random.below(7),
+        };
+        let images = (0..images).map(|_| image_size(&mut random)).collect();
+        SampleShape { text_tokens, target_tokens: text_tokens / 2, images, ..SampleShape::default() }
+    };
+    (0..samples).map(sample).collect()
+}
+
+/// Draws an image size; half of the images are below 640 x 480.
+pub(crate) fn image_size(random: &mut Random) -> ImageSize {
+    let mut side = |median| random.log_normal(median, 0.45).clamp(64.0, 2_048.0) as u32;
+    ImageSize { width: side(640.0), height: side(480.0) }
+}
+
+/// Creates a profile for all modules: launch costs, linear work, attention.
+///
+/// # Panics
+/// Never: the text is a profile.
+#[must_use]
+pub fn formula() -> Profile {
+    let mut text = "# dflop-profile: 1\n# device: formula\n\
+                    module,part,phase,tp,layers,batch,tokens,microseconds\n"
+        .to_owned();
+    for (module, batches, lengths) in GRIDS {
+        for (batch, tokens) in
+            batches.iter().flat_map(|batch| lengths.iter().map(move |tokens| (batch, tokens)))
+        {
+            let (b, s) = (f64::from(*batch), f64::from(*tokens));
+            for (phase, factor) in [("forward", 1.0), ("backward", 2.0)] {
+                for (part, layers, microseconds) in [
+                    ("linear", 1, 30.0 + 0.05 * b * s),
+                    ("linear", 3, 3.0 * (30.0 + 0.05 * b * s)),
+                    ("attention", 1, 5.0 + 2e-5 * b * s * s),
+                    ("ends", 0, 20.0 + 0.1 * b * s),
+                ] {
+                    let time = microseconds * factor;
+                    // Writing to a string never fails.
+                    let _ = writeln!(text, "{module},{part},{phase},1,{layers},{batch},{tokens},{time}");
+                }
+            }
+        }
+    }
+    Profile::parse([("formula.csv", text.as_str())]).expect("the text is a profile")
+}
 
 /// Creates a global batch with `items` samples for `groups` microbatches: log-normal encoder and LLM times, a
 /// fifth of the samples without encoder work.
