@@ -46,7 +46,7 @@ pub use processor::{
 
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
 pub use spelling::Names;
-pub use spelling::{Names, choice_for};
+pub use spelling::choice_for;
 pub use store::{Allowed, ReadModeName, StoreSettings};
 
 use crate::error::{Error, Result};
