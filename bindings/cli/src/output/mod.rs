@@ -1,5 +1,7 @@
 //! Writes results to standard output, memory or files: lines of JSON, sizes for people, skipped samples.
 
+pub(crate) mod layouts;
+
 use std::fs::File;
 use std::io::{BufWriter, Stdout, Write};
 use std::path::Path;

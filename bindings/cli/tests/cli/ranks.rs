@@ -35,7 +35,16 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
     }
     let table = dflop(&["simulate", &data.pattern(), "--gpus", "2"]).stdout;
     assert!(table.starts_with("simulated: FSDP over 2 GPUs, 2 steps of 16 samples"), "{table}");
-    for part in ["\ntokens ", "\nlower bound ", "exposed s", "communication per step", "\nDDP over 2 GPUs"] {
+    let parts = [
+        "\ntokens ",
+        "\nlower bound ",
+        "exposed s",
+        "communication per step",
+        "\nlayouts, balanced by dflop ",
+        "\nDDP over 2 GPUs",
+        "\nZeRO-2 over 2 GPUs",
+    ];
+    for part in parts {
         assert!(table.contains(part), "{part:?}: {table}");
     }
 }
@@ -61,8 +70,26 @@ fn layouts_wait_in_layers_as_far_as_they_shard() {
     );
     let memory = hsdp["memory"].as_array().expect("layouts");
     let totals: Vec<f64> = memory.iter().map(|own| number(own, "/total_bytes")).collect();
-    assert_eq!(totals.len(), 3);
-    assert!(totals[0] > totals[1] && totals[1] > totals[2], "{totals:?}");
+    let names: Vec<&str> = memory.iter().map(|own| own["layout"].as_str().expect("a layout")).collect();
+    let expected = [
+        "DDP over 4 GPUs",
+        "ZeRO-1 over 4 GPUs",
+        "ZeRO-2 over 4 GPUs in shard groups of 2",
+        "ZeRO-2 over 4 GPUs",
+        "HSDP over 4 GPUs in shard groups of 2",
+        "FSDP over 4 GPUs",
+    ];
+    assert_eq!(names, expected);
+    let [ddp_bytes, first, _, second, grouped, third] = totals[..] else { panic!("{totals:?}") };
+    assert!(ddp_bytes > first && first > second && second > third && grouped > third, "{totals:?}");
+    // A layout has the step time that it has when it is selected.
+    for (selected, at) in [(&ddp, 0), (&hsdp, 4), (&fsdp, 5)] {
+        for report in [&hsdp, &fsdp].into_iter().filter(|report| at != 4 || *report == &hsdp) {
+            let row = &report["layouts"][at];
+            let seconds = number(row, "/step_seconds");
+            assert!((seconds / number(selected, "/strategies/3/step_seconds") - 1.0).abs() < 1e-9, "{row}");
+        }
+    }
     assert_eq!(memory[0]["fits"], false, "a copy of 7 billion parameters does not fit into 80 GiB");
     let roomy = simulate(&data, &["--gpus", "4", "--memory-gib", "800"]);
     assert!(roomy["memory"].as_array().expect("layouts").iter().all(|own| own["fits"] == true));
