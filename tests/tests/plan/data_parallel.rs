@@ -56,7 +56,8 @@ fn a_sample_per_gpu_has_one_time_and_one_memory() {
         let exposed_seconds = simulated.exposed_seconds.unwrap();
         let seconds = simulated.step_seconds + exposed_seconds;
         assert!((planned.step_seconds / seconds - 1.0).abs() < 2e-3, "{planned:?} {simulated:?}");
-        assert!((planned.exposed_seconds / exposed_seconds - 1.0).abs() < 2e-3, "{planned:?} {simulated:?}");
+        let difference = (planned.exposed_seconds - exposed_seconds).abs();
+        assert!(difference < 2e-3 * seconds, "{planned:?} {simulated:?}");
         assert_eq!(planned.memory, simulated.memory);
     }
 }
