@@ -27,6 +27,7 @@ use serde::Serialize;
 use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs, SimulatedSteps};
 use std::io::Write;
 
+pub(crate) use ranks::MICROBATCH_SAMPLES;
 pub(crate) use shapes::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
 
 /// Compared strategies and strategy names, the baseline first.

@@ -24,7 +24,7 @@ use serde::Serialize;
 use std::io::Write;
 
 /// Samples in a microbatch, if no global batch is given.
-const MICROBATCH_SAMPLES: u64 = 8;
+pub(crate) const MICROBATCH_SAMPLES: u64 = 8;
 /// Name of the balance by tokens.
 const TOKENS: &str = "tokens";
 
