@@ -188,7 +188,8 @@ fn plan_and_simulate_agree_on_data_parallel_layouts() {
 #[test]
 fn plan_names_the_fastest_layout() {
     let data = TempDataset::new(2, 20, Compression::Plain);
-    let args = ["plan", &data.pattern(), "--model", "qwen2.5-vl-7b", "--device", "h100", "--gpus", "8"];
+    let pattern = data.pattern();
+    let args = ["plan", &pattern, "--model", "qwen2.5-vl-7b", "--device", "h100", "--gpus", "8"];
     let args = [&args[..], &["--global-batch-size", "32", "--batches", "4"]].concat();
     let plan = object(&[&args[..], &["--json"]].concat());
     let layouts = plan["data_parallel"].as_array().expect("layouts");
@@ -213,7 +214,7 @@ fn plan_names_the_fastest_layout() {
     assert!(printed.contains("\nFSDP over 8 GPUs ") && printed.contains("exposed s"), "{printed}");
     assert!(printed.contains("Plan(synchronize=\"microbatch\")"), "{printed}");
     // A GPU without a sample computes nothing.
-    let few = ["plan", &data.pattern(), "--model", "qwen2.5-vl-7b", "--gpus", "8", "--batches", "1"];
+    let few = ["plan", &pattern, "--model", "qwen2.5-vl-7b", "--gpus", "8", "--batches", "1"];
     let few = object(&[&few[..], &["--global-batch-size", "4", "--json"]].concat());
     assert_eq!((&few["fastest"], &few["data_parallel"]), (&json!("pipeline"), &json!([])));
     let missing = few["data_parallel_missing"].as_str().expect("a reason");

@@ -44,7 +44,7 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// runs the whole model: FSDP, DDP with `plan.synchronize=step`, HSDP in groups of N with
 /// `plan.synchronize=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
 /// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
-/// takes longer.
+/// takes longer. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
 /// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`
