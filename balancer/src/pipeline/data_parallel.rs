@@ -124,7 +124,7 @@ mod tests {
         // One gather in the first forward pass is too long; the gradients fit beside every backward pass.
         let waits = exposed(&ranks, Sharding::Gradients, [1.5, 1.0]);
         assert!((waits - 0.5).abs() < 1e-9, "{waits}");
-        // The gathers after the update are exposed, and gradients as far as the slower rank does not hide them.
+        // Gathers after the update are exposed, and gradients as far as the slower rank does not hide them.
         let waits = exposed(&ranks, Sharding::Optimizer, [1.5, 1.0]);
         assert!((waits - (1.5 + 1.0 + 1.5 - 2.0 / 3.0)).abs() < 1e-9, "{waits}");
     }

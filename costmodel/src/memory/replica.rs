@@ -259,8 +259,8 @@ impl LargestMicrobatch {
     }
 }
 
-/// Returns the bytes for the two largest units' parameters and the largest unit's gradients, if parameters are
-/// divided; for the unit with the most gradients, if only gradients are.
+/// Returns the bytes for the two largest units' parameters and the largest unit's gradients, if parameters
+/// are divided; for the unit with the most gradients, if only gradients are.
 fn gathered_bytes(modules: &[ModuleParameters], sharding: Sharding) -> u64 {
     let mut units: Vec<[u64; 2]> = modules.iter().flat_map(|module| module.units).collect();
     units.sort_unstable_by(|one, other| other.cmp(one));

@@ -1,8 +1,8 @@
 //! Compares layouts of ranks that each run a whole model, and ways to balance them.
 //!
-//! Layouts are DDP, `ZeRO` stages, FSDP and HSDP. Every way is judged by the same predicted times, and by what
-//! ranks do besides: they wait for parameters and gradients of others, as far as computing does not hide that,
-//! and hold the activations of their largest microbatch.
+//! Layouts are DDP, `ZeRO` stages, FSDP and HSDP. Every way is judged by the same predicted times, and by
+//! what ranks do besides: they wait for parameters and gradients of other ranks, as far as computing does not
+//! hide that, and hold the activations of their largest microbatch.
 
 use dflop_balancer::{Strategy, rank_step};
 use dflop_costmodel::memory::{LargestMicrobatch, RankMemory, ReplicaMemory};

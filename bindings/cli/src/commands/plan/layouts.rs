@@ -3,7 +3,8 @@
 use std::io::Write;
 
 use dflop_balancer::Error;
-use dflop_planner::{DataParallelPlan, PlanProblem, PlanReport};
+use dflop_costmodel::memory::ReplicaMemory;
+use dflop_planner::{DataParallelPlan, PlanProblem, PlanReport, data_parallel};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -12,6 +13,22 @@ use crate::report::{Basis, RunReport, verdict};
 
 /// Name of the plan in place of a layout.
 const PIPELINE: &str = "pipeline";
+
+/// Adds the fastest data-parallel layout that fits to the error of a search without a plan.
+pub(super) fn with_layout(error: Error, problem: &PlanProblem<'_>, memory: &ReplicaMemory<'_>) -> Error {
+    let Error::NothingFits { reason } = error else { return error };
+    let mut layouts = data_parallel(problem, memory).unwrap_or_default();
+    layouts.retain(|layout| layout.fits);
+    let fastest = layouts.iter().min_by(|one, other| one.step_seconds.total_cmp(&other.step_seconds));
+    let reason = match fastest {
+        Some(DataParallelPlan { layout, microbatches, step_seconds, .. }) => format!(
+            "{reason}; without a pipeline {layout} fits, with {microbatches} microbatches and {step_seconds:.4} s \
+             per step"
+        ),
+        None => reason,
+    };
+    Error::NothingFits { reason }
+}
 
 /// Data-parallel layouts on a plan's batches.
 #[derive(Debug, Default, Serialize)]

@@ -27,7 +27,7 @@ use crate::output::{Output, write_json};
 use crate::report::write_report;
 use dflop_loader::model::{model_profile, read_profile};
 use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
-use layouts::LayoutsJson;
+use layouts::{LayoutsJson, with_layout};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson, plan_schedule};
 use samples::{SampleArgs, Samples};
@@ -112,12 +112,12 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         memory_margin: space.memory_margin,
     };
     let started = Instant::now();
-    let found = plan(&problem)?;
+    let memory = ReplicaMemory::new(&spec).frozen(settings.cost.frozen());
+    let found = plan(&problem).map_err(|error| with_layout(error, &problem, &memory))?;
     let search_seconds = started.elapsed().as_secs_f64();
     let launch_limits = profile.as_ref().map_or_else(Vec::new, |profile| launch_limits(&spec, profile));
     let mut report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
     report.launch_limits = launch_limits;
-    let memory = ReplicaMemory::new(&spec).frozen(settings.cost.frozen());
     report.layouts = LayoutsJson::new(&problem, &found, data_parallel(&problem, &memory));
     if let Some(path) = args.report.path() {
         write_report(path, &report.to_report())?;
