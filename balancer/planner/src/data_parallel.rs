@@ -48,8 +48,9 @@ pub struct DataParallelPlan {
 /// Balances the workload for all data-parallel layouts: DDP, `ZeRO-1`, `ZeRO-2`, FSDP, and the latter two in
 /// shard groups within nodes.
 ///
-/// Times are those of the plans, without tensor parallelism, and batches are balanced by search. A layout
-/// that does not fit has as many microbatches as samples allow, and no time that counts.
+/// Times are those of the plans, without tensor parallelism, and batches are balanced by search; of large
+/// batches fewer are scored, which tell layouts apart as well. A layout that does not fit has as many
+/// microbatches as samples allow, and no time that counts.
 ///
 /// - `memory`: memory model for the problem's model, with its frozen parts
 ///
@@ -163,8 +164,11 @@ impl<'a> LayoutStudy<'a> {
                 .map(|item| modules.iter().map(|own| own.attention_ns(item)).collect())
                 .collect(),
         };
+        // Large batches differ less from each other.
+        let workload = problem.workload;
+        let batches = &workload.batches()[..workload.batches_like(workload.batches().len())];
         Ok(Self {
-            batches: problem.workload.batches().iter().map(loads).collect(),
+            batches: batches.iter().map(loads).collect(),
             links: problem.cluster.links.map(DeviceLinks::from),
             memory_max: problem.cluster.memory_bytes as f64 / problem.memory_margin,
             problem,
