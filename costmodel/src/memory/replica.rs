@@ -279,6 +279,7 @@ fn gathered_bytes(modules: &[ModuleParameters], sharding: Sharding) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU32;
 
     fn layout(sharding: Sharding, ranks: u32) -> RankLayout {
         RankLayout::replicated(ranks, 8).sharded(sharding, ranks)
