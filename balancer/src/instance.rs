@@ -184,6 +184,20 @@ impl Instance {
         Ok(self)
     }
 
+    /// Returns a quarter above the mean tokens in a group, or the mean plus the longest item: any list
+    /// schedule meets it. `None` without tokens.
+    ///
+    /// # Source
+    /// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more
+    /// than the longest item.
+    #[must_use]
+    pub fn near_mean_tokens(&self) -> Option<u64> {
+        let tokens = self.tokens.as_ref()?;
+        let mean = tokens.iter().sum::<u64>().div_ceil(self.groups as u64);
+        let longest = tokens.iter().copied().max().unwrap_or(0);
+        Some((mean + mean / 4).max(mean + longest))
+    }
+
     /// Sets the memory of every item, `[items]` bytes; needed by [`Caps::bytes_max`](crate::Caps::bytes_max).
     ///
     /// # Errors
@@ -491,5 +505,16 @@ mod tests {
     fn a_cap_needs_its_column() {
         let caps = Caps { bytes_max: Some(9), tokens_max: None };
         assert_eq!(message(caps), "invalid `bytes_max`: the instance has no bytes per item");
+    }
+
+    #[test]
+    fn groups_near_the_mean_have_a_quarter_or_the_longest_item_more() {
+        let tokens = |tokens: Vec<u64>| {
+            let instance = Instance::new(2, 1, vec![1; tokens.len()]).unwrap();
+            instance.tokens(tokens).unwrap().near_mean_tokens()
+        };
+        assert_eq!(tokens(vec![1; 16]), Some(10));
+        assert_eq!(tokens(vec![9, 1, 1, 1]), Some(15));
+        assert_eq!(Instance::new(2, 1, vec![1; 4]).unwrap().near_mean_tokens(), None);
     }
 }

@@ -49,9 +49,9 @@ pub use partition::{
     Assignment, BoundKind, LowerBound, Partitioner, Problem, Solution, Strategy, balance, lower_bound,
 };
 pub use pipeline::{
-    PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit,
+    PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective, RankStep, StageMemoryLimit,
     assign_ranks, balance_lockstep, balance_pipeline, balance_shard_groups, lockstep_ns, peak_order,
-    search_pipeline, shard_groups_ns,
+    rank_step, search_pipeline, shard_groups_ns,
 };
 pub use simulate::{
     Activity, Communication, CompiledSchedule, CriticalStep, Event, Simulation, StageTimes, simulate,

@@ -57,6 +57,7 @@ pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
 pub use frozen::FrozenParts;
 pub use measure::{ErrorSummary, TimeCurve};
+pub use memory::{RankLayout, Sharding};
 pub use model::{
     EncoderParameters, FamilyId, LlmParameters, MediaUnits, ModelFamilies, ModelFamily, ModelSpec,
     SampleUnits, config,
@@ -64,8 +65,8 @@ pub use model::{
 pub use predict::{
     AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate,
     ExpertImbalance, LaunchLimit, LayerTimes, MicrobatchCurve, ModuleAccuracy, ModuleTraffic, PartAccuracy,
-    PointAccuracy, PredictedTime, Prediction, ProfileCheck, ProfileOptions, ProfileWarning, RankLayout,
-    SampleCost, Unpredicted,
+    PointAccuracy, PredictedTime, Prediction, ProfileCheck, ProfileOptions, ProfileWarning, SampleCost,
+    Unpredicted,
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR, median, nearest_rank, percentile};

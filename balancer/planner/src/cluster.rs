@@ -98,6 +98,14 @@ impl From<DeviceLinks> for Links {
     }
 }
 
+impl From<Links> for DeviceLinks {
+    fn from(Links { nvlink, infiniband }: Links) -> Self {
+        let link =
+            |Link { bytes_per_second, latency_seconds }| DeviceLink { bytes_per_second, latency_seconds };
+        Self { nvlink: link(nvlink), infiniband: link(infiniband) }
+    }
+}
+
 impl Links {
     /// Returns the time for an all-reduce of `bytes` on each of `ranks` ranks with `gpus_per_rank` adjacent
     /// GPUs, nanoseconds.

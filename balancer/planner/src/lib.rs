@@ -8,8 +8,9 @@
 //! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`],
 //!   [`ModelCosts`], [`PlannedModel`]
 //! - answer: [`PlanReport`], [`ParallelismPlan`], [`Explanation`]; [`evaluate`] scores any plan in the search
-//!   space in the same way, [`compare`] compares with other planning and balancing methods, [`compare_plan`]
-//!   compares balancing methods on a plan from anywhere, [`method_step`] lists the passes in a compared step
+//!   space in the same way, [`data_parallel`] scores DDP, `ZeRO` stages, FSDP and HSDP on the same batches,
+//!   [`compare`] compares with other planning and balancing methods, [`compare_plan`] compares balancing
+//!   methods on a plan from anywhere, [`method_step`] lists the passes in a compared step
 //! - inside: `space` (all plans; bounds and memory without simulation), `score` (a plan on sampled batches),
 //!   `search` (branch and bound, then successive halving), `explain` and `suggestion` (reasons)
 //!
@@ -22,6 +23,7 @@
 mod cluster;
 mod compare;
 mod costs;
+mod data_parallel;
 mod explain;
 mod plan;
 mod problem;
@@ -42,6 +44,7 @@ pub use costs::{
     ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
     StagePart,
 };
+pub use data_parallel::{DataParallelPlan, data_parallel};
 pub use plan::plan;
 pub use problem::{Degrees, ModulePlan, ParallelismPlan, PlanProblem};
 pub use refine::{Evaluation, evaluate};

@@ -108,7 +108,7 @@ impl<'a> PlanProblem<'a> {
         space
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         self.cluster.check()?;
         check_schedule(&self.options)?;
         if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {

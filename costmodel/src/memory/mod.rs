@@ -22,6 +22,7 @@
 
 mod activation;
 mod pipeline;
+mod rank_layout;
 mod replica;
 mod stage;
 mod state;
@@ -34,7 +35,8 @@ use std::collections::BTreeMap;
 
 pub use activation::{ActivationBytes, Execution, Kernels, Precision, SavedActivations};
 pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
-pub use replica::{ModuleParameters, RankMemory, ReplicaMemory};
+pub use rank_layout::{RankLayout, Sharding};
+pub use replica::{LargestMicrobatch, ModuleParameters, RankMemory, ReplicaMemory};
 pub use stage::{FitError, MeasuredMemory, MemoryPoint, ModuleMemory, StageByTokens};
 pub use state::{StageLayers, StateBytes, encoder_parameters};
 

@@ -1,15 +1,14 @@
 //! Predicts the memory on a data-parallel rank that runs a whole model.
 //!
-//! Under DDP every rank holds all parameters, gradients and optimizer state. Under FSDP, which is `ZeRO`
-//! stage 3, the ranks in a *shard group* divide all three, and each rank gathers a module's layers one by one
-//! while it computes. HSDP has several shard groups.
+//! Under DDP every rank holds all parameters, gradients and optimizer state. The ranks in a *shard group*
+//! divide the optimizer state (`ZeRO-1`), the gradients as well (`ZeRO-2`), or all three (`ZeRO-3`, FSDP),
+//! where each rank gathers a module's layers one by one while it computes. HSDP has several shard groups.
 //!
 //! # Source
 //! Rajbhandari et al., "`ZeRO`", 2020, arXiv:1910.02054, section 5; Zhao et al., "`PyTorch` FSDP", 2023,
 //! arXiv:2304.11277, sections 3.2 and 3.3: the next layer is gathered while a layer computes.
 
-use std::num::NonZeroU32;
-
+use super::rank_layout::{RankLayout, Sharding};
 use super::{Execution, ModuleStages, PipelineMemory, SavedActivations, StateBytes};
 use crate::Module;
 use crate::error::Result;
@@ -71,6 +70,12 @@ impl ModuleParameters {
         self.parameters.saturating_mul(STATE.parameter.into())
     }
 
+    /// Returns the bytes of all trained parameters, saturating.
+    #[must_use]
+    pub fn trained_bytes(&self) -> u64 {
+        self.trained.saturating_mul(STATE.parameter.into())
+    }
+
     /// Returns the bytes of all gradients, saturating.
     #[must_use]
     pub fn gradient_bytes(&self) -> u64 {
@@ -87,8 +92,8 @@ pub struct RankMemory {
     pub gradients: u64,
     /// Optimizer state, with 32-bit parameters.
     pub optimizer: u64,
-    /// Gathered parameters of the layer being computed and of the next layer, and a layer's gradients before
-    /// they are divided; 0 without sharding.
+    /// Buffers: gathered parameters of the layer being computed and of the next layer if parameters are
+    /// divided, and a layer's gradients before division if gradients are; otherwise 0.
     pub gathered: u64,
     /// Activations saved for the backward pass of a microbatch.
     pub activations: u64,
@@ -110,15 +115,14 @@ impl RankMemory {
 ///
 /// # Examples
 /// ```
-/// use std::num::NonZeroU32;
-///
-/// use dflop_costmodel::ModelSpec;
 /// use dflop_costmodel::memory::ReplicaMemory;
+/// use dflop_costmodel::{ModelSpec, RankLayout, Sharding};
 ///
 /// let spec = ModelSpec::preset("qwen2.5-vl-7b")?;
 /// let memory = ReplicaMemory::new(&spec);
-/// let rank = |ranks| memory.rank(NonZeroU32::new(ranks).expect("above 0"), &[4096, 8192]);
-/// assert!(rank(8)?.optimizer < rank(1)?.optimizer / 7);
+/// let ddp = RankLayout::replicated(8, 8);
+/// let rank = |layout| memory.rank(layout, &[4096, 8192]);
+/// assert!(rank(ddp.sharded(Sharding::Optimizer, 8))?.optimizer < rank(ddp)?.optimizer / 7);
 /// # Ok::<(), dflop_costmodel::Error>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -147,6 +151,12 @@ impl<'a> ReplicaMemory<'a> {
     pub const fn saved_activations(mut self, saved_activations: SavedActivations) -> Self {
         self.saved_activations = saved_activations;
         self
+    }
+
+    /// Returns the model.
+    #[must_use]
+    pub const fn spec(&self) -> &'a ModelSpec {
+        self.spec
     }
 
     /// Returns the parameters of every module, encoders first.
@@ -186,47 +196,93 @@ impl<'a> ReplicaMemory<'a> {
 
     /// Returns the memory on a rank with one microbatch at a time.
     ///
-    /// - `shard_ranks`: number of ranks that divide parameters, gradients and optimizer state: 1 for DDP, all
-    ///   ranks for FSDP
     /// - `tokens`: as for [`Self::activation_bytes`], of the largest microbatch
     ///
     /// # Errors
     /// The errors of [`Self::activation_bytes`].
-    pub fn rank(&self, shard_ranks: NonZeroU32, tokens: &[u64]) -> Result<RankMemory> {
+    pub fn rank(&self, layout: RankLayout, tokens: &[u64]) -> Result<RankMemory> {
         let [activations, working_set] = self.activation_bytes(tokens)?;
+        Ok(RankMemory { activations, working_set, ..self.state(layout) })
+    }
+
+    /// Returns the memory on a rank without activations and working set.
+    fn state(&self, layout: RankLayout) -> RankMemory {
         let modules = self.modules();
-        let share = |count: u64, bytes: u32| {
-            count.div_ceil(u64::from(shard_ranks.get())).saturating_mul(u64::from(bytes))
+        let share = |count: u64, bytes: u32, from: Sharding| {
+            let ranks = if layout.sharding >= from { layout.shard_ranks.max(1) } else { 1 };
+            count.div_ceil(u64::from(ranks)).saturating_mul(u64::from(bytes))
         };
         let parameters = modules.iter().map(|module| module.parameters).fold(0, u64::saturating_add);
         let trained = modules.iter().map(|module| module.trained).fold(0, u64::saturating_add);
-        Ok(RankMemory {
-            parameters: share(parameters, STATE.parameter),
-            gradients: share(trained, STATE.gradient),
-            optimizer: share(trained, STATE.optimizer),
-            gathered: if shard_ranks.get() > 1 { gathered_bytes(&modules) } else { 0 },
-            activations,
-            working_set,
-        })
+        RankMemory {
+            parameters: share(parameters, STATE.parameter, Sharding::Parameters),
+            gradients: share(trained, STATE.gradient, Sharding::Gradients),
+            optimizer: share(trained, STATE.optimizer, Sharding::Optimizer),
+            gathered: if layout.shard_ranks > 1 { gathered_bytes(&modules, layout.sharding) } else { 0 },
+            ..RankMemory::default()
+        }
     }
 }
 
-/// Returns the bytes for the two largest units' parameters and the largest unit's gradients.
-fn gathered_bytes(modules: &[ModuleParameters]) -> u64 {
+/// Largest microbatch by activations and working set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LargestMicrobatch {
+    bytes: u64,
+    tokens: Vec<u64>,
+}
+
+impl LargestMicrobatch {
+    /// Adds a microbatch.
+    ///
+    /// - `tokens`: tokens inside every module, encoders first
+    ///
+    /// # Errors
+    /// The errors of [`ReplicaMemory::activation_bytes`].
+    pub fn add(&mut self, memory: &ReplicaMemory<'_>, tokens: Vec<u64>) -> Result<()> {
+        let is_covered = self.tokens.len() == tokens.len()
+            && tokens.iter().zip(&self.tokens).all(|(own, largest)| own <= largest);
+        if is_covered {
+            return Ok(());
+        }
+        let [saved, working_set] = memory.activation_bytes(&tokens)?;
+        let bytes = saved.saturating_add(working_set);
+        if self.tokens.is_empty() || bytes > self.bytes {
+            *self = Self { bytes, tokens };
+        }
+        Ok(())
+    }
+
+    /// Returns the tokens inside every module, encoders first; empty before the first microbatch.
+    #[must_use]
+    pub fn tokens(&self) -> &[u64] {
+        &self.tokens
+    }
+}
+
+/// Returns the bytes for the two largest units' parameters and the largest unit's gradients, if parameters
+/// are divided; for the unit with the most gradients, if only gradients are.
+fn gathered_bytes(modules: &[ModuleParameters], sharding: Sharding) -> u64 {
     let mut units: Vec<[u64; 2]> = modules.iter().flat_map(|module| module.units).collect();
     units.sort_unstable_by(|one, other| other.cmp(one));
-    let parameters = units.iter().take(2).map(|[parameters, _]| *parameters).fold(0, u64::saturating_add);
-    let trained = units.first().map_or(0, |[_, trained]| *trained);
+    let (gathered, trained) = match sharding {
+        Sharding::Nothing | Sharding::Optimizer => (0, 0),
+        Sharding::Gradients => (0, units.iter().map(|[_, trained]| *trained).max().unwrap_or(0)),
+        Sharding::Parameters => {
+            let two = units.iter().take(2).map(|[parameters, _]| *parameters);
+            (two.fold(0, u64::saturating_add), units.first().map_or(0, |[_, trained]| *trained))
+        }
+    };
     let gradients = trained.saturating_mul(STATE.gradient.into());
-    parameters.saturating_mul(STATE.parameter.into()).saturating_add(gradients)
+    gathered.saturating_mul(STATE.parameter.into()).saturating_add(gradients)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZeroU32;
 
-    fn ranks(count: u32) -> NonZeroU32 {
-        NonZeroU32::new(count).unwrap()
+    fn layout(sharding: Sharding, ranks: u32) -> RankLayout {
+        RankLayout::replicated(ranks, 8).sharded(sharding, ranks)
     }
 
     #[test]
@@ -235,13 +291,49 @@ mod tests {
             let spec = ModelSpec::preset(name).unwrap();
             let memory = ReplicaMemory::new(&spec);
             let tokens = vec![1024; memory.modules().len()];
-            let [one, eight] = [1, 8].map(|count| memory.rank(ranks(count), &tokens).unwrap());
+            let rank = |sharding| memory.rank(layout(sharding, 8), &tokens).unwrap();
+            let [one, eight] = [Sharding::Nothing, Sharding::Parameters].map(rank);
             let state = |rank: &RankMemory| rank.parameters + rank.gradients + rank.optimizer;
             assert_eq!(state(&one), StateBytes::ADAM.for_parameters(spec.parameters()), "{name}");
             assert!(state(&eight).abs_diff(state(&one) / 8) <= 16, "{name}");
             assert_eq!((one.gathered, one.activations), (0, eight.activations), "{name}");
             assert!(eight.gathered > 0 && eight.total() < one.total(), "{name}");
         }
+    }
+
+    /// 16 bytes per parameter: 2 for the parameter, 2 for the gradient, 12 for the optimizer.
+    #[test]
+    fn every_stage_divides_more_state() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let memory = ReplicaMemory::new(&spec);
+        let (count, llm) = (spec.parameters(), spec.llm_parameters());
+        let rank = |sharding| memory.rank(layout(sharding, 64), &[7290, 8192]).unwrap();
+        let [none, first, second, third] =
+            [Sharding::Nothing, Sharding::Optimizer, Sharding::Gradients, Sharding::Parameters].map(rank);
+        let part = count.div_ceil(64);
+        let state = |rank: &RankMemory| [rank.parameters, rank.gradients, rank.optimizer];
+        assert_eq!(state(&none), [2 * count, 2 * count, 12 * count]);
+        assert_eq!(state(&first), [2 * count, 2 * count, 12 * part]);
+        assert_eq!(state(&second), [2 * count, 2 * part, 12 * part]);
+        assert_eq!(state(&third), [2 * part, 2 * part, 12 * part]);
+        // Embedding and LM head are the largest unit, a decoder layer is the next.
+        let largest = llm.embedding + llm.last_norm + llm.head;
+        let gathered = [none, first, second, third].map(|rank| rank.gathered);
+        assert_eq!(gathered, [0, 0, 2 * largest, 2 * (largest + llm.dense_layer) + 2 * largest]);
+        let totals = [third, second, first, none].map(|rank| rank.total());
+        assert!(totals.is_sorted_by(|one, other| one < other), "{totals:?}");
+    }
+
+    #[test]
+    fn the_largest_microbatch_is_found_by_bytes() {
+        let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
+        let memory = ReplicaMemory::new(&spec);
+        let bytes = |tokens: &[u64]| memory.activation_bytes(tokens).unwrap().iter().sum::<u64>();
+        let microbatches = [[0, 4096], [729, 4000], [7290, 1024], [700, 300], [7290, 4096], [1, 5000]];
+        let mut largest = LargestMicrobatch::default();
+        microbatches.iter().for_each(|tokens| largest.add(&memory, tokens.to_vec()).unwrap());
+        let expected = microbatches.iter().max_by_key(|tokens| bytes(*tokens)).unwrap();
+        assert_eq!(largest.tokens(), expected);
     }
 
     /// Activations are those of a pipeline with one stage per module and one microbatch.
@@ -267,13 +359,14 @@ mod tests {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
         let memory = ReplicaMemory::new(&spec).frozen("vision,llm".parse().unwrap());
         let (_, encoder) = spec.encoder_parameters()[0];
-        let rank = memory.rank(ranks(1), &[7290, 8192]).unwrap();
+        let rank = memory.rank(layout(Sharding::Nothing, 1), &[7290, 8192]).unwrap();
         assert_eq!(rank.parameters, 2 * spec.parameters());
         assert_eq!((rank.gradients, rank.optimizer), (2 * encoder.projector, 12 * encoder.projector));
         // Embedding and LM head, then the encoder's stem and projector: nothing of the largest is trained.
         let llm = spec.llm_parameters();
         let largest = llm.embedding + llm.last_norm + llm.head;
-        let gathered = memory.rank(ranks(2), &[7290, 8192]).unwrap().gathered;
-        assert_eq!(gathered, 2 * (largest + llm.dense_layer));
+        let gathered = |sharding| memory.rank(layout(sharding, 2), &[7290, 8192]).unwrap().gathered;
+        assert_eq!(gathered(Sharding::Parameters), 2 * (largest + llm.dense_layer));
+        assert_eq!(gathered(Sharding::Gradients), 2 * encoder.projector);
     }
 }

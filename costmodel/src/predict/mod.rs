@@ -39,7 +39,7 @@ pub use layer_times::LayerTimes;
 pub use microbatch_curve::{LaunchLimit, MicrobatchCurve};
 pub use predicted_time::{ExpertImbalance, PredictedTime, ProfileWarning};
 pub use profile_timing::ProfileOptions;
-pub use shard_traffic::{ModuleTraffic, RankLayout};
+pub use shard_traffic::ModuleTraffic;
 
 /// Module work, in the quantities for time lookup.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,14 +1,12 @@
-//! Compares ways to balance ranks that each run a whole model: DDP, FSDP and HSDP.
+//! Compares layouts of ranks that each run a whole model, and ways to balance them.
 //!
-//! Every way is judged by the same predicted times, and by what ranks do besides: they wait for parameters
-//! and gradients of others, as far as computing does not hide that, and hold the activations of their largest
-//! microbatch.
+//! Layouts are DDP, `ZeRO` stages, FSDP and HSDP. Every way is judged by the same predicted times, and by
+//! what ranks do besides: they wait for parameters and gradients of other ranks, as far as computing does not
+//! hide that, and hold the activations of their largest microbatch.
 
-use std::num::NonZeroU32;
-
-use dflop_balancer::{Strategy, lockstep_ns};
-use dflop_costmodel::memory::{RankMemory, ReplicaMemory};
-use dflop_costmodel::{DeviceLinks, ModuleTraffic, RankLayout, SampleShape};
+use dflop_balancer::{Strategy, rank_step};
+use dflop_costmodel::memory::{LargestMicrobatch, RankMemory, ReplicaMemory};
+use dflop_costmodel::{DeviceLinks, ModuleTraffic, RankLayout, SampleShape, Sharding};
 
 use super::compare_strategies::{StepSums, StrategySummary};
 use super::lockstep::{Synchronization, times_ns};
@@ -49,19 +47,38 @@ pub struct RankSummary {
     pub microbatch_tokens: Vec<u64>,
 }
 
+/// Simulated steps under a layout, data-blind and balanced by search.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayoutSummary {
+    /// Layout.
+    pub layout: RankLayout,
+    /// Mean step in seconds without communication, data-blind.
+    pub blind_seconds: f64,
+    /// Mean step in seconds without communication, balanced.
+    pub step_seconds: f64,
+    /// Mean seconds per balanced step in which ranks wait for parameters and gradients; `None` without links.
+    pub exposed_seconds: Option<f64>,
+    /// Data-blind time over balanced time, with exposed communication in both where it is known.
+    pub speedup: f64,
+    /// Memory on a rank with the largest balanced microbatch of all steps.
+    pub memory: RankMemory,
+}
+
 impl RankTraining<'_> {
-    /// Returns the communication of every module, encoders first; `None` without links or a pipeline's
-    /// planner.
+    /// Returns the layout of a planner's ranks: FSDP, HSDP or DDP by the point at which ranks wait for each
+    /// other; `None` for a pipeline.
     #[must_use]
-    pub fn traffic(&self, planner: &StepPlanner) -> Option<Vec<ModuleTraffic>> {
-        let (links, synchronization) = (self.links?, planner.synchronization()?);
-        let shard_ranks = synchronization.shard_ranks(planner.dp_size()).get();
+    pub fn layout(&self, planner: &StepPlanner) -> Option<RankLayout> {
+        let shard_ranks = planner.synchronization()?.shard_ranks(planner.dp_size()).get();
         let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
-        let layout = RankLayout {
-            ranks: count(planner.dp_size()),
-            shard_ranks: count(shard_ranks),
-            gpus_per_node: self.gpus_per_node,
-        };
+        let ddp = RankLayout::replicated(count(planner.dp_size()), self.gpus_per_node);
+        Some(ddp.sharded(Sharding::Parameters, count(shard_ranks)))
+    }
+
+    /// Returns the communication of every module, encoders first; `None` without links.
+    #[must_use]
+    pub fn traffic(&self, layout: RankLayout) -> Option<Vec<ModuleTraffic>> {
+        let links = self.links?;
         let traffic = |parameters| ModuleTraffic::new(parameters, layout, &links);
         Some(self.memory.modules().iter().map(traffic).collect())
     }
@@ -77,11 +94,8 @@ pub fn compare_ranks(
     steps: std::ops::Range<u64>,
     training: &RankTraining<'_>,
 ) -> Result<Vec<RankSummary>> {
-    let Some(synchronization) = planner.synchronization() else {
-        let reason = "ranks without a pipeline have no stages".into();
-        return Err(Error::Config { setting: "stages", reason });
-    };
-    let traffic = training.traffic(planner);
+    let layout = training.layout(planner).ok_or_else(no_ranks)?;
+    let traffic = training.traffic(layout);
     let summarize = |balance: &RankBalance| {
         let mut sums = RankSums::default();
         let planner = match balance {
@@ -93,18 +107,103 @@ pub fn compare_ranks(
                 RankBalance::Strategy(_) => planner.plan(step)?,
                 RankBalance::Tokens => planner.plan_by_tokens(step)?,
             };
-            sums.add(&planner, &plan, training)?;
+            sums.steps.add_lockstep(&plan);
+            add_microbatches(&mut sums.largest, &planner, &plan, training)?;
             if let Some(traffic) = &traffic {
-                sums.exposed_seconds += exposed_seconds(&plan, traffic, synchronization);
+                sums.exposed_seconds += rank_step(&times_ns(&plan), layout, traffic).exposed_seconds;
             }
         }
         let strategy = match balance {
             RankBalance::Strategy(strategy) => *strategy,
             RankBalance::Tokens => Strategy::KARMARKAR_KARP,
         };
-        sums.summary(strategy, &planner, traffic.is_some(), training)
+        sums.summary(strategy, layout, traffic.is_some(), training)
     };
     balances.iter().map(summarize).collect()
+}
+
+/// Plans the same steps for every layout, data-blind and by [`Strategy::SEARCH`], and simulates them.
+///
+/// `ZeRO-2` runs the plans for FSDP, whose slowest rank in every module bounds the slowest rank in a
+/// microbatch, and `ZeRO-1` runs the plans for DDP.
+///
+/// # Errors
+/// As [`compare_ranks`].
+///
+/// # Panics
+/// If a layout has other ranks than the planner.
+pub fn compare_layouts(
+    planner: &StepPlanner,
+    layouts: &[RankLayout],
+    steps: std::ops::Range<u64>,
+    training: &RankTraining<'_>,
+) -> Result<Vec<LayoutSummary>> {
+    if !planner.is_lockstep() {
+        return Err(no_ranks());
+    }
+    let blind = PlannedSteps::new(&planner.clone().strategy(Strategy::ROUND_ROBIN), steps.clone(), training)?;
+    let mut searched: Vec<(Synchronization, PlannedSteps)> = Vec::new();
+    let mut summaries = Vec::with_capacity(layouts.len());
+    for layout in layouts {
+        assert_eq!(layout.ranks as usize, planner.dp_size(), "a layout of the planner's ranks");
+        let synchronization = Synchronization::from(*layout);
+        if searched.iter().all(|(known, _)| *known != synchronization) {
+            let mut planner = planner.clone().strategy(Strategy::SEARCH);
+            planner.config.synchronization = Some(synchronization);
+            searched.push((synchronization, PlannedSteps::new(&planner, steps.clone(), training)?));
+        }
+        let Some((_, balanced)) = searched.iter().find(|(known, _)| *known == synchronization) else {
+            unreachable!("the steps were planned above");
+        };
+        let traffic = training.traffic(*layout);
+        let [blind_means, means] =
+            [&blind, balanced].map(|planned| planned.means(*layout, traffic.as_deref().unwrap_or(&[])));
+        let [blind_whole, whole] = [blind_means, means].map(|[computed, exposed]| computed + exposed);
+        summaries.push(LayoutSummary {
+            layout: *layout,
+            blind_seconds: blind_means[0],
+            step_seconds: means[0],
+            exposed_seconds: traffic.is_some().then_some(means[1]),
+            speedup: if whole > 0.0 { blind_whole / whole } else { 1.0 },
+            memory: training.memory.rank(*layout, balanced.largest.tokens()).map_err(Error::Model)?,
+        });
+    }
+    Ok(summaries)
+}
+
+fn no_ranks() -> Error {
+    Error::Config { setting: "stages", reason: "ranks without a pipeline have no stages".into() }
+}
+
+/// Planned steps with the largest microbatch.
+#[derive(Debug, Default)]
+struct PlannedSteps {
+    /// Nanoseconds by step, rank, microbatch and module.
+    times_ns: Vec<Vec<Vec<Vec<u64>>>>,
+    largest: LargestMicrobatch,
+}
+
+impl PlannedSteps {
+    fn new(planner: &StepPlanner, steps: std::ops::Range<u64>, training: &RankTraining<'_>) -> Result<Self> {
+        let mut planned = Self::default();
+        for step in steps {
+            let plan = planner.plan(step)?;
+            add_microbatches(&mut planned.largest, planner, &plan, training)?;
+            planned.times_ns.push(times_ns(&plan));
+        }
+        Ok(planned)
+    }
+
+    /// Returns the mean step in seconds without communication, and the mean exposed seconds.
+    fn means(&self, layout: RankLayout, traffic: &[ModuleTraffic]) -> [f64; 2] {
+        let mut sums = [0.0; 2];
+        for ranks_ns in &self.times_ns {
+            let step = rank_step(ranks_ns, layout, traffic);
+            sums[0] += step.compute_ns as f64 / 1e9;
+            sums[1] += step.exposed_seconds;
+        }
+        sums.map(|sum| sum / self.times_ns.len().max(1) as f64)
+    }
 }
 
 /// Sums over planned steps, with the largest microbatch.
@@ -112,44 +211,41 @@ pub fn compare_ranks(
 struct RankSums {
     steps: StepSums,
     exposed_seconds: f64,
-    largest_bytes: u64,
-    largest_tokens: Vec<u64>,
+    largest: LargestMicrobatch,
 }
 
 impl RankSums {
-    fn add(&mut self, planner: &StepPlanner, plan: &StepPlan, training: &RankTraining<'_>) -> Result<()> {
-        self.steps.add_lockstep(plan);
-        let samples = sample_tokens(planner, plan);
-        for places in plan.ranks.iter().flatten() {
-            let tokens = microbatch_tokens(planner, &samples, places);
-            let [saved, working_set] = training.memory.activation_bytes(&tokens).map_err(Error::Model)?;
-            let bytes = saved.saturating_add(working_set);
-            if self.largest_tokens.is_empty() || bytes > self.largest_bytes {
-                (self.largest_bytes, self.largest_tokens) = (bytes, tokens);
-            }
-        }
-        Ok(())
-    }
-
     fn summary(
         self,
         strategy: Strategy,
-        planner: &StepPlanner,
+        layout: RankLayout,
         has_links: bool,
         training: &RankTraining<'_>,
     ) -> Result<RankSummary> {
-        let synchronization = planner.synchronization().unwrap_or_default();
-        let shard_ranks = u32::try_from(synchronization.shard_ranks(planner.dp_size()).get()).ok();
-        let shard_ranks = shard_ranks.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
         let steps = self.steps.summary(strategy);
         let exposed_seconds = self.exposed_seconds / steps.step_seconds.len().max(1) as f64;
         Ok(RankSummary {
             exposed_seconds: has_links.then_some(exposed_seconds),
-            memory: training.memory.rank(shard_ranks, &self.largest_tokens).map_err(Error::Model)?,
-            microbatch_tokens: self.largest_tokens,
+            memory: training.memory.rank(layout, self.largest.tokens()).map_err(Error::Model)?,
+            microbatch_tokens: self.largest.tokens().to_vec(),
             steps,
         })
     }
+}
+
+/// Adds all microbatches in a plan.
+fn add_microbatches(
+    largest: &mut LargestMicrobatch,
+    planner: &StepPlanner,
+    plan: &StepPlan,
+    training: &RankTraining<'_>,
+) -> Result<()> {
+    let samples = sample_tokens(planner, plan);
+    for places in plan.ranks.iter().flatten() {
+        let tokens = microbatch_tokens(planner, &samples, places);
+        largest.add(&training.memory, tokens).map_err(Error::Model)?;
+    }
+    Ok(())
 }
 
 /// Returns the tokens of every sample inside every module, `[samples, modules]`; 0 in an encoder that rejects
@@ -179,57 +275,4 @@ fn microbatch_tokens(planner: &StepPlanner, samples: &[Vec<u64>], places: &[u32]
         *llm = llm.saturating_add(to.padding_tokens(places.len(), *llm));
     }
     tokens
-}
-
-/// Returns by how many seconds communication lengthens a step: in every slot and module, the ranks that meet
-/// wait as long as communication takes longer than the slowest rank computes.
-fn exposed_seconds(plan: &StepPlan, traffic: &[ModuleTraffic], synchronization: Synchronization) -> f64 {
-    let times = times_ns(plan);
-    let shard_ranks = synchronization.shard_ranks(times.len()).get();
-    let with_waits =
-        |group: &[Vec<Vec<u64>>]| lockstep_ns(group) as f64 / 1e9 + waits_seconds(group, traffic);
-    let step_seconds = times.chunks(shard_ranks).map(with_waits).fold(0.0, f64::max);
-    (step_seconds - plan.makespan_ns as f64 / 1e9).max(0.0)
-}
-
-/// Returns the seconds in which ranks that meet in every layer wait for communication.
-///
-/// - `ranks_ns`: time by rank, slot and module
-fn waits_seconds(ranks_ns: &[Vec<Vec<u64>>], traffic: &[ModuleTraffic]) -> f64 {
-    let slots = ranks_ns.iter().map(Vec::len).max().unwrap_or(0);
-    let mut seconds = 0.0;
-    for slot in 0..slots {
-        for (module, traffic) in traffic.iter().enumerate() {
-            let ranks = ranks_ns.iter().filter_map(|rank| rank.get(slot)?.get(module));
-            let slowest_ns = ranks.max().copied().unwrap_or(0);
-            seconds += traffic.exposed_seconds(slowest_ns as f64 / 1e9, slot + 1 == slots);
-        }
-    }
-    seconds
-}
-
-#[cfg(test)]
-mod tests {
-    use dflop_costmodel::Module;
-
-    use super::*;
-
-    #[test]
-    fn ranks_wait_where_communication_takes_longer_than_the_slowest_rank() {
-        let traffic = |gather_seconds| ModuleTraffic {
-            module: Module::Llm,
-            gathered_bytes: 1,
-            scattered_bytes: 1,
-            gather_seconds,
-            scatter_seconds: gather_seconds,
-            sum_seconds: 0.0,
-        };
-        let second = 1_000_000_000;
-        // Slots of 3 s in the first module and 6 s in the second; gathers of 1 s are hidden.
-        let ranks = vec![vec![vec![3 * second, second]; 2], vec![vec![second, 6 * second]; 2]];
-        assert!(waits_seconds(&ranks, &[traffic(1.0), traffic(1.0)]).abs() < 1e-9);
-        // The first module hides 1 s of a gather and 2 s of a gather with gradients.
-        let waits = waits_seconds(&ranks, &[traffic(1.5), traffic(1.0)]);
-        assert!((waits - 2.0 * (0.5 + 1.0)).abs() < 1e-9, "{waits}");
-    }
 }

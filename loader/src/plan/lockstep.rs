@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::str::FromStr;
 
 use dflop_balancer::shard_groups_ns;
-use dflop_costmodel::{MicrobatchConstants, SampleCost};
+use dflop_costmodel::{MicrobatchConstants, RankLayout, SampleCost, Sharding};
 
 use super::step_plan::StepPlan;
 
@@ -49,6 +49,20 @@ impl Synchronization {
             Self::PerStep => false,
             Self::PerMicrobatch => true,
             Self::PerShardGroup(ranks) => ranks.get() > 1,
+        }
+    }
+}
+
+impl From<RankLayout> for Synchronization {
+    /// Returns the point at which the plans for a layout assume that ranks wait for each other. `ZeRO-2` has
+    /// the plans for FSDP: its ranks meet at the end of every microbatch, which balanced modules shorten too.
+    fn from(layout: RankLayout) -> Self {
+        match (layout.sharding, NonZeroUsize::new(layout.shard_ranks as usize)) {
+            (Sharding::Nothing | Sharding::Optimizer, _) | (_, None) => Self::PerStep,
+            (Sharding::Gradients | Sharding::Parameters, Some(ranks)) if layout.has_groups() => {
+                Self::PerShardGroup(ranks)
+            }
+            (Sharding::Gradients | Sharding::Parameters, Some(_)) => Self::PerMicrobatch,
         }
     }
 }
@@ -137,6 +151,18 @@ mod tests {
             let refused = text.parse::<Synchronization>().unwrap_err();
             assert!(refused.contains("microbatch:RANKS"), "{refused}");
         }
+    }
+
+    #[test]
+    fn layouts_wait_where_their_shards_do() {
+        let ddp = RankLayout::replicated(16, 8);
+        let synchronizations = |sharding: Sharding| {
+            [8, 16].map(|ranks| Synchronization::from(ddp.sharded(sharding, ranks)).to_string())
+        };
+        assert_eq!(Synchronization::from(ddp), Synchronization::PerStep);
+        assert_eq!(synchronizations(Sharding::Optimizer), ["step", "step"]);
+        assert_eq!(synchronizations(Sharding::Gradients), ["microbatch:8", "microbatch"]);
+        assert_eq!(synchronizations(Sharding::Parameters), ["microbatch:8", "microbatch"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod padded_partition;
 mod padding;
 mod partition;
 mod planner;
+mod random_batches;
 mod settings;
 mod stage_layers;
 mod step_plan;
@@ -24,8 +25,11 @@ pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::config::PadTo;
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
-pub use self::data_parallel::{RankBalance, RankSummary, RankTraining, compare_ranks};
+pub use self::data_parallel::{
+    LayoutSummary, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,
+};
 pub use self::lockstep::Synchronization;
 pub use self::media_shares::{BlankMedia, SampleMedium};
 pub use self::planner::StepPlanner;
+pub use self::random_batches::{RandomBatches, deal_random_batches};
 pub use self::step_plan::StepPlan;

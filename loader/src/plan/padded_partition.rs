@@ -78,7 +78,7 @@ impl StepPlanner {
         let rows: Vec<SampleCost> = costs.iter().map(as_row).collect();
         let constants = padding.model.microbatch_constants();
         let instance = self.instance(samples, &rows, &constants);
-        let instance = instance.and_then(|instance| self.partition(&instance, &rows));
+        let instance = instance.and_then(|instance| self.partition(&instance));
         instance.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))
     }
 

@@ -14,11 +14,7 @@ use crate::order::StepSample;
 impl StepPlanner {
     /// Partitions within the caps. Where no token cap is set, microbatches stay near each other in tokens,
     /// because a shorter makespan is no use if a microbatch does not fit into memory.
-    pub(super) fn partition(
-        &self,
-        instance: &Instance,
-        costs: &[SampleCost],
-    ) -> Result<StepPartition, dflop_balancer::Error> {
+    pub(super) fn partition(&self, instance: &Instance) -> Result<StepPartition, dflop_balancer::Error> {
         let PlanConfig { strategy, caps, work, dp_size, .. } = &self.config;
         let solve = |caps: &Caps| {
             let mut budget = Budget::work(*work);
@@ -33,7 +29,7 @@ impl StepPlanner {
         if strategy.is_blind() || caps.tokens_max.is_some() {
             return Ok(solve(caps)?.into());
         }
-        let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
+        let near = Caps { tokens_max: instance.near_mean_tokens(), ..*caps };
         match solve(&near) {
             // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
             // partition.
@@ -183,16 +179,4 @@ impl StepPlanner {
         let stages = constants.modules.iter().zip(&self.config.stages);
         stages.map(|(constants, stages)| constants.share([1, *stages as u64])).collect()
     }
-}
-
-/// Returns a quarter above the microbatch mean, or the mean plus the longest sample: any list schedule meets
-/// it.
-///
-/// # Source
-/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than
-/// the longest item.
-fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
-    let tokens = || costs.iter().map(|cost| u64::from(cost.tokens));
-    let mean = tokens().sum::<u64>().div_ceil(groups as u64);
-    (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
 }

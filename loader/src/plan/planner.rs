@@ -156,7 +156,7 @@ impl StepPlanner {
             } else {
                 self.instance(&samples, &costs, &constants)
             };
-            let partition = instance.and_then(|instance| self.partition(&instance, &costs));
+            let partition = instance.and_then(|instance| self.partition(&instance));
             partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
         let is_sorted = self.config.synchronization.is_some_and(Synchronization::meets_in_layers)

@@ -4,11 +4,11 @@ use std::num::NonZeroUsize;
 
 use dflop_balancer::{Strategy, lockstep_ns};
 use dflop_costmodel::memory::ReplicaMemory;
-use dflop_costmodel::{DevicePreset, ModelSpec};
+use dflop_costmodel::{DevicePreset, ModelSpec, RankLayout, Sharding};
 use dflop_loader::sample::BatchLayout;
 use dflop_loader::{
     BalancedLoader, Error, Microbatch, RankBalance, RankTraining, StepPlan, StepPlannerBuilder,
-    Synchronization, compare_ranks,
+    Synchronization, compare_layouts, compare_ranks,
 };
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::{loaders, run};
@@ -174,6 +174,42 @@ fn a_plan_by_tokens_evens_tokens_and_nothing_else() {
     assert_eq!(planner.plan_by_tokens(0).unwrap().digest, by_tokens.digest);
     let pipeline = loaders::builder(data.index(), 24, 4).build().unwrap();
     assert!(matches!(pipeline.plan_by_tokens(0), Err(Error::Config { setting: "strategy", .. })));
+}
+
+/// DDP, HSDP and FSDP are the same as with a planner for each; `ZeRO` stages compute like a neighbor.
+#[test]
+fn layouts_of_the_same_ranks_are_compared() {
+    let data = data();
+    let spec = ModelSpec::preset("omni-7b").unwrap();
+    let links = DevicePreset::named("h100").unwrap().links();
+    let training = RankTraining { memory: ReplicaMemory::new(&spec), links, gpus_per_node: 8 };
+    let planner = four_ranks(&data, Synchronization::PerMicrobatch).build().unwrap();
+    let layouts = RankLayout::all(4, 8, 2);
+    let found = compare_layouts(&planner, &layouts, 0..2, &training).unwrap();
+    assert_eq!(found.iter().map(|summary| summary.layout).collect::<Vec<_>>(), layouts);
+    let balances = [Strategy::ROUND_ROBIN, Strategy::SEARCH].map(RankBalance::Strategy);
+    let is_near = |one: f64, other: f64| (one - other).abs() <= 1e-9 * other.abs();
+    for summary in &found {
+        let planner = four_ranks(&data, Synchronization::from(summary.layout)).build().unwrap();
+        let alone = compare_ranks(&planner, &balances, 0..2, &training).unwrap();
+        let seconds = [0, 1].map(|at| alone[at].steps.mean_seconds());
+        match summary.layout.sharding {
+            Sharding::Nothing | Sharding::Parameters => {
+                assert!(
+                    is_near(summary.blind_seconds, seconds[0]) && is_near(summary.step_seconds, seconds[1])
+                );
+                assert!(is_near(summary.exposed_seconds.unwrap(), alone[1].exposed_seconds.unwrap()));
+                assert_eq!(summary.memory, alone[1].memory);
+            }
+            Sharding::Optimizer => assert!(is_near(summary.step_seconds, seconds[1])),
+            Sharding::Gradients => {
+                let is_faster = summary.step_seconds <= seconds[1] && summary.blind_seconds <= seconds[0];
+                assert!(is_faster, "{summary:?} {seconds:?}");
+            }
+        }
+    }
+    let memory: Vec<u64> = found.iter().map(|summary| summary.memory.total()).collect();
+    assert!(memory.iter().max() == memory.first() && memory.iter().min() == memory.last(), "{memory:?}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod corrections;
 mod cost_function;
+mod data_parallel;
 mod lockstep;
 mod media_shares;
 mod module_dp_sizes;

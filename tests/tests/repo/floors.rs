@@ -43,6 +43,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "costs",
             "space",
             "problem",
+            "data_parallel",
             "score",
             "report",
             "search",

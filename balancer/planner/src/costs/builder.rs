@@ -233,7 +233,7 @@ impl<'a> ModelCostsBuilder<'a> {
 }
 
 /// Returns the encoder tokens per unit: per tile or window, 1 for patches and chunked audio.
-fn unit_tokens(rule: &MediaRule) -> u32 {
+pub(crate) fn unit_tokens(rule: &MediaRule) -> u32 {
     match rule {
         MediaRule::Vision(VisionRule::AnyRes(rule)) => {
             u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side)

@@ -14,6 +14,7 @@ mod experts;
 mod model;
 
 pub use builder::ModelCostsBuilder;
+pub(crate) use builder::unit_tokens;
 pub use experts::ExpertParallel;
 pub use model::{ModelCosts, PlannedModel};
 

@@ -18,7 +18,7 @@ pub(crate) struct PassShares {
 impl PassShares {
     /// Takes the time of a backward pass over that of the forward pass, for a number of layers, which run
     /// forward again if they are recomputed and anything needs a gradient.
-    fn new(backward_ratio: f64, layers: u32, is_recomputed: bool) -> Self {
+    pub(crate) fn new(backward_ratio: f64, layers: u32, is_recomputed: bool) -> Self {
         let layers = f64::from(layers);
         let again = if is_recomputed && backward_ratio > 0.0 { layers } else { 0.0 };
         Self {

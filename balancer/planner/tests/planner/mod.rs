@@ -1,6 +1,7 @@
 //! The planner agrees with brute force, the bound with scores, and explanations with the facts.
 
 mod closed_form;
+mod data_parallel;
 mod experts;
 mod given;
 mod joint;

@@ -1,6 +1,8 @@
 //! Writes results to standard output, memory or files: lines of JSON, sizes for people, skipped samples.
 //! Draws progress bars on standard error, if it is a terminal.
 
+pub(crate) mod layouts;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{BufWriter, Stdout, Write};

@@ -237,6 +237,20 @@ fn stats_gives_quantiles_in_order() {
 }
 
 #[test]
+fn stats_shows_how_long_random_batches_wait() {
+    let data = TempDataset::new(2, 10, Compression::Plain);
+    let report = object(&["stats", &data.pattern(), "--model", "omni-7b", "--json"]);
+    let dealt = &report["data_parallel"];
+    assert_eq!((&dealt["gpus"], &dealt["microbatch_samples"]), (&8.into(), &8.into()));
+    let number = |name: &str| dealt[name].as_f64().expect(name);
+    let (slowest, idle) = (number("slowest_over_mean"), number("idle_fraction"));
+    assert!(slowest > 1.0 && (idle - (1.0 - 1.0 / slowest)).abs() < 1e-9, "{dealt}");
+    let printed = dflop(&["stats", &data.pattern(), "--model", "omni-7b"]).stdout;
+    let expected = format!("the slowest GPU takes {slowest:.2} times the mean");
+    assert!(printed.contains(&expected) && printed.contains("`--gpus 8`"), "{printed}");
+}
+
+#[test]
 fn balance_puts_every_item_into_one_group_and_proves_its_gap() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let report = object(&["balance", "--instance", text(&write_instance(&directory)), "--json"]);

@@ -35,7 +35,16 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
     }
     let table = dflop(&["simulate", &data.pattern(), "--gpus", "2"]).stdout;
     assert!(table.starts_with("simulated: FSDP over 2 GPUs, 2 steps of 16 samples"), "{table}");
-    for part in ["\ntokens ", "\nlower bound ", "exposed s", "communication per step", "\nDDP over 2 GPUs"] {
+    let parts = [
+        "\ntokens ",
+        "\nlower bound ",
+        "exposed s",
+        "communication per step",
+        "\nlayouts, balanced by dflop ",
+        "\nDDP over 2 GPUs",
+        "\nZeRO-2 over 2 GPUs",
+    ];
+    for part in parts {
         assert!(table.contains(part), "{part:?}: {table}");
     }
 }
@@ -61,8 +70,25 @@ fn layouts_wait_in_layers_as_far_as_they_shard() {
     );
     let memory = hsdp["memory"].as_array().expect("layouts");
     let totals: Vec<f64> = memory.iter().map(|own| number(own, "/total_bytes")).collect();
-    assert_eq!(totals.len(), 3);
-    assert!(totals[0] > totals[1] && totals[1] > totals[2], "{totals:?}");
+    let names: Vec<&str> = memory.iter().map(|own| own["layout"].as_str().expect("a layout")).collect();
+    let expected = [
+        "DDP over 4 GPUs",
+        "ZeRO-1 over 4 GPUs",
+        "ZeRO-2 over 4 GPUs in shard groups of 2",
+        "ZeRO-2 over 4 GPUs",
+        "HSDP over 4 GPUs in shard groups of 2",
+        "FSDP over 4 GPUs",
+    ];
+    assert_eq!(names, expected);
+    let [ddp_bytes, first, _, second, grouped, third] = totals[..] else { panic!("{totals:?}") };
+    assert!(ddp_bytes > first && first > second && second > third && grouped > third, "{totals:?}");
+    // A layout has the step time that it has when it is selected.
+    for (selected, at) in [(&ddp, 0), (&hsdp, 4), (&fsdp, 5)] {
+        let row = &hsdp["layouts"][at];
+        let seconds = [number(row, "/step_seconds"), number(selected, "/strategies/3/step_seconds")];
+        assert!((seconds[0] / seconds[1] - 1.0).abs() < 1e-9, "{row} {seconds:?}");
+        assert_eq!(row["memory_bytes"], memory[at]["total_bytes"], "{row}");
+    }
     assert_eq!(memory[0]["fits"], false, "a copy of 7 billion parameters does not fit into 80 GiB");
     let roomy = simulate(&data, &["--gpus", "4", "--memory-gib", "800"]);
     assert!(roomy["memory"].as_array().expect("layouts").iter().all(|own| own["fits"] == true));
@@ -130,4 +156,67 @@ fn flags_without_effect_beside_gpus_are_refused() {
     );
     refused(&["--links", "links.json"], "`--links` belongs to `--shapes`");
     refused(&["--set", "space.kinds=full"], "belongs to `--shapes`");
+}
+
+/// A sample per GPU leaves nothing to balance, so both commands have one time and one memory.
+#[test]
+fn plan_and_simulate_agree_on_data_parallel_layouts() {
+    let data = TempDataset::new(2, 4, Compression::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let links = directory.path().join("links.csv");
+    let lines = "link,gigabytes_per_second,latency_microseconds\nnvlink,360,3.4\ninfiniband,40,14\n";
+    std::fs::write(&links, lines).expect("a file");
+    let cluster = ["--gpus", "8", "--memory-gib", "800", "--model", "omni-7b", "--device", "h100"];
+    let batch = ["--global-batch-size", "8", "--json"];
+    let basic = ["--set", "space.kinds=basic", "--batches", "1", "--links", text(&links)];
+    let plan = object(&[&["plan", &data.pattern()], &cluster[..], &batch, &basic].concat());
+    let steps = ["--steps", "1"];
+    let simulated = object(&[&["simulate", &data.pattern()], &cluster[..], &batch, &steps].concat());
+    let planned = plan["data_parallel"].as_array().expect("layouts");
+    let rows = simulated["layouts"].as_array().expect("layouts");
+    assert_eq!(planned.len(), rows.len());
+    for (layout, row) in planned.iter().zip(rows) {
+        assert_eq!((&layout["layout"], &layout["trainer"]), (&row["layout"], &row["trainer"]));
+        let exposed = number(row, "/exposed_communication_seconds");
+        let ratio = number(layout, "/step_seconds") / (number(row, "/step_seconds") + exposed);
+        assert!((ratio - 1.0).abs() < 2e-3, "{layout} {row}");
+        let bytes = number(layout, "/gib") * f64::from(1 << 30);
+        assert!((bytes - number(row, "/memory_bytes")).abs() < 1.0, "{layout} {row}");
+    }
+}
+
+#[test]
+fn plan_names_the_fastest_layout() {
+    let data = TempDataset::new(2, 20, Compression::Plain);
+    let pattern = data.pattern();
+    let args = ["plan", &pattern, "--model", "qwen2.5-vl-7b", "--device", "h100", "--gpus", "8"];
+    let args = [&args[..], &["--global-batch-size", "32", "--batches", "4"]].concat();
+    let plan = object(&[&args[..], &["--json"]].concat());
+    let layouts = plan["data_parallel"].as_array().expect("layouts");
+    let names: Vec<&Value> = layouts.iter().map(|layout| &layout["layout"]).collect();
+    assert_eq!(names, ["DDP over 8 GPUs", "ZeRO-1 over 8 GPUs", "ZeRO-2 over 8 GPUs", "FSDP over 8 GPUs"]);
+    let plan_seconds = number(&plan, "/step_seconds");
+    let mut fastest = (1.0, "pipeline");
+    for layout in layouts {
+        let ratio = number(layout, "/ratio");
+        assert!((ratio - number(layout, "/step_seconds") / plan_seconds).abs() < 1e-9, "{layout}");
+        assert!(number(layout, "/microbatches") * 8.0 <= 32.0, "{layout}");
+        assert_eq!(layout["fits"], number(layout, "/gib") <= 80.0 / 1.1, "{layout}");
+        if layout["fits"] == true && ratio < fastest.0 {
+            fastest = (ratio, layout["layout"].as_str().expect("a name"));
+        }
+    }
+    assert_eq!(layouts[3]["fits"], true, "parameters divided by 8 fit");
+    assert_eq!(layouts[0]["fits"], false, "a copy with optimizer state does not");
+    assert_eq!(plan["fastest"], fastest.1);
+    let printed = dflop(&args).stdout;
+    assert_eq!(printed.contains(" is fastest: "), fastest.1 != "pipeline", "{printed}");
+    assert!(printed.contains("\nFSDP over 8 GPUs ") && printed.contains("exposed s"), "{printed}");
+    assert!(printed.contains("Plan(synchronize=\"microbatch\")"), "{printed}");
+    // A GPU without a sample computes nothing.
+    let few = ["plan", &pattern, "--model", "qwen2.5-vl-7b", "--gpus", "8", "--batches", "1"];
+    let few = object(&[&few[..], &["--global-batch-size", "4", "--json"]].concat());
+    assert_eq!((&few["fastest"], &few["data_parallel"]), (&json!("pipeline"), &json!([])));
+    let missing = few["data_parallel_missing"].as_str().expect("a reason");
+    assert!(missing.contains("4 samples are fewer than the 8 data-parallel GPUs"), "{missing}");
 }

@@ -44,7 +44,9 @@ def plan_parallelism(
 
     Returns:
         ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``,
-        ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons.
+        ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons; in
+        ``data_parallel`` DDP, ZeRO, FSDP and HSDP on the same batches, and in ``fastest`` the fastest layout,
+        or ``pipeline``.
 
     Raises:
         ConfigError: flags are invalid.
@@ -105,7 +107,8 @@ def simulate(
 
     Returns:
         ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``
-        each; with ``gpus`` also a balance by tokens, ``lower_bound_seconds``, ``communication``, ``memory``.
+        each; with ``gpus`` also a balance by tokens, ``lower_bound_seconds``, ``communication``, and
+        ``layouts`` and ``memory`` of DDP, ZeRO, FSDP and HSDP.
 
     Raises:
         ConfigError: flags are invalid.
@@ -144,7 +147,8 @@ def stats(
             ``cost={"freeze": "vision"}``.
 
     Returns:
-        ``quantiles`` of all quantities, histograms, outliers.
+        ``quantiles`` of all quantities, histograms, outliers, and in ``data_parallel`` how long 8 GPUs wait
+        for each other in random batches.
 
     Raises:
         ConfigError: flags are invalid.

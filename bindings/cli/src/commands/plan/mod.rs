@@ -1,5 +1,6 @@
 //! `dflop plan`: finds a parallelism plan for a model, the shapes of a dataset and a cluster.
 
+mod layouts;
 mod report;
 pub(crate) mod samples;
 pub(crate) mod shapes;
@@ -9,11 +10,12 @@ use std::time::Instant;
 
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::memory::ReplicaMemory;
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
 use dflop_planner::{
     Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel,
-    SearchSpaceOptions, Workload, plan,
+    SearchSpaceOptions, Workload, data_parallel, plan,
 };
 
 use crate::args::ReportArgs;
@@ -21,14 +23,15 @@ use crate::args::model::{DEVICE, profile_and_spec};
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::args::step_plan::check_pipeline;
 use crate::failure::Failure;
+use crate::output::layouts::BYTES_PER_GIB;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
+use layouts::{LayoutsJson, with_layout};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson};
 use samples::{SampleArgs, Samples};
 
-const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 /// Memory per GPU in GiB for a profile, and for devices without a fixed size.
 const MEMORY_GIB: f64 = 80.0;
 
@@ -36,7 +39,8 @@ const MEMORY_GIB: f64 = 80.0;
 ///
 /// Each plan is simulated with balanced global batches that are drawn from the samples in a dataset, or from
 /// a shape table. Models have an LLM and one or several parallel encoders. The lower bound covers the
-/// searched plans, which are printed with it.
+/// searched plans, which are printed with it. DDP, ZeRO-1, ZeRO-2, FSDP and HSDP are balanced on the same
+/// batches, with as few microbatches as fit; if one of them is faster than every plan, it is printed first.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Measured profile: a directory with CSV files, or a single file. The reference's files name their
@@ -113,11 +117,13 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         memory_margin: space.memory_margin,
     };
     let started = Instant::now();
-    let found = plan(&problem)?;
+    let memory = ReplicaMemory::new(&spec).frozen(settings.cost.frozen());
+    let found = plan(&problem).map_err(|error| with_layout(error, &problem, &memory))?;
     let search_seconds = started.elapsed().as_secs_f64();
     let launch_limits = profile.as_ref().map_or_else(Vec::new, |profile| launch_limits(&spec, profile));
     let mut report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
     report.launch_limits = launch_limits;
+    report.layouts = LayoutsJson::new(&problem, &found, data_parallel(&problem, &memory));
     if let Some(path) = args.report.path() {
         write_report(path, &report.to_report())?;
     }

@@ -9,10 +9,11 @@ use dflop_planner::{
 };
 use serde::Serialize;
 
-use super::BYTES_PER_GIB;
+use super::layouts::LayoutsJson;
 use super::samples::{RefusedJson, SamplesJson};
 use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
+use crate::output::layouts::BYTES_PER_GIB;
 use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunReport, verdict};
 
 #[derive(Debug, Serialize)]
@@ -41,6 +42,8 @@ pub(super) struct PlanJson {
     /// Load imbalance of ranks that share experts; left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert_imbalance: Option<ExpertImbalanceJson>,
+    #[serde(flatten)]
+    pub(super) layouts: LayoutsJson,
     samples: SamplesJson,
     model: String,
     times_from: String,
@@ -190,6 +193,7 @@ impl PlanJson {
                 expected: loads.expected,
                 worst: loads.worst,
             }),
+            layouts: LayoutsJson::default(),
             samples,
             model: spec.name.clone(),
             times_from,
@@ -238,6 +242,7 @@ impl PlanJson {
             ),
             searched: self.searched.clone(),
         });
+        self.layouts.add_to(&mut report);
         if !self.plan.is_run {
             report.notes.push("This plan is simulated; the executor does not run it yet.".to_owned());
         }
@@ -252,6 +257,7 @@ impl PlanJson {
 
     /// Prints a table.
     pub(super) fn print(&self, out: &mut impl Write) -> Result<(), Failure> {
+        self.layouts.print_winner(out)?;
         writeln!(out, "{} on {}, {} GPUs used", self.model, self.times_from, self.gpus_used)?;
         writeln!(
             out,
@@ -306,7 +312,7 @@ impl PlanJson {
             out,
             "{plans_bounded} plans bounded, {plans_simulated} simulated, {how}, in {search_seconds:.3} s"
         )?;
-        Ok(())
+        self.layouts.print(out)
     }
 
     /// Prints the samples that are not looked at.

@@ -26,6 +26,7 @@ use serde::Serialize;
 use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs, SimulatedSteps};
 use std::io::Write;
 
+pub(crate) use ranks::MICROBATCH_SAMPLES;
 pub(crate) use shapes::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
 
 /// Compared strategies and strategy names, the baseline first.
@@ -42,7 +43,7 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// runs the whole model: FSDP, DDP with `plan.schedule=step`, HSDP in groups of N with
 /// `plan.schedule=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
 /// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
-/// takes longer.
+/// takes longer. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
 /// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`

@@ -1,24 +1,30 @@
-//! `dflop simulate --gpus`: compares strategies for ranks that run the whole model: DDP, FSDP and HSDP.
+//! `dflop simulate --gpus`: compares strategies and layouts for ranks that run the whole model.
+//!
+//! Layouts are DDP, `ZeRO` stages, FSDP and HSDP.
 //!
 //! Fills the `dflop simulate` report.
 
 use super::shapes::{SimulatedSteps, dataset_report};
 use super::{COMPARED, SimulateArgs, StrategyReport, print_launch_limits};
 use crate::failure::Failure;
+use crate::output::layouts::{
+    BYTES_PER_GIB, LayoutMemory, NAME_COLUMNS, excess, gib, print_memory, seconds, trainer_settings,
+};
 use crate::output::{Output, format_bytes, write_json};
 use crate::report::{RunReport, write_report};
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::memory::{RankMemory, ReplicaMemory, SavedActivations};
-use dflop_costmodel::{DevicePreset, LaunchLimit};
+use dflop_costmodel::memory::{ReplicaMemory, SavedActivations};
+use dflop_costmodel::{DevicePreset, LaunchLimit, ModuleTraffic, RankLayout, Sharding};
 use dflop_loader::settings::{RecomputationName, Settings, StepSchedule};
-use dflop_loader::{RankBalance, RankSummary, RankTraining, StepPlanner, Synchronization, compare_ranks};
+use dflop_loader::{
+    LayoutSummary, RankBalance, RankSummary, RankTraining, StepPlanner, Synchronization, compare_layouts,
+    compare_ranks,
+};
 use serde::Serialize;
 use std::io::Write;
-use std::num::NonZeroU32;
 
-const GIB: f64 = 1_073_741_824.0;
 /// Samples in a microbatch, if no global batch is given.
-const MICROBATCH_SAMPLES: u64 = 8;
+pub(crate) const MICROBATCH_SAMPLES: u64 = 8;
 /// Name of the balance by tokens.
 const TOKENS: &str = "tokens";
 
@@ -45,8 +51,10 @@ struct RanksReport {
     strategies: Vec<RankReport>,
     /// Communication per step; `None` if the links are unknown.
     communication: Option<CommunicationReport>,
-    /// Memory per GPU with the largest microbatch of the last strategy, for several layouts.
-    memory: Vec<MemoryReport>,
+    /// Step time of several layouts, with the same global batches and number of microbatches.
+    layouts: Vec<LayoutReport>,
+    /// Memory per GPU with the largest microbatch of the balanced plan, for the same layouts.
+    memory: Vec<LayoutMemory>,
 }
 
 /// Simulated results for a strategy.
@@ -74,21 +82,22 @@ struct CommunicationReport {
     seconds: f64,
 }
 
-/// Memory per GPU under a layout.
+/// Simulated results for a layout.
 #[derive(Debug, Serialize)]
-struct MemoryReport {
+struct LayoutReport {
     layout: String,
-    /// GPUs that shard parameters, gradients and optimizer state.
-    shard_ranks: u32,
-    parameter_bytes: u64,
-    gradient_bytes: u64,
-    optimizer_bytes: u64,
-    /// Layers that are gathered at once.
-    gathered_bytes: u64,
-    /// Activations and working set of the largest microbatch.
-    activation_bytes: u64,
-    total_bytes: u64,
+    /// Mean step of the balanced plan, without exposed communication.
+    step_seconds: f64,
+    /// Mean step of the data-blind plan, without exposed communication.
+    blind_step_seconds: f64,
+    /// As in [`RankReport`], for the balanced plan.
+    exposed_communication_seconds: Option<f64>,
+    /// Speed-up over the data-blind plan, with exposed communication in both steps.
+    speedup: f64,
+    memory_bytes: u64,
     fits: bool,
+    /// Settings for a trainer.
+    trainer: String,
 }
 
 impl SimulateArgs {
@@ -124,12 +133,11 @@ impl SimulateArgs {
 pub(super) fn layout(planner: &StepPlanner) -> String {
     let ranks = planner.dp_size();
     if let Some(synchronization) = planner.synchronization() {
-        let shard_ranks = synchronization.shard_ranks(ranks).get();
-        return if synchronization.meets_in_layers() && shard_ranks == ranks {
-            format!("FSDP over {}", gpus(ranks))
-        } else {
-            data_parallel(ranks, shard_ranks)
-        };
+        let count = |ranks: usize| u32::try_from(ranks).unwrap_or(u32::MAX);
+        let shard_ranks = count(synchronization.shard_ranks(ranks).get());
+        return RankLayout::replicated(count(ranks), 1)
+            .sharded(Sharding::Parameters, shard_ranks)
+            .to_string();
     }
     let stages = planner.pipeline().stages;
     let named = planner.model().modules().iter().zip(&stages);
@@ -138,19 +146,6 @@ pub(super) fn layout(planner: &StepPlanner) -> String {
     let parts = if parts.is_empty() { last } else { format!("{} and {last}", parts.join(", ")) };
     let word = if stages.last() == Some(&1) { "stage" } else { "stages" };
     format!("pipeline of {parts} {word} x {ranks} {}", if ranks == 1 { "rank" } else { "ranks" })
-}
-
-/// Names the layout by the number of ranks that shard the model.
-fn data_parallel(ranks: usize, shard_ranks: usize) -> String {
-    match shard_ranks {
-        1 => format!("DDP over {}", gpus(ranks)),
-        all if all == ranks => format!("FSDP over {}", gpus(ranks)),
-        _ => format!("HSDP over {} in shard groups of {shard_ranks}", gpus(ranks)),
-    }
-}
-
-fn gpus(count: usize) -> String {
-    if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") }
 }
 
 pub(super) fn run(
@@ -179,8 +174,8 @@ pub(super) fn run(
     balances.insert(1, RankBalance::Tokens);
     names.insert(1, TOKENS);
     let summaries = compare_ranks(planner, &balances, 0..steps, &training)?;
-    let memory_gib = args.shapes.memory_gib(preset)?;
-    let memory_max = (memory_gib * GIB) as u64;
+    let memory_max = (args.shapes.memory_gib(preset)? * BYTES_PER_GIB) as u64;
+    let by_layout = compare_layouts(planner, &layouts(planner, &training), 0..steps, &training)?;
     let Some(ours) = summaries.last() else {
         unreachable!("several ways are compared");
     };
@@ -199,7 +194,8 @@ pub(super) fn run(
         lower_bound_seconds: ours.steps.bound_seconds,
         strategies: strategies(&names, &summaries, memory_max),
         communication: communication(planner, &training),
-        memory: memories(planner, &training, &ours.microbatch_tokens, memory_max)?,
+        memory: memories(&by_layout, memory_max),
+        layouts: by_layout.iter().map(|layout| LayoutReport::new(layout, memory_max)).collect(),
     };
     if let Some(path) = args.report.path() {
         write_report(path, &run_report(args, planner, &report)?)?;
@@ -227,50 +223,41 @@ fn strategies(names: &[&'static str], summaries: &[RankSummary], memory_max: u64
 
 /// Sums the communication of all modules and microbatches in a step.
 fn communication(planner: &StepPlanner, training: &RankTraining<'_>) -> Option<CommunicationReport> {
-    let traffic = training.traffic(planner)?;
+    let traffic = training.traffic(training.layout(planner)?)?;
     let microbatches = planner.microbatches() as u64;
-    let sum = |bytes: &dyn Fn(usize) -> u64| {
-        (0..traffic.len()).map(bytes).fold(0, u64::saturating_add).saturating_mul(microbatches)
-    };
-    let seconds = |is_last| traffic.iter().map(|module| module.microbatch_seconds(is_last)).sum::<f64>();
+    let sum = |bytes: &dyn Fn(&ModuleTraffic) -> u64| traffic.iter().map(bytes).fold(0, u64::saturating_add);
     Some(CommunicationReport {
-        gathered_bytes: sum(&|module| traffic[module].gathered_bytes.saturating_mul(2)),
-        scattered_bytes: sum(&|module| traffic[module].scattered_bytes),
-        seconds: seconds(false) * microbatches.saturating_sub(1) as f64 + seconds(true),
+        gathered_bytes: sum(&|module: &ModuleTraffic| module.step_gathered_bytes(microbatches)),
+        scattered_bytes: sum(&|module: &ModuleTraffic| module.step_scattered_bytes(microbatches)),
+        seconds: traffic.iter().map(|module| module.step_seconds(microbatches)).sum(),
     })
 }
 
-/// Predicts the memory without sharding, in shard groups, and with all ranks sharing the state.
-fn memories(
-    planner: &StepPlanner,
-    training: &RankTraining<'_>,
-    tokens: &[u64],
-    memory_max: u64,
-) -> Result<Vec<MemoryReport>, Failure> {
-    let ranks = planner.dp_size();
-    let given = planner.synchronization().unwrap_or_default().shard_ranks(ranks).get();
-    let node = training.gpus_per_node as usize;
-    let group = if given > 1 && given < ranks { given } else { node };
-    let mut sizes = vec![1, group, ranks];
-    sizes.retain(|size| *size <= ranks && ranks.is_multiple_of(*size));
-    sizes.dedup();
-    let report = |size: usize| -> Result<MemoryReport, Failure> {
-        let shard_ranks = u32::try_from(size).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
-        let memory = training.memory.rank(shard_ranks, tokens)?;
-        let RankMemory { parameters, gradients, optimizer, gathered, activations, working_set } = memory;
-        Ok(MemoryReport {
-            layout: data_parallel(ranks, size),
-            shard_ranks: shard_ranks.get(),
-            parameter_bytes: parameters,
-            gradient_bytes: gradients,
-            optimizer_bytes: optimizer,
-            gathered_bytes: gathered,
-            activation_bytes: activations.saturating_add(working_set),
-            total_bytes: memory.total(),
-            fits: memory.total() <= memory_max,
-        })
-    };
-    sizes.into_iter().map(report).collect()
+/// Lists the layouts to compare; shard groups have the size in the settings, or are nodes.
+fn layouts(planner: &StepPlanner, training: &RankTraining<'_>) -> Vec<RankLayout> {
+    let Some(given) = training.layout(planner) else { return Vec::new() };
+    let group_ranks = if given.has_groups() { given.shard_ranks } else { training.gpus_per_node };
+    RankLayout::all(given.ranks, training.gpus_per_node, group_ranks)
+}
+
+fn memories(layouts: &[LayoutSummary], memory_max: u64) -> Vec<LayoutMemory> {
+    layouts.iter().map(|summary| LayoutMemory::new(summary.layout, &summary.memory, memory_max)).collect()
+}
+
+impl LayoutReport {
+    fn new(summary: &LayoutSummary, memory_max: u64) -> Self {
+        let memory_bytes = summary.memory.total();
+        Self {
+            layout: summary.layout.to_string(),
+            step_seconds: summary.step_seconds,
+            blind_step_seconds: summary.blind_seconds,
+            exposed_communication_seconds: summary.exposed_seconds,
+            speedup: summary.speedup,
+            memory_bytes,
+            fits: memory_bytes <= memory_max,
+            trainer: trainer_settings(summary.layout),
+        }
+    }
 }
 
 /// Returns the report on simulated ranks, with timelines of the strategies that plan by predicted times.
@@ -306,14 +293,10 @@ fn run_report(
     }
     report.fact("Lower bound", format!("{:.5} s", simulated.lower_bound_seconds));
     for memory in &simulated.memory {
-        report.fact(&format!("Memory per GPU, {}", memory.layout), gib(memory.total_bytes) + " GiB");
+        report.fact(&format!("Memory per GPU, {}", memory.layout()), gib(memory.total_bytes) + " GiB");
     }
     report.notes.push(about_communication(simulated) + ".");
     Ok(report)
-}
-
-fn gib(bytes: u64) -> String {
-    format!("{:.2}", bytes as f64 / GIB)
 }
 
 /// Describes the communication for people.
@@ -347,6 +330,7 @@ fn print(out: &mut impl Write, report: &RanksReport, memory_gib: f64) -> Result<
     if let Some(speedup) = ours.and_then(|ours| ours.communicating_speedup) {
         writeln!(out, "with exposed communication, dflop has a speed-up of {speedup:.2}x")?;
     }
+    print_layouts(out, &report.layouts, memory_gib)?;
     print_memory(out, &report.memory, memory_gib)?;
     print_launch_limits(out, &report.launch_limits)
 }
@@ -359,7 +343,7 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
     )?;
     for RankReport { strategy, exposed_communication_seconds, memory_bytes, fits, .. } in &report.strategies {
         let StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup, .. } = strategy;
-        let exposed = exposed_communication_seconds.map_or_else(|| "-".to_owned(), |own| format!("{own:.5}"));
+        let exposed = seconds(*exposed_communication_seconds);
         let idle = bubble_fraction * 100.0;
         write!(
             out,
@@ -374,30 +358,22 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
     Ok(())
 }
 
-fn print_memory(out: &mut impl Write, memory: &[MemoryReport], memory_gib: f64) -> Result<(), Failure> {
+fn print_layouts(out: &mut impl Write, layouts: &[LayoutReport], memory_gib: f64) -> Result<(), Failure> {
     writeln!(
         out,
-        "{:<39} {:>10} {:>9} {:>9} {:>8} {:>11} {:>8}",
-        "GiB per GPU", "parameters", "gradients", "optimizer", "gathered", "activations", "total"
+        "{:<NAME_COLUMNS$} {:>12} {:>12} {:>9} {:>10} {:>8}",
+        "layouts, balanced by dflop", "data-blind s", "step s", "speed-up", "exposed s", "GiB"
     )?;
-    for report in memory {
+    for report in layouts {
+        let LayoutReport { layout, step_seconds, blind_step_seconds, speedup, memory_bytes, fits, .. } =
+            report;
         writeln!(
             out,
-            "{:<39} {:>10} {:>9} {:>9} {:>8} {:>11} {:>8}{}",
-            report.layout,
-            gib(report.parameter_bytes),
-            gib(report.gradient_bytes),
-            gib(report.optimizer_bytes),
-            gib(report.gathered_bytes),
-            gib(report.activation_bytes),
-            gib(report.total_bytes),
-            excess(report.fits, memory_gib)
+            "{layout:<NAME_COLUMNS$} {blind_step_seconds:>12.5} {step_seconds:>12.5} {speedup:>8.2}x {:>10} {:>8}{}",
+            seconds(report.exposed_communication_seconds),
+            gib(*memory_bytes),
+            excess(*fits, memory_gib)
         )?;
     }
     Ok(())
-}
-
-/// Marks what does not fit into the GPU memory.
-fn excess(fits: bool, memory_gib: f64) -> String {
-    if fits { String::new() } else { format!("  above {memory_gib} GiB") }
 }

@@ -3,15 +3,21 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dflop_costmodel::{CostModel, DatasetStatistics, SampleShape};
+use crate::commands::simulate::MICROBATCH_SAMPLES;
+use dflop_costmodel::{CostModel, DatasetStatistics, SampleCost, SampleShape};
 use dflop_loader::flow::on_threads;
-use dflop_loader::{Dataset, Permutation};
+use dflop_loader::{Dataset, Permutation, RandomBatches, deal_random_batches};
 use serde::Serialize;
 
 /// Samples per part; parts are joined in order, so that results do not depend on the number of threads.
 const PART_SAMPLES: u64 = 1 << 16;
 /// Number of samples whose prediction uncertainty is evaluated.
 const CERTAINTY_SAMPLES: u64 = 1000;
+/// Number of samples that random batches are drawn from, and number of batches.
+const DEALT_SAMPLES: u64 = 8192;
+const DEALT_BATCHES: usize = 1000;
+/// Number of GPUs that random batches are dealt to: a node.
+const DEALT_GPUS: u64 = 8;
 /// `sqrt(ln(2 / 0.05) / 2)`: the DKW bound at 95 %, times the square root of the number of samples.
 const BOUND_95: f64 = 1.358_102;
 
@@ -45,6 +51,17 @@ pub(super) struct Certainty {
     pub(super) beyond_profile: f64,
 }
 
+/// Random microbatches on GPUs that run the whole model each, under FSDP.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct DealtBatches {
+    pub(super) gpus: u64,
+    pub(super) microbatch_samples: u64,
+    /// Slowest GPU's time over the mean GPU's, summed over modules.
+    pub(super) slowest_over_mean: f64,
+    /// Fraction of time in which GPUs wait for slower GPUs.
+    pub(super) idle_fraction: f64,
+}
+
 /// Data profile, rejected samples and uncertainty.
 #[derive(Debug)]
 pub(super) struct Collected {
@@ -52,6 +69,8 @@ pub(super) struct Collected {
     pub(super) refused: Vec<Refused>,
     /// `None` without a measured profile.
     pub(super) certainty: Option<Certainty>,
+    /// `None` if no sample has a cost.
+    pub(super) dealt: Option<DealtBatches>,
 }
 
 impl Sampling {
@@ -70,6 +89,15 @@ impl Sampling {
     fn places(self, draws: Range<u64>) -> impl Iterator<Item = u64> {
         let permutation = Permutation::new(self.of, self.seed);
         draws.map(move |draw| if self.samples == self.of { draw } else { permutation.at(draw) })
+    }
+
+    /// Yields the indices of at most `samples_max` samples, spread evenly over the profiled ones.
+    fn spread(self, samples_max: u64) -> impl Iterator<Item = u64> {
+        let samples = self.samples.min(samples_max);
+        (0..samples).flat_map(move |number| {
+            let draw = (u128::from(number) * u128::from(self.samples) / u128::from(samples)) as u64;
+            self.places(draw..draw + 1)
+        })
     }
 }
 
@@ -98,7 +126,8 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         profile.merge(part);
         refused.extend(part_refused);
     }
-    Collected { profile, refused, certainty: certainty(dataset, model, sampling) }
+    let certainty = certainty(dataset, model, sampling);
+    Collected { profile, refused, certainty, dealt: deal(dataset, model, sampling) }
 }
 
 fn collect_part(
@@ -123,24 +152,40 @@ fn collect_part(
 fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<Certainty> {
     let (mut samples, mut uncertain, mut beyond) = (0_u64, 0.0, 0_u64);
     let mut shape = SampleShape::default();
-    let looked_at = sampling.samples.min(CERTAINTY_SAMPLES);
-    for number in 0..looked_at {
-        let draw = number * sampling.samples / looked_at;
-        for place in sampling.places(draw..draw + 1) {
-            dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
-            let Ok(prediction) = model.predict_with_uncertainty(&shape) else { continue };
-            let prediction = prediction?;
-            let total: u64 = prediction.modules.iter().map(|time| time.ns).sum();
-            let open: u64 = prediction.modules.iter().map(|time| time.uncertainty_ns).sum();
-            uncertain += open as f64 / (total as f64).max(1.0);
-            beyond += u64::from(!prediction.warnings.is_empty());
-            samples += 1;
-        }
+    for place in sampling.spread(CERTAINTY_SAMPLES) {
+        dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
+        let Ok(prediction) = model.predict_with_uncertainty(&shape) else { continue };
+        let prediction = prediction?;
+        let total: u64 = prediction.modules.iter().map(|time| time.ns).sum();
+        let open: u64 = prediction.modules.iter().map(|time| time.uncertainty_ns).sum();
+        uncertain += open as f64 / (total as f64).max(1.0);
+        beyond += u64::from(!prediction.warnings.is_empty());
+        samples += 1;
     }
     let share = |value: f64| value / (samples as f64).max(1.0);
     model.rate().is_none().then(|| Certainty {
         samples,
         mean_uncertainty: share(uncertain),
         beyond_profile: share(beyond as f64),
+    })
+}
+
+/// Deals random microbatches, drawn from samples spread evenly over the profiled ones.
+fn deal(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<DealtBatches> {
+    let mut shape = SampleShape::default();
+    let cost = |place| {
+        dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
+        model.predict(&shape).ok()
+    };
+    let costs: Vec<SampleCost> = sampling.spread(DEALT_SAMPLES).filter_map(cost).collect();
+    let sizes = [DEALT_GPUS, MICROBATCH_SAMPLES].map(|size| size as usize);
+    let constants = model.microbatch_constants();
+    let found = deal_random_batches(&costs, &constants, sizes, DEALT_BATCHES, sampling.seed)?;
+    let RandomBatches { slowest_over_mean, idle_fraction } = found;
+    Some(DealtBatches {
+        gpus: DEALT_GPUS,
+        microbatch_samples: MICROBATCH_SAMPLES,
+        slowest_over_mean,
+        idle_fraction,
     })
 }

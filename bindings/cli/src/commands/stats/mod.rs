@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 
-use collect::{Certainty, Collected, Refused, Sampling};
+use collect::{Certainty, Collected, DealtBatches, Refused, Sampling};
 
 /// Number of bins per histogram.
 const CLASSES: usize = 24;
@@ -81,6 +81,8 @@ struct StatsReport {
     outlier_count: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     certainty: Option<Certainty>,
+    /// Random microbatches on the GPUs of a node.
+    data_parallel: Option<DealtBatches>,
 }
 
 /// A sample that costs far more than the rest.
@@ -123,7 +125,7 @@ fn report(
     collected: Collected,
     sampling: Sampling,
 ) -> StatsReport {
-    let Collected { profile, refused, certainty } = collected;
+    let Collected { profile, refused, certainty, dealt } = collected;
     let summary = profile.summarize(CLASSES);
     let names = summary.iter().map(|(name, ..)| name.clone()).collect();
     let quantiles = summary.iter().map(|(name, quantiles, _)| (name.clone(), quantiles.clone())).collect();
@@ -159,5 +161,6 @@ fn report(
         outliers: named.collect(),
         outlier_count,
         certainty,
+        data_parallel: dealt,
     }
 }

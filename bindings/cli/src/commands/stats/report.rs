@@ -2,7 +2,7 @@
 //!
 //! Prints the data profile as a table with histograms for a terminal.
 
-use super::collect::Refused;
+use super::collect::{DealtBatches, Refused};
 use super::{NamedOutlier, StatsArgs, StatsReport};
 use crate::args::PREVIEWS;
 use crate::commands::simulate::print_launch_limits;
@@ -44,6 +44,12 @@ pub(super) fn page(
     if let Some(certainty) = &stats.certainty {
         let width = certainty.mean_uncertainty * 100.0;
         report.fact("90 % interval of a prediction", format!("within {width:.1} % on average"));
+    }
+    if let Some(DealtBatches { gpus, slowest_over_mean, idle_fraction, .. }) = stats.data_parallel {
+        let idle = idle_fraction * 100.0;
+        let text =
+            format!("slowest GPU {slowest_over_mean:.2} times the mean, {idle:.0} % of the time waiting");
+        report.fact(&format!("Random microbatches on {gpus} GPUs, FSDP"), text);
     }
     report.notes.extend(note);
     report.profile = Some(DataProfile {
@@ -132,7 +138,25 @@ pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str
         writeln!(out, "refused: {key}: {reason}")?;
     }
     print_quantiles(out, report)?;
-    print_outliers(out, report)
+    print_outliers(out, report)?;
+    report.data_parallel.map_or(Ok(()), |dealt| print_dealt(out, dealt))
+}
+
+/// Prints what data-blind batches cost in data-parallel training, and the command with the whole answer.
+fn print_dealt(out: &mut impl Write, dealt: DealtBatches) -> Result<(), Failure> {
+    let DealtBatches { gpus, microbatch_samples, slowest_over_mean, idle_fraction } = dealt;
+    writeln!(
+        out,
+        "data-parallel training: {microbatch_samples} random samples per microbatch on {gpus} GPUs, FSDP: the slowest \
+         GPU takes {slowest_over_mean:.2} times the mean, and GPUs wait {:.0} % of the time",
+        idle_fraction * 100.0
+    )?;
+    writeln!(
+        out,
+        "`dflop simulate` with the same dataset and `--gpus {gpus}` compares data-blind and balanced batches under \
+         DDP, ZeRO, FSDP and HSDP"
+    )?;
+    Ok(())
 }
 
 fn print_quantiles(out: &mut impl Write, report: &StatsReport) -> Result<(), Failure> {
