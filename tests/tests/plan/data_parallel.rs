@@ -8,7 +8,7 @@ use dflop_planner::{
     Workload, data_parallel,
 };
 use dflop_tests::dataset::{Compression, TempDataset};
-use dflop_tests::planning;
+use dflop_tests::loaders;
 
 /// All samples of a dataset in one batch, one microbatch per rank: by the step planner, and by the planner.
 fn both(samples: u64, ranks: u32) -> Vec<(LayoutSummary, DataParallelPlan)> {
@@ -17,7 +17,7 @@ fn both(samples: u64, ranks: u32) -> Vec<(LayoutSummary, DataParallelPlan)> {
     let memory = ReplicaMemory::new(&spec);
     let links = DevicePreset::named("h100").unwrap().links();
     let training = RankTraining { memory: memory.clone(), links, gpus_per_node: 8 };
-    let builder = planning::builder(data.index(), samples, ranks as usize).work(20_000);
+    let builder = loaders::builder(data.index(), samples, ranks as usize).work(20_000);
     let planner = builder.microbatches(1).one_device(Synchronization::PerMicrobatch).build().unwrap();
     let layouts = RankLayout::all(ranks, 8, 8);
     let simulated = compare_layouts(&planner, &layouts, 0..1, &training).unwrap();

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_command_takes_the_settings_that_it_has() {
         let arguments = parsed(&["order.tail=drop", "plan.schedule=gpipe"]).unwrap();
-        assert_eq!(arguments.set.settings().unwrap().plan.schedule.to_string(), "gpipe");
+        assert_eq!(arguments.set.settings().unwrap().plan.pipeline_schedule().to_string(), "gpipe");
         assert!(arguments.set.refuse(&["plan"], "is refused").is_err());
         assert!(arguments.set.refuse(&["plan.stages", "store"], "is refused").is_ok());
         let other = parsed(&["plan.stages=1"]).unwrap_err();

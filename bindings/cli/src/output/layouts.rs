@@ -119,7 +119,7 @@ pub(crate) fn trainer_settings(layout: RankLayout) -> String {
         (Sharding::Parameters, true) => format!("`fully_shard` {mesh}; FSDP1 `HYBRID_SHARD`"),
         (Sharding::Parameters, false) => "`fully_shard` on every layer; FSDP1 `FULL_SHARD`".to_owned(),
     };
-    format!("{trainer}; `Plan(synchronize=\"{}\")`", Synchronization::from(layout))
+    format!("{trainer}; `Plan(schedule=\"{}\")`", Synchronization::from(layout))
 }
 
 #[cfg(test)]
@@ -131,10 +131,10 @@ mod tests {
         let layouts = RankLayout::all(16, 8, 8);
         let mut settings: Vec<String> = layouts.iter().copied().map(trainer_settings).collect();
         let last = settings.last().map(String::as_str);
-        let expected = "`fully_shard` on every layer; FSDP1 `FULL_SHARD`; `Plan(synchronize=\"microbatch\")`";
+        let expected = "`fully_shard` on every layer; FSDP1 `FULL_SHARD`; `Plan(schedule=\"microbatch\")`";
         assert_eq!(last, Some(expected));
         assert!(settings[4].contains("on a mesh of 2 x 8 ranks; FSDP1 `HYBRID_SHARD`"), "{}", settings[4]);
-        assert!(settings[4].ends_with("`Plan(synchronize=\"microbatch:8\")`"), "{}", settings[4]);
+        assert!(settings[4].ends_with("`Plan(schedule=\"microbatch:8\")`"), "{}", settings[4]);
         settings.sort_unstable();
         settings.dedup();
         assert_eq!(settings.len(), 6);

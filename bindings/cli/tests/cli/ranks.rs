@@ -212,7 +212,7 @@ fn plan_names_the_fastest_layout() {
     let printed = dflop(&args).stdout;
     assert_eq!(printed.contains(" is fastest: "), fastest.1 != "pipeline", "{printed}");
     assert!(printed.contains("\nFSDP over 8 GPUs ") && printed.contains("exposed s"), "{printed}");
-    assert!(printed.contains("Plan(synchronize=\"microbatch\")"), "{printed}");
+    assert!(printed.contains("Plan(schedule=\"microbatch\")"), "{printed}");
     // A GPU without a sample computes nothing.
     let few = ["plan", &pattern, "--model", "qwen2.5-vl-7b", "--gpus", "8", "--batches", "1"];
     let few = object(&[&few[..], &["--global-batch-size", "4", "--json"]].concat());

@@ -174,7 +174,8 @@ pub(super) fn run(
     balances.insert(1, RankBalance::Tokens);
     names.insert(1, TOKENS);
     let summaries = compare_ranks(planner, &balances, 0..steps, &training)?;
-    let memory_max = (args.shapes.memory_gib(preset)? * BYTES_PER_GIB) as u64;
+    let memory_gib = args.shapes.memory_gib(preset)?;
+    let memory_max = (memory_gib * BYTES_PER_GIB) as u64;
     let by_layout = compare_layouts(planner, &layouts(planner, &training), 0..steps, &training)?;
     let Some(ours) = summaries.last() else {
         unreachable!("several ways are compared");
