@@ -340,6 +340,7 @@ impl<'a> LayoutStudy<'a> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "used by `map_err`")]
 fn in_model(error: dflop_costmodel::Error) -> Error {
     Error::Config { setting: "model", reason: error.to_string() }
 }

@@ -331,7 +331,9 @@ mod tests {
         let bytes = |tokens: &[u64]| memory.activation_bytes(tokens).unwrap().iter().sum::<u64>();
         let microbatches = [[0, 4096], [729, 4000], [7290, 1024], [700, 300], [7290, 4096], [1, 5000]];
         let mut largest = LargestMicrobatch::default();
-        microbatches.iter().for_each(|tokens| largest.add(&memory, tokens.to_vec()).unwrap());
+        for tokens in &microbatches {
+            largest.add(&memory, tokens.to_vec()).unwrap();
+        }
         let expected = microbatches.iter().max_by_key(|tokens| bytes(*tokens)).unwrap();
         assert_eq!(largest.tokens(), expected);
     }

@@ -6,6 +6,7 @@
 //!
 //! Gradient sums in the chunks of a rank run one after another, as do weight gathers.
 
+use super::step_timeline::LanePass;
 use super::step_times::{ChainTimes, StepTimes, time_at};
 use dflop_balancer::schedule::{Pass, PassKind, ScheduleKind, StepShape};
 
@@ -46,9 +47,19 @@ pub(super) struct OrderedTimeline {
     /// input, and lane.
     forward_sent_ns: Vec<u64>,
     backward_sent_ns: Vec<u64>,
+    /// Passes in the last step, if they are recorded.
+    recorded: Option<Vec<LanePass>>,
 }
 
 impl OrderedTimeline {
+    /// Returns all passes in a step, in order on every lane; both halves of a split backward pass are backward
+    /// passes.
+    pub(super) fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
+        self.recorded = Some(Vec::new());
+        self.makespan_ns(step);
+        self.recorded.take().unwrap_or_default()
+    }
+
     /// Returns the step's end time.
     pub(super) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
         let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
@@ -93,6 +104,10 @@ impl OrderedTimeline {
             *free_ns = (*free_ns).max(arrived_ns) + time_ns;
             let end_ns = *free_ns;
             self.ended_ns[stage * step.ranks + lane] = end_ns;
+            if let Some(passes) = &mut self.recorded {
+                let is_forward = kind == PassKind::Forward;
+                passes.push(LanePass { stage, slot, lane, is_forward, start_ns: end_ns - time_ns, end_ns });
+            }
             match kind {
                 PassKind::Forward => self.send_activations(step, place, cell, end_ns),
                 PassKind::Backward | PassKind::BackwardInput => {
@@ -232,6 +247,10 @@ mod tests {
         let mut timeline = OrderedTimeline::default();
         let found = timeline.makespan_ns(step);
         assert_eq!(found, timeline.makespan_ns(step), "buffers are reused");
+        if step.reduce_ns.is_empty() {
+            let ends_ns = timeline.passes(step).into_iter().map(|pass| pass.end_ns);
+            assert_eq!(ends_ns.max(), Some(found), "passes are recorded");
+        }
         found
     }
 

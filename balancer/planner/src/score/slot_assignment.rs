@@ -295,6 +295,7 @@ impl Iterator for Windows<'_> {
 }
 
 /// Times per cell for a module: one layer, and outside the layers.
+#[expect(clippy::struct_field_names, reason = "units end the names")]
 struct CellTimes {
     layer_ns: Vec<f64>,
     outside_ns: Vec<f64>,

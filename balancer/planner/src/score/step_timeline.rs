@@ -78,6 +78,9 @@ impl StepTimeline {
 
     /// Returns all passes in a step, in order on every lane.
     pub(crate) fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
+        if is_ordered(step.shape.kind) {
+            return self.ordered.passes(step);
+        }
         let (order, places) = (StepOrder::new(&step.shape), places(step));
         self.clear(places.len() * step.ranks, step.shape.slots * step.ranks);
         let mut passes = Vec::with_capacity(order.passes.len() * step.ranks);
@@ -85,9 +88,9 @@ impl StepTimeline {
             let (place, slot, is_forward) =
                 (places[pass.stage as usize], pass.slot as usize, pass.is_forward);
             if is_forward {
-                self.forward(step, place, slot)
+                self.forward(step, place, slot);
             } else {
-                self.backward(step, place, slot)
+                self.backward(step, place, slot);
             }
             let lanes = place.chain.lanes;
             let passes_ns = place.chain.passes_ns(place.inner, usize::from(!is_forward));

@@ -64,7 +64,7 @@ impl Search {
             is_tight: true,
             is_hopeless: false,
         };
-        for slack in SLACKS {
+        for (at, slack) in SLACKS.into_iter().enumerate() {
             let swept = start.take().unwrap_or_else(|| sweep_with_slack(space, slack));
             search.bounded = swept.plans;
             // Several encoders have more GPU shares than the search covers.
@@ -77,7 +77,7 @@ impl Search {
                 search.finals = halving.run_all(swept.candidates)?;
                 break;
             }
-            let is_last = slack == SLACKS[SLACKS.len() - 1];
+            let is_last = at + 1 == SLACKS.len();
             let has_room = halving.run(swept.candidates, is_last, &mut search.finals)?;
             if halving.is_outrun {
                 search.is_hopeless = search.finals.is_empty();
