@@ -9,6 +9,9 @@
 //! | greedy, on tokens | peaks, even |
 //! | round robin, in an arbitrary order | its own |
 //!
+//! The best of few samples is polished by moves and swaps: whole samples cannot be shared evenly by encoder
+//! ranks, which the search for the makespan assumes.
+//!
 //! Orders with peaks in the middle shorten fill and drain, but keep the largest microbatches in flight
 //! together; even orders spread them, and are tried if peaked orders do not fit into memory.
 
@@ -27,6 +30,10 @@ pub(crate) const WORK: u64 = 5_000;
 
 /// Maximum product of samples and groups for a makespan search: the fixed search cost grows with both.
 const MAKESPAN_CELLS_MAX: usize = 1 << 18;
+
+/// Maximum number of samples in a batch that is polished, and of makespans computed for that.
+const POLISHED_SAMPLES: usize = 32;
+const POLISHED_MAX: usize = 4_000;
 
 /// Batch assigned to slots, with makespan and memory requirement.
 #[derive(Debug, Clone)]
@@ -47,14 +54,18 @@ pub(crate) fn balance_batch(
     timeline: &mut StepTimeline,
 ) -> Result<BalancedBatch> {
     let balancer = Balancer { space, candidate, batch, sizes: item_times(space, candidate, batch) };
-    let mut found = balancer.judge(balancer.greedy(Order::Peak), timeline);
-    for assignment in balancer.searched()? {
-        balancer.keep_better(&mut found, assignment, timeline);
+    let mut cell_of = balancer.greedy(Order::Peak);
+    let mut found = balancer.judge(&cell_of, timeline);
+    for other in balancer.searched()? {
+        balancer.keep_better((&mut cell_of, &mut found), other, timeline);
     }
     if !balancer.fits(&found) {
-        for assignment in balancer.spread()? {
-            balancer.keep_better(&mut found, assignment, timeline);
+        for other in balancer.spread()? {
+            balancer.keep_better((&mut cell_of, &mut found), other, timeline);
         }
+    }
+    if batch.len() <= POLISHED_SAMPLES {
+        balancer.polish(&mut cell_of, &mut found, timeline);
     }
     Ok(found)
 }
@@ -99,7 +110,10 @@ struct Balancer<'a> {
 }
 
 impl Balancer<'_> {
-    fn judge(&self, assignment: SlotAssignment, timeline: &mut StepTimeline) -> BalancedBatch {
+    fn judge(&self, cell_of: &[u32], timeline: &mut StepTimeline) -> BalancedBatch {
+        let cell = |item: usize| cell_of[item];
+        let split = self.space.encoder_split;
+        let assignment = SlotAssignment::new(self.space, self.candidate, self.batch, cell, split);
         let requirement = assignment.requirement(self.space, self.candidate);
         let makespan_ns = makespan_ns(self.space, self.candidate, &assignment, timeline);
         BalancedBatch { assignment, requirement, makespan_ns }
@@ -109,41 +123,67 @@ impl Balancer<'_> {
         batch.requirement.most() <= self.space.budget_bytes
     }
 
-    /// Keeps the faster assignment among assignments that fit, and prefers any that fits.
+    /// Keeps the faster assignment among assignments that fit, and prefers any that fits; returns whether the
+    /// other is kept.
     fn keep_better(
         &self,
-        found: &mut BalancedBatch,
-        assignment: SlotAssignment,
+        (cell_of, found): (&mut Vec<u32>, &mut BalancedBatch),
+        other_cells: Vec<u32>,
         timeline: &mut StepTimeline,
-    ) {
-        let other = self.judge(assignment, timeline);
+    ) -> bool {
+        let other = self.judge(&other_cells, timeline);
         let rank = |batch: &BalancedBatch| (!self.fits(batch), batch.makespan_ns);
-        if rank(&other) < rank(found) {
-            *found = other;
+        let is_better = rank(&other) < rank(found);
+        if is_better {
+            (*cell_of, *found) = (other_cells, other);
+        }
+        is_better
+    }
+
+    /// Moves samples to other cells, and swaps samples, as long as that helps.
+    fn polish(&self, cell_of: &mut Vec<u32>, found: &mut BalancedBatch, timeline: &mut StepTimeline) {
+        let (samples, cells) = (cell_of.len(), self.candidate.groups() as u32);
+        let mut tried = 0;
+        let mut is_better = true;
+        while std::mem::take(&mut is_better) {
+            for item in 0..samples {
+                let moves = (0..cells).map(|cell| (cell, None));
+                let swaps = (item + 1..samples).map(|other| (cell_of[other], Some(other)));
+                for (cell, other) in moves.chain(swaps).collect::<Vec<_>>() {
+                    let own = cell_of[item];
+                    let is_only = cell_of.iter().filter(|of| **of == own).count() == 1;
+                    // A microbatch has at least one sample.
+                    if cell == own || other.is_none() && is_only || tried == POLISHED_MAX {
+                        continue;
+                    }
+                    let mut changed = cell_of.clone();
+                    changed[item] = cell;
+                    if let Some(other) = other {
+                        changed[other] = own;
+                    }
+                    tried += 1;
+                    is_better |= self.keep_better((cell_of, found), changed, timeline);
+                }
+            }
         }
     }
 
-    fn in_cells(&self, cell_of: &[u32]) -> SlotAssignment {
-        let cell = |item: usize| cell_of[item];
-        SlotAssignment::new(self.space, self.candidate, self.batch, cell, self.space.encoder_split)
-    }
-
     /// Assigns groups evenly to ranks, in an order.
-    fn in_order(&self, group_of: &[u32], order: Order) -> SlotAssignment {
+    fn in_order(&self, group_of: &[u32], order: Order) -> Vec<u32> {
         let mut group_ns = vec![0; self.candidate.groups()];
         for (&group, size_ns) in group_of.iter().zip(self.sizes.sums_ns()) {
             group_ns[group as usize] += size_ns;
         }
         let cell_of = cells_of_groups(&group_ns, self.candidate.family.llm_dp as usize, order);
-        self.in_cells(&group_of.iter().map(|group| cell_of[*group as usize]).collect::<Vec<u32>>())
+        group_of.iter().map(|group| cell_of[*group as usize]).collect()
     }
 
-    fn greedy(&self, order: Order) -> SlotAssignment {
+    fn greedy(&self, order: Order) -> Vec<u32> {
         self.in_order(&greedy_groups(&self.sizes.sums_ns(), self.candidate.groups()), order)
     }
 
     /// Lists the partitions from searches and from LPT.
-    fn searched(&self) -> Result<Vec<SlotAssignment>> {
+    fn searched(&self) -> Result<Vec<Vec<u32>>> {
         let groups = self.candidate.groups();
         if groups > self.batch.len() {
             return Ok(Vec::new());
@@ -155,8 +195,8 @@ impl Balancer<'_> {
             if strategy == Strategy::SEARCH {
                 found.push(self.in_order(&by_number, Order::Peak));
             }
-            found.push(self.in_cells(&cells(partition, self.batch, GroupOrder::Arbitrary)));
-            found.push(self.in_cells(&by_number));
+            found.push(cells(partition, self.batch, GroupOrder::Arbitrary));
+            found.push(by_number);
         }
         let is_small = self.batch.len() * groups <= MAKESPAN_CELLS_MAX;
         if is_small && self.candidate.family.placement != Placement::Colocated {
@@ -166,7 +206,7 @@ impl Balancer<'_> {
     }
 
     /// Deals samples in an arbitrary order, as a data-blind loader does.
-    fn dealt(&self) -> SlotAssignment {
+    fn dealt(&self) -> Vec<u32> {
         let (ranks, slots) = (self.candidate.family.llm_dp as usize, self.candidate.microbatches as usize);
         let mut order: Vec<u32> = (0..self.batch.len() as u32).collect();
         batch_rng(self.batch).shuffle_front(&mut order, self.batch.len());
@@ -174,11 +214,11 @@ impl Balancer<'_> {
         for (place, item) in order.into_iter().enumerate() {
             cell_of[item as usize] = (place / ranks % slots * ranks + place % ranks) as u32;
         }
-        self.in_cells(&cell_of)
+        cell_of
     }
 
     /// Lists assignments that may need less memory: even orders, even tokens, and dealt samples.
-    fn spread(&self) -> Result<Vec<SlotAssignment>> {
+    fn spread(&self) -> Result<Vec<Vec<u32>>> {
         let tokens: Vec<u64> = self.batch.iter().map(|item| u64::from(item.tokens)).collect();
         let even = greedy_groups(&tokens, self.candidate.groups());
         let mut found = vec![
@@ -200,12 +240,12 @@ impl Balancer<'_> {
     }
 
     /// Assigns slots by [`search_pipeline`], which supports encoders with a different DP size.
-    fn for_makespan(&self) -> Result<SlotAssignment> {
+    fn for_makespan(&self) -> Result<Vec<u32>> {
         let (instance, config) = describe(self.space, self.candidate, self.batch, &self.sizes)?;
         let ranks = search_pipeline(&instance, &config, &mut Budget::work(WORK))?;
         let by_cell: Vec<Vec<u32>> = (0..self.candidate.microbatches as usize)
             .flat_map(|slot| ranks.iter().map(move |rank| rank[slot].clone()))
             .collect();
-        Ok(self.in_cells(&cells(by_cell, self.batch, GroupOrder::Sorted)))
+        Ok(cells(by_cell, self.batch, GroupOrder::Sorted))
     }
 }

@@ -300,7 +300,9 @@ mod tests {
             }
         };
         let mut lists = layout.schedule(kind).unwrap();
-        lists.iter_mut().for_each(|list| list.retain(is_run));
+        for list in &mut lists {
+            list.retain(is_run);
+        }
         let free = Communication::free(layout.stages(), count);
         layout.simulate(&lists, &times, &free).unwrap().makespan_ns
     }
