@@ -4,7 +4,7 @@ use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::report::{PlanReport, RunnerUp};
-use super::score::Score;
+use super::score::{Score, WORTH_REFINING};
 use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
@@ -60,10 +60,6 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     best.count(&parts);
     Ok(best)
 }
-
-/// Factor to the shortest time that the searches found, up to which the plans of another placement or
-/// expert-parallel degree are balanced as in a run: that shortens steps by a few percent.
-pub(super) const WORTH_REFINING: f64 = 1.25;
 
 /// Search of one placement at one expert-parallel degree.
 struct Part<'a> {

@@ -3,11 +3,10 @@
 
 use super::cluster::Placement;
 use super::compare::{joint, paper, uniform};
-use super::plan::WORTH_REFINING;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::score;
 use super::score::step_timeline::StepTimeline;
-use super::score::{Score, ScoredPlan, refined};
+use super::score::{Score, ScoredPlan, WORTH_REFINING, refined};
 use super::search::Search;
 use super::space::memory::MemoryRequirement;
 use super::space::shape::StageShape;

@@ -13,7 +13,6 @@
 mod balance;
 mod bound;
 mod config;
-mod data_parallel;
 mod lockstep;
 mod memory_start;
 mod order;
@@ -25,7 +24,6 @@ mod timeline;
 
 pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
 pub use config::{PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit};
-pub use data_parallel::{RankStep, rank_step};
 pub use lockstep::{balance_lockstep, lockstep_ns};
 pub use order::{assign_ranks, peak_order};
-pub use shard_groups::{balance_shard_groups, shard_groups_ns};
+pub use shard_groups::{RankStep, balance_shard_groups, rank_step, shard_groups_ns};

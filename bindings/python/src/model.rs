@@ -93,7 +93,11 @@ impl ModelSettings {
 
 /// Returns whether a device is the path or the name of a measured profile rather than a preset.
 fn is_profile(device: &str) -> bool {
-    let is_path = || device.contains(['/', '\\']) || device.ends_with(".csv") || Path::new(device).exists();
+    let has_extension = |path: &Path| path.extension().is_some_and(|extension| extension == "csv");
+    let is_path = || {
+        let path = Path::new(device);
+        device.contains(['/', '\\']) || has_extension(path) || path.exists()
+    };
     DeviceRate::preset(device).is_err() && (Profile::shipped_names().contains(&device) || is_path())
 }
 

@@ -1,17 +1,17 @@
 //! Estimates the time that a sample adds to a stage, and divides media between encoder ranks.
 //!
 //! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
-//! the encoder is colocated: its shares are then the same for every LLM. Tiles are divided evenly; media and whole samples are assigned by LPT, those in
-//! native resolution by layer time.
+//! the encoder is colocated: its shares are then the same for every LLM. Tiles are divided evenly; media and
+//! whole samples are assigned by LPT, those in native resolution by layer time.
 
 use crate::cluster::Placement;
 use crate::costs::TimeTable;
 use crate::space::shape::{StageShape, TpTimes};
-use crate::space::{Candidate, EncoderPart, EncoderSplit, Family, SearchSpace};
+use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::workload::{ENCODERS_MAX, ItemSize};
 use dflop_costmodel::MediaUnits;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 /// Media in some samples: tiles or patches, and query-key pairs for native resolution.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,9 +143,6 @@ impl<'a> MediaPools<'a> {
     }
 }
 
-/// Shares of colocated encoders by batch, encoder, part and rule.
-pub(crate) type PhaseShares = BTreeMap<(usize, usize, EncoderPart, bool), LargestShares>;
-
 /// Returns the largest shares of the ranks of a colocated encoder; known ones for a batch of the workload.
 pub(super) fn phase_shares(
     space: &SearchSpace<'_>,
@@ -158,8 +155,8 @@ pub(super) fn phase_shares(
     // Other batches are parts of these.
     let at = space.workload.batches().iter().position(|known| std::ptr::eq(known.as_slice(), batch));
     let key = at.map(|at| (at, encoder, part, split == EncoderSplit::Tile));
-    if let Some(known) = key.and_then(|key| space.phase_shares.borrow().get(&key).cloned()) {
-        return known;
+    if let Some((tiles, layer_ns)) = key.and_then(|key| space.phase_shares.borrow().get(&key).cloned()) {
+        return LargestShares { tiles, layer_ns };
     }
     let mut pools = MediaPools::empty(space, family, encoder, (1, part.dp), split);
     if pools.is_native {
@@ -171,7 +168,8 @@ pub(super) fn phase_shares(
     }
     let shares = pools.largest();
     if let Some(key) = key {
-        space.phase_shares.borrow_mut().insert(key, shares.clone());
+        let known = (shares.tiles.clone(), shares.layer_ns.clone());
+        space.phase_shares.borrow_mut().insert(key, known);
     }
     shares
 }

@@ -52,8 +52,8 @@ pub(super) struct OrderedTimeline {
 }
 
 impl OrderedTimeline {
-    /// Returns all passes in a step, in order on every lane; both halves of a split backward pass are backward
-    /// passes.
+    /// Returns all passes in a step, in order on every lane; each half of a split backward pass is a backward
+    /// pass.
     pub(super) fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
         self.recorded = Some(Vec::new());
         self.makespan_ns(step);

@@ -11,7 +11,7 @@
 
 use super::ordered_timeline::{OrderedTimeline, is_ordered};
 use super::step_times::time_at as hop;
-pub(crate) use super::step_times::{ChainTimes, StepTimes};
+pub(crate) use super::step_times::{ChainTimes, LanePass, StepTimes};
 use dflop_balancer::schedule::{StepOrder, StepShape};
 
 /// Stage in a step.
@@ -22,19 +22,6 @@ struct StagePlace<'a> {
     inner: usize,
     stage: usize,
     is_llm: bool,
-}
-
-/// Pass on a lane in a stage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LanePass {
-    /// Stage index in the step.
-    pub(crate) stage: usize,
-    pub(crate) slot: usize,
-    /// LLM rank; 0 for a shared encoder.
-    pub(crate) lane: usize,
-    pub(crate) is_forward: bool,
-    pub(crate) start_ns: u64,
-    pub(crate) end_ns: u64,
 }
 
 /// Pass end times; reused between steps to avoid allocation.

@@ -38,6 +38,19 @@ pub(crate) struct StepTimes {
     pub(crate) layers: Vec<u32>,
 }
 
+/// Pass on a lane in a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LanePass {
+    /// Stage index in the step.
+    pub(crate) stage: usize,
+    pub(crate) slot: usize,
+    /// LLM rank; 0 for a shared encoder.
+    pub(crate) lane: usize,
+    pub(crate) is_forward: bool,
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
 impl ChainTimes {
     /// Creates a chain from stage rows.
     pub(crate) fn new(lanes: usize, (stages, rows_ns): (Vec<usize>, Vec<[Vec<u64>; 2]>)) -> Self {

@@ -15,13 +15,13 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
-use super::score::encoder_shares::PhaseShares;
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fmt;
 
 pub(super) use families::{EncoderPart, EncoderParts};
@@ -104,6 +104,10 @@ pub(super) struct SearchSpace<'a> {
     /// Shares of colocated encoders, which depend on neither the LLM nor the microbatches.
     pub(super) phase_shares: RefCell<PhaseShares>,
 }
+
+/// Largest shares of a colocated encoder's ranks by batch, encoder, part, and whether tiles are divided: tiles
+/// and layer times in nanoseconds.
+pub(super) type PhaseShares = BTreeMap<(usize, usize, EncoderPart, bool), (Vec<u64>, Vec<f64>)>;
 
 /// Mean sample in a module: units, and query-key pairs in native-resolution media.
 #[derive(Clone, Copy)]

@@ -205,6 +205,19 @@ fn a_plan_that_cannot_run_is_refused_with_the_part() {
     assert!(found.contains("`encoder` ends in stage 2, after the LLM's first stage, 1"), "{found}");
     let found = chain([[4, 0], [6, 0]]);
     assert!(found.contains("stage 2 has no layers"), "{found}");
+}
+
+#[test]
+fn a_plan_whose_schedule_cannot_run_is_refused() {
+    let costs = (encoder(), llm());
+    let workload = Workload::draw(&sizes(), 96, 2, 3).unwrap();
+    let problem = problem(&costs, &workload, cluster(16, 1 << 40));
+    let base = disaggregated(degrees(1, 1, 4), degrees(2, 2, 2), 4);
+    let message = |problem: &PlanProblem<'_>, change: Change<'_>| {
+        let mut plan = base.clone();
+        change(&mut plan);
+        compare_plan(problem, &plan).unwrap_err().to_string()
+    };
     let found = message(&problem, &|plan| {
         plan.placement = Placement::Joint;
         plan.schedule = ScheduleKind::EncoderAhead { rounds: 1 };

@@ -242,7 +242,7 @@ impl PyDataset {
         let mut text = format!("Dataset({})", shown.join(", "));
         for (name, given) in &this.calls {
             let shown = given.shown(&slf.getattr(*name)?)?;
-            text += &format!(".{name}({})", shown.join(", "));
+            text.extend([".", name, "(", &shown.join(", "), ")"]);
         }
         Ok(text)
     }
