@@ -56,7 +56,11 @@ def _planned(study: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mark(row: dict[str, Any], method: str) -> str:
-    found = row["methods"].get(method)
+    return _unfit(row["methods"].get(method))
+
+
+def _unfit(found: dict[str, Any] | None) -> str:
+    """Marks a method that does not fit into memory."""
     return NO_ROOM if found and not found["fits"] else ""
 
 
@@ -200,74 +204,79 @@ def nodes(study: dict[str, Any], figures: Path) -> list[str]:
     ]
 
 
-def at_best(row: dict[str, Any], method: str) -> float | None:
-    """Returns the step of a method's plan with equal ranks and equal microbatches, over that of dflop."""
-    ratio = over_ours(row, method)
-    if ratio is None:
-        return None
-    waits = row["methods"][method]["waits"]
-    return ratio * (1 - waits["slowest_rank_fraction"] - waits["unequal_microbatches_fraction"])
+def rebalanced(row: dict[str, Any], plan: str) -> dict[str, Any] | None:
+    """Returns dflop's balance on the plan of a baseline, if there is one."""
+    return row["rebalanced"].get(plan, {}).get("methods", {}).get(OURS)
 
 
 def ablation(study: dict[str, Any], figures: Path) -> list[str]:
     """Optimizer and scheduler alone and together."""
     rows = _planned(study)
     columns = {
-        "by hand, dealt": ("orange", "s", [over_ours(row, BY_HAND) for row in rows]),
-        "by hand, limit": ("orange", "s", [at_best(row, BY_HAND) for row in rows]),
-        "uniform, dealt": ("gray", "D", [over_ours(row, UNIFORM) for row in rows]),
-        "uniform, limit": ("gray", "D", [at_best(row, UNIFORM) for row in rows]),
-        "our plan, dealt": ("green", "^", [over_ours(row, "data-blind") for row in rows]),
-        "both (dflop)": (*OURS_STYLE, [1.0] * len(rows)),
+        "by hand, dealt": ("orange", "s", [row["methods"].get(BY_HAND) for row in rows]),
+        "by hand, balanced": ("orange", "s", [rebalanced(row, BY_HAND) for row in rows]),
+        "uniform, dealt": ("gray", "D", [row["methods"].get(UNIFORM) for row in rows]),
+        "uniform, balanced": ("gray", "D", [rebalanced(row, UNIFORM) for row in rows]),
+        "our plan, dealt": ("green", "^", [row["methods"].get("data-blind") for row in rows]),
+        "both (dflop)": (*OURS_STYLE, [row["methods"][OURS] for row in rows]),
     }
-    series = [Series(name, *column, is_limit=name.endswith("limit")) for name, column in columns.items()]
+    ours = [row["methods"][OURS]["step_seconds"] for row in rows]
+    ratios = {
+        name: [one and one["step_seconds"] / base for one, base in zip(found, ours, strict=True)]
+        for name, (_, _, found) in columns.items()
+    }
+    series = [
+        Series(name, color, mark, ratios[name], is_open=name.endswith("balanced"))
+        for name, (color, mark, _) in columns.items()
+    ]
     plots.dots(
         figures / "ablation.svg", [row["label"] for row in rows], series, "Step time, dflop = 1", (0.9, None)
     )
-    marks = {"by hand, dealt": BY_HAND, "uniform, dealt": UNIFORM, "our plan, dealt": "data-blind"}
     lines = [
-        [f"`{row['label']}`"]
-        + [times(column[2][at]) + _mark(row, marks.get(name, "")) for name, column in columns.items()]
+        [_label(row)]
+        + [times(ratios[name][at]) + _unfit(found[at]) for name, (_, _, found) in columns.items()]
         for at, row in enumerate(rows)
     ]
-
-    def known(name: str) -> list[float]:
-        return [value for value in columns[name][2] if value is not None]
-
-    pairs = zip(columns["our plan, dealt"][2], columns["uniform, limit"][2], strict=True)
-    dealt_loses = sum(dealt > limit for dealt, limit in pairs if dealt and limit)
-
     return [
         "## Ablation",
         filled(
-            """Input: the runs above, as step time over dflop. *Optimizer only* is the dflop plan with
-            dealt samples. *Scheduler only*, a plan by hand balanced by dflop, **is not simulated**: no
-            command balances a given plan. The columns *limit* show the shortest step that any scheduler
-            could reach there: the step without the waits for the slowest rank and for unequal
-            microbatches, from the `waits` that `simulate` prints."""
+            """Input: the runs above, as step time over dflop. *Optimizer only* is the dflop plan with dealt
+            samples; *scheduler only*, the plan of a baseline with microbatches by dflop, on the same
+            batches and with the same number of microbatches. The command for the first row, whose file has
+            the baseline's plan as in the results:"""
         ),
+        fence(next(iter(rows[0]["rebalanced"].values()))["command"]),
         "![Step time with optimizer, scheduler and both](evaluation/ablation.svg)",
         table(["model", *columns], lines),
-        filled(
-            f"""In the paper the optimizer dominates for 8B, the scheduler for 32B, and 72B needs both. Here
-            the optimizer alone takes {span(known("our plan, dealt"))} times the dflop step, and a
-            scheduler that reached the limit would take {span(known("by hand, limit"))} on the plan by
-            hand and {span(known("uniform, limit"))} on the uniform plan. Dealt samples on our plan lose
-            more than the uniform plan at its limit for {dealt_loses} of {len(rows)} models, so balancing
-            matters more than the plan there. A limit below 1 is a plan that could be faster with equal
-            microbatches, which no partition of these samples has to allow.{_reached(rows)}"""
-        ),
+        filled(_ablated(rows, ratios)),
     ]
 
 
-def _reached(rows: list[dict[str, Any]]) -> str:
-    """States that limits of plans without stages are reached."""
-    plans = [row["methods"][BY_HAND]["plan"] for row in rows if BY_HAND in row["methods"]]
-    if not plans or any(plan.count("PP 1 ") < 2 for plan in plans):
-        return ""
-    return """ The plans by hand have no pipeline stages, where balanced ranks
-            [reach their mean](#ranks-without-a-pipeline) if they have 8 samples or more, so their limit is
-            attainable as far as memory allows."""
+def _ablated(rows: list[dict[str, Any]], ratios: dict[str, list[float | None]]) -> str:
+    """Judges optimizer and scheduler alone."""
+
+    def known(name: str) -> list[float]:
+        return [value for value in ratios[name] if value is not None]
+
+    alone = list(zip(rows, ratios["our plan, dealt"], ratios["uniform, balanced"], strict=True))
+    scheduler = [row["label"] for row, plan, balance in alone if balance and plan and balance < plan]
+    dealt = zip(rows, ratios["uniform, dealt"], ratios["uniform, balanced"], strict=True)
+    stuck = [row["label"] for row, before, after in dealt if before and after and after > 0.95 * before]
+    gain = f"""In the paper the optimizer dominates for 8B, the scheduler for 32B, and 72B needs both. Here the
+        optimizer alone takes {span(known("our plan, dealt"))} times the dflop step, and the scheduler alone
+        {span(known("by hand, balanced"))} on the plan by hand and {span(known("uniform, balanced"))} on the
+        uniform plan: it is the better half for {_named(scheduler)}, and the optimizer for the others."""
+    if not stuck:
+        return gain
+    return f"""{gain} For {_named(stuck)} balance changes the uniform plan by less than 5 %: its memory is
+        full, the batches that LPT balances do not fit there, and dflop deals such a batch. There a scheduler
+        needs a plan that leaves it room."""
+
+
+def _named(labels: list[str]) -> str:
+    """Lists models in words."""
+    names = [f"`{label}`" for label in labels]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
 
 
 def mixtures(study: dict[str, Any], figures: Path) -> list[str]:

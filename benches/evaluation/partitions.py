@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from commands import Command, Runner
+from shapes import Shape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from partition import makespan, run_cp_sat
@@ -51,7 +52,7 @@ def llm_ns(tokens: int) -> int:
     return round(1e9 * flops / FLOPS_PER_SECOND)
 
 
-def run(runner: Runner, rows: list[tuple[int, int]], seconds: float) -> dict[str, Any]:
+def run(runner: Runner, rows: list[Shape], seconds: float) -> dict[str, Any]:
     """Runs both problems on the samples; `seconds` is the time limit of the ILP solver."""
     return {
         "model": "llava-ov-qwen2.5-7b, FLOPs at a common rate",
@@ -63,9 +64,9 @@ def run(runner: Runner, rows: list[tuple[int, int]], seconds: float) -> dict[str
     }
 
 
-def cost_variation(rows: list[tuple[int, int]]) -> float:
+def cost_variation(rows: list[Shape]) -> float:
     """Returns the coefficient of variation of the sample times."""
-    times = [encoder_ns(tiles) + llm_ns(tokens) for tiles, tokens in rows]
+    times = [encoder_ns(tiles) + llm_ns(tokens) for tiles, tokens, _ in rows]
     return statistics.pstdev(times) / statistics.mean(times)
 
 
@@ -79,9 +80,9 @@ def _balanced(
     return {"command": done["command"], **done["answer"]}
 
 
-def _microbatches(runner: Runner, rows: list[tuple[int, int]], seconds: float) -> dict[str, Any]:
+def _microbatches(runner: Runner, rows: list[Shape], seconds: float) -> dict[str, Any]:
     groups = len(rows) // SAMPLES_PER_MICROBATCH
-    times = [[encoder_ns(tiles), llm_ns(tokens)] for tiles, tokens in rows]
+    times = [[encoder_ns(tiles), llm_ns(tokens)] for tiles, tokens, _ in rows]
     # GPUs are split by work, as a plan does: both modules have the same mean.
     share = sum(llm for _, llm in times) / sum(encoder for encoder, _ in times)
     times = [[round(encoder * share), llm] for encoder, llm in times]
@@ -117,10 +118,10 @@ def _ilp(instance: dict[str, Any], bound: int, seconds: float) -> dict[str, Any]
     }
 
 
-def _ranks(runner: Runner, rows: list[tuple[int, int]]) -> dict[str, Any]:
+def _ranks(runner: Runner, rows: list[Shape]) -> dict[str, Any]:
     """Balances whole ranks by tokens and by time; every answer is judged by time."""
-    times = [[encoder_ns(tiles) + llm_ns(tokens)] for tiles, tokens in rows]
-    tokens = [[one] for _, one in rows]
+    times = [[encoder_ns(tiles) + llm_ns(tokens)] for tiles, tokens, _ in rows]
+    tokens = [[row.positions] for row in rows]
     mean = sum(time for [time] in times) / RANKS
 
     def imbalance(weights: list[list[int]], strategy: str, kind: str) -> float:

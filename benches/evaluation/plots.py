@@ -31,13 +31,13 @@ WIDTH_INCHES = 6.2
 
 
 class Series(NamedTuple):
-    """Values of a method, by position; `None` where the method has no plan. Limits have open marks."""
+    """Values of a method, by position; `None` where the method has no plan. Marks are open or filled."""
 
     name: str
     color: str
     marker: str
     values: list[float | None]
-    is_limit: bool = False
+    is_open: bool = False
 
 
 def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -109,7 +109,7 @@ def dots(
             [value for value, _ in pairs],
             [row for _, row in pairs],
             s=64,
-            facecolor=LIGHT["page" if one.is_limit else one.color],
+            facecolor=LIGHT["page" if one.is_open else one.color],
             edgecolor=LIGHT[one.color],
             linewidth=1.5,
             marker=one.marker,
