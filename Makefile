@@ -319,7 +319,7 @@ compare:
 
 # The evaluation of the DFLOP paper, simulated: docs/evaluation.md, docs/evaluation/ and benches/results. DFLOP=PROGRAM is
 # used in place of a release build; EVALUATION="--only partitions" runs some studies, EVALUATION=--quick few steps. pip brings
-# matplotlib and OR-tools; the Python package is for corrections.
+# matplotlib and OR-tools; the Python package is for corrections and peers.
 EVALUATION_VENV ?= $(BUILD)/evaluation-venv
 evaluation:
 	$(call install-package,$(EVALUATION_VENV),--requirement benches/evaluation/requirements.txt)

@@ -65,9 +65,7 @@ def _unfit(found: dict[str, Any] | None) -> str:
 
 
 def _label(row: dict[str, Any]) -> str:
-    """Returns the first cell of a row: a model, a count, or words."""
-    if row["label"] == row["model"]:
-        return f"`{row['model']}`"
+    """Returns the first cell of a row: a model, which may be broken at hyphens, a count, or words."""
     return f"{int(row['label']):,}" if row["label"].isdigit() else row["label"]
 
 
@@ -81,7 +79,7 @@ def _gains(rows: list[dict[str, Any]], header: str) -> str:
         line += [times(over_ours(row, method)) + _mark(row, method) for method in METHODS]
         lines.append([*line, f"{row['bound_seconds'] / ours:.2f}"])
     names = [f"over {name}" for name in METHODS]
-    return table([header, "dflop step, s", "samples/s", *names, "bound / step"], lines)
+    return table([header, "dflop step, s", "samples / s", *names, "bound / step"], lines)
 
 
 def _dots(rows: list[dict[str, Any]], path: Path) -> None:
@@ -156,7 +154,7 @@ def idle_time(study: dict[str, Any], figures: Path) -> list[str]:
 
     series = [Series(name, *styles[name], [shown(row, name) for row in rows]) for name in names]
     plots.dots(figures / "idle.svg", [row["label"] for row in rows], series, "Idle GPU time, %", (-2, None))
-    lines = [[f"`{row['label']}`", *(percent(idle(row, name)) for name in names)] for row in rows]
+    lines = [[_label(row), *(percent(idle(row, name)) for name in names)] for row in rows]
     less = [1 - idle(row, OURS) / idle(row, UNIFORM) for row in rows if idle(row, UNIFORM)]
     return [
         "## Idle time",
@@ -204,9 +202,9 @@ def nodes(study: dict[str, Any], figures: Path) -> list[str]:
     ]
 
 
-def rebalanced(row: dict[str, Any], plan: str) -> dict[str, Any] | None:
-    """Returns dflop's balance on the plan of a baseline, if there is one."""
-    return row["rebalanced"].get(plan, {}).get("methods", {}).get(OURS)
+def rebalanced(row: dict[str, Any], plan: str, method: str = OURS) -> dict[str, Any] | None:
+    """Returns a method that balances the plan of a baseline, if there is one."""
+    return row["rebalanced"].get(plan, {}).get("methods", {}).get(method)
 
 
 def ablation(study: dict[str, Any], figures: Path) -> list[str]:
@@ -243,7 +241,7 @@ def ablation(study: dict[str, Any], figures: Path) -> list[str]:
             """Input: the runs above, as step time over dflop. *Optimizer only* is the dflop plan with dealt
             samples; *scheduler only*, the plan of a baseline with microbatches by dflop, on the same
             batches and with the same number of microbatches. The command for the first row, whose file has
-            the baseline's plan as in the results:"""
+            the baseline's plan, which is in the results:"""
         ),
         fence(next(iter(rows[0]["rebalanced"].values()))["command"]),
         "![Step time with optimizer, scheduler and both](evaluation/ablation.svg)",
@@ -258,19 +256,21 @@ def _ablated(rows: list[dict[str, Any]], ratios: dict[str, list[float | None]]) 
     def known(name: str) -> list[float]:
         return [value for value in ratios[name] if value is not None]
 
-    alone = list(zip(rows, ratios["our plan, dealt"], ratios["uniform, balanced"], strict=True))
+    alone = zip(rows, ratios["our plan, dealt"], ratios["uniform, balanced"], strict=True)
     scheduler = [row["label"] for row, plan, balance in alone if balance and plan and balance < plan]
-    dealt = zip(rows, ratios["uniform, dealt"], ratios["uniform, balanced"], strict=True)
-    stuck = [row["label"] for row, before, after in dealt if before and after and after > 0.95 * before]
     gain = f"""In the paper the optimizer dominates for 8B, the scheduler for 32B, and 72B needs both. Here the
         optimizer alone takes {span(known("our plan, dealt"))} times the dflop step, and the scheduler alone
         {span(known("by hand, balanced"))} on the plan by hand and {span(known("uniform, balanced"))} on the
         uniform plan: it is the better half for {_named(scheduler)}, and the optimizer for the others."""
-    if not stuck:
+    full = [row for row in rows if (lpt := rebalanced(row, UNIFORM, LPT)) and not lpt["fits"]]
+    if not full:
         return gain
-    return f"""{gain} For {_named(stuck)} balance changes the uniform plan by less than 5 %: its memory is
-        full, the batches that LPT balances do not fit there, and dflop deals such a batch. There a scheduler
-        needs a plan that leaves it room."""
+    without = [
+        rebalanced(row, UNIFORM, LPT)["step_seconds"] / row["methods"][OURS]["step_seconds"] for row in full
+    ]
+    return f"""{gain} For {_named([row["label"] for row in full])} memory limits the scheduler: on the uniform
+        plan LPT would take {span(without)} and does not fit on some batch, and the microbatches that dflop
+        finds to fit are little faster than dealt ones. There a scheduler needs a plan that leaves it room."""
 
 
 def _named(labels: list[str]) -> str:
@@ -329,3 +329,89 @@ def batches(study: dict[str, Any], figures: Path) -> list[str]:
             less even when they are dealt."""
         ),
     ]
+
+
+# Rules of peers: names in the results, names on the page.
+FSDP_RULES = {
+    "dealt": "dealt",
+    "VeOmni": "VeOmni: dealt, media by greedy on squares",
+    "verl": "verl: tokens by largest differencing",
+    "OrchMLLM": "OrchMLLM: media and tokens apart, greedy",
+    "dflop": "dflop",
+    "dflop, media apart": "dflop, then media by greedy",
+}
+PAIR_RULES = {
+    "dealt": "dealt",
+    "MegatronMIMO": "MegatronMIMO: tiles, equal counts",
+    "MegatronMIMO, both weights": "MegatronMIMO: tiles and tokens",
+    "dflop": "dflop",
+}
+PEER_COLORS = [("orange", "s"), ("blue", "o")]
+
+
+def peer_rules(study: dict[str, Any], figures: Path) -> list[str]:
+    """Rules of other trainers on ranks with the whole model, and on encoder and LLM apart."""
+    fsdp, pairs = study["fsdp"], study["pairs"]
+    sizes = [f"{row['global_batch']:,}" for row in fsdp]
+    labels = [f"FSDP: {name}" for name in FSDP_RULES] + [f"pairs: {name}" for name in PAIR_RULES]
+    series = [
+        Series(
+            f"global batch {size}",
+            *style,
+            [whole["over_bound"][name] for name in FSDP_RULES]
+            + [apart["over_bound"][name] for name in PAIR_RULES],
+        )
+        for size, style, whole, apart in zip(sizes, PEER_COLORS, fsdp, pairs, strict=True)
+    ]
+    plots.dots(figures / "peers.svg", labels, series, "Step time, equal work = 1", (0.9, None))
+    tables = [
+        table(
+            [header, *(f"batch {size}" for size in sizes)],
+            [[shown, *(times(row["over_bound"][name]) for row in rows)] for name, shown in rules.items()],
+        )
+        for header, rules, rows in (("FSDP", FSDP_RULES, fsdp), ("pairs", PAIR_RULES, pairs))
+    ]
+    small, large = (row["over_bound"] for row in fsdp)
+    small_pairs, large_pairs = (row["over_bound"] for row in pairs)
+    return [
+        "## Rules of other trainers",
+        filled(
+            f"""Input: the image datasets above, {study["samples"]:,} samples, `{study["model"]}`,
+            {study["steps"]} steps; predicted times, without communication. *FSDP*: {study["ranks"]} ranks
+            with {study["microbatches"]} microbatches, which meet after encoder and LLM of each. *Pairs*:
+            {study["pair_count"]} encoder ranks and {study["pair_count"]} LLM ranks under 1F1B with
+            {study["pair_microbatches"]} microbatches, GPUs split by work. The rules are written after
+            published code and papers in `benches/evaluation/peers.py`, which checks dflop's steps
+            against dflop's own prediction. Step time over that of equal work on all ranks; the paper
+            compares none of them:"""
+        ),
+        "![Step time by rule](evaluation/peers.svg)",
+        *tables,
+        filled(
+            f"""With {fsdp[0]["global_batch"] // study["ranks"]} samples per rank dflop takes
+            {times(small["dflop"])}, verl's rule {times(small["verl"])} and OrchMLLM's
+            {times(small["OrchMLLM"])}: verl's knows only tokens, and OrchMLLM's, applied to every
+            microbatch, moves no sample to another one. With {fsdp[1]["global_batch"] // study["ranks"]}, OrchMLLM's rule takes
+            {times(large["OrchMLLM"], 3)}, dflop {times(large["dflop"], 3)}, and
+            {times(large["dflop, media apart"], 3)} if media move between ranks as well
+            (`dflop.torch.assign_media`): there, balancing the modules apart is as good or better, at the
+            cost of an exchange of samples in every microbatch, which is not counted. VeOmni's rule leaves
+            the LLM as it is, so it gains little where the LLM has most of the work."""
+        ),
+        filled(
+            f"""MegatronMIMO's reordering takes {times(small_pairs["MegatronMIMO"])} and
+            {times(large_pairs["MegatronMIMO"])}, dealt samples {times(small_pairs["dealt"])} and
+            {times(large_pairs["dealt"])}. With 2 samples per rank and microbatch, at 512, equal counts cannot offset
+            an infographic, and the rule hands the largest sample of every microbatch to the first rank, which
+            so is the slowest in all of them."""
+        ),
+        "Sources:\n\n" + "\n".join(f"- {one}" for one in PEER_SOURCES),
+    ]
+
+
+PEER_SOURCES = [
+    "verl, `verl/utils/seqlen_balancing.py`: equal counts over ranks, then microbatches, sorted by tokens",
+    "VeOmni, `veomni/utils/data_balance/balance_sorting_algo.py`, with its default, squares of lengths",
+    "OrchMLLM, arXiv:2503.23830: greedy post-balancing without padding, for each module apart",
+    "MegatronMIMO in Megatron-Bridge, `data/megatron_mimo/reorder_buffer.py`: its weights, and equal ones",
+]

@@ -23,6 +23,8 @@ SAMPLES_PER_MICROBATCH = 16
 SAMPLES_PER_RANK = [1, 2, 4, 8, 16]
 RANKS = 64
 THREADS = 2
+# Runs of dflop, whose shortest time counts; the answer is the same.
+REPEATS = 3
 # Sizes of SigLIP-so400m and Qwen2.5-7B; FLOPs forward and backward run at a common rate in FLOP/s.
 ENCODER = {"layers": 27, "hidden": 1152, "ffn": 4304, "patches": 729}
 LLM = {"layers": 28, "hidden": 3584, "kv_share": 4 / 28, "ffn": 18944, "vocabulary": 152_064}
@@ -76,8 +78,10 @@ def _balanced(
     path = runner.directory / f"{instance['name']}.json"
     path.write_text(json.dumps(instance), encoding="utf-8")
     effort = [] if work is None else ["--search-effort", str(work)]
-    done = runner.run(Command(["balance", "--instance", path.name, "--strategy", strategy, *effort]))
-    return {"command": done["command"], **done["answer"]}
+    command = Command(["balance", "--instance", path.name, "--strategy", strategy, *effort])
+    runs = [runner.run(command) for _ in range(REPEATS)]
+    fastest = min((one["answer"] for one in runs), key=lambda answer: answer["solve_ms"])
+    return {"command": command.shown(), **fastest}
 
 
 def _microbatches(runner: Runner, rows: list[Shape], seconds: float) -> dict[str, Any]:

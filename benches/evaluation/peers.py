@@ -3,8 +3,8 @@
 `fsdp`: ranks that run the whole model and meet in every microbatch, encoder and LLM one after the other.
 `pairs`: encoder ranks and LLM ranks apart, sample by sample in pairs, under 1F1B.
 
-Samples are the images of `shapes`, as files with headers only; every rule gets the same samples, and every
-answer the predicted times of dflop's cost model. Communication is left out. Needs the Python package `dflop`
+Samples are the images of `shapes`, as black files; every rule gets the same samples, and every answer the
+predicted times of dflop's cost model. Communication is left out. Needs the Python package `dflop`
 and `pyarrow`.
 """
 
@@ -52,14 +52,16 @@ def run(directory: Path, steps: int) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {"fsdp": [], "pairs": []}
     for size in GLOBAL_BATCHES:
         rows["fsdp"].append({"global_batch": size, "over_bound": _fsdp(shards, samples, size, steps)})
-        rows["pairs"].append({"global_batch": size, "over_bound": _pairs(shards, samples, ratio, size, steps)})
+        rows["pairs"].append(
+            {"global_batch": size, "over_bound": _pairs(shards, samples, ratio, size, steps)}
+        )
     return {
         "model": MODEL,
         "steps": steps,
         "samples": len(samples),
         "ranks": RANKS,
         "microbatches": MICROBATCHES,
-        "pairs": PAIRS,
+        "pair_count": PAIRS,
         "pair_microbatches": PAIR_MICROBATCHES,
         **rows,
     }
@@ -75,7 +77,7 @@ def _samples(shards: Path) -> list[Sample]:
     with tarfile.open(shards / "000.tar", "w") as archive:
         for number, media in enumerate(drawn):
             for at, (width, height) in enumerate(media.images):
-                _add(archive, f"{number:05}.{at}.png", _header(width, height))
+                _add(archive, f"{number:05}.{at}.png", _image(width, height))
             _add(archive, f"{number:05}.txt", b"ab " * media.words)
     table = pyarrow.table(dflop.CostModel(MODEL, device=DEVICE).annotate(dflop.Dataset(shards)))
     columns = [table[name].to_pylist() for name in ("vision_ns", "llm_ns", "tokens", "encoder_items")]
@@ -104,14 +106,17 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def _header(width: int, height: int) -> bytes:
-    """Returns a PNG image without pixels: its size is all that planning reads."""
+def _image(width: int, height: int) -> bytes:
+    """Returns a black PNG image with one bit per pixel."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
-    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    size = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    pixels = zlib.compress(bytes(height * (1 + (width + 7) // 8)), 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 def _fsdp(shards: Path, samples: list[Sample], size: int, steps: int) -> dict[str, float]:
@@ -342,7 +347,9 @@ def one_f_one_b(times: list[list[float]]) -> float:
                 if not ready:
                     break
                 passes = forward if is_forward else backward
-                free[stage] = max(free[stage], ready) + times[microbatch][stage] * (1 if is_forward else 2) / 3
+                free[stage] = (
+                    max(free[stage], ready) + times[microbatch][stage] * (1 if is_forward else 2) / 3
+                )
                 passes[stage][microbatch] = free[stage]
                 at[stage] += 1
     return max(free)

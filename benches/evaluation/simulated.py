@@ -70,32 +70,46 @@ def run(runner: Runner, name: str, steps: int) -> list[dict[str, Any]]:
     done = runner.run_all([command(case, steps) for case in chosen])
     rows = [_row(case, result) for case, result in zip(chosen, done, strict=True)]
     if name == "models":
-        _rebalance(runner, chosen, rows, steps)
+        plans = [_plans(result) for result in done]
+        _rebalance(runner, chosen, rows, plans, steps)
     return rows
 
 
-def _rebalance(runner: Runner, chosen: list[Case], rows: list[dict[str, Any]], steps: int) -> None:
+def _plans(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the baselines' plans as plan files."""
+    methods = result.get("answer", {}).get("strategies", [])
+    return {
+        one["name"]: {key: one["plan"][key] for key in PLAN_FIELDS} | {"schedule": SCHEDULE}
+        for one in methods
+        if one["name"] in REBALANCED
+    }
+
+
+def _rebalance(
+    runner: Runner,
+    chosen: list[Case],
+    rows: list[dict[str, Any]],
+    plans: list[dict[str, dict[str, Any]]],
+    steps: int,
+) -> None:
     """Adds `rebalanced` to the rows: for the plan of each baseline, all methods that balance a given plan.
 
     Raises:
         ValueError: another plan was simulated.
     """
     wanted = []
-    for case, row in zip(chosen, rows, strict=True):
+    for case, row, own in zip(chosen, rows, plans, strict=True):
         row["rebalanced"] = {}
-        for name in REBALANCED:
-            if name in row["methods"]:
-                file = f"{case.model}-{name.replace(', ', '-').replace(' ', '-')}.json"
-                plan = row["methods"][name]["plan"] | {"schedule": SCHEDULE}
-                (runner.directory / file).write_text(json.dumps(plan), encoding="utf-8")
-                arguments = [*command(case, steps).arguments, "--plan", file]
-                wanted.append((row, name, Command(arguments)))
-    done = runner.run_all([one for _, _, one in wanted])
-    for (row, name, _), result in zip(wanted, done, strict=True):
-        found = {key: value for key, value in result.items() if key != "answer"}
+        for name, plan in own.items():
+            file = f"{case.model}-{name.replace(', ', '-').replace(' ', '-')}.json"
+            (runner.directory / file).write_text(json.dumps(plan), encoding="utf-8")
+            arguments = [*command(case, steps).arguments, "--plan", file]
+            wanted.append((row, name, plan, Command(arguments)))
+    done = runner.run_all([one for *_, one in wanted])
+    for (row, name, plan, _), result in zip(wanted, done, strict=True):
+        found = {key: value for key, value in result.items() if key != "answer"} | {"plan": plan}
         answer = result.get("answer")
         if answer is not None:
-            plan = row["methods"][name]["plan"]
             if any(answer["plan"][key] != plan[key] for key in PLAN_FIELDS):
                 raise ValueError(f"{result['command']} simulated {answer['plan']}, not {plan}")
             found["bound_seconds"] = answer["ideal_seconds"]
@@ -122,4 +136,6 @@ def _method(method: dict[str, Any]) -> dict[str, Any]:
         key: method[key] for key in ("step_seconds", "step_seconds_p95", "bubble_fraction", "waits", "fits")
     }
     plan = method["plan"]
-    return kept | {"plan": {key: plan[key] for key in PLAN_FIELDS}}
+    modules = [f"{one['name']} TP {one['tp']} PP {one['pp']} DP {one['dp']}" for one in plan["modules"]]
+    shown = f"{plan['placement']}, {', '.join(modules)}, {plan['microbatches']} microbatches"
+    return kept | {"plan": shown}
