@@ -324,6 +324,7 @@ EVALUATION_VENV ?= $(BUILD)/evaluation-venv
 evaluation:
 	$(call install-package,$(EVALUATION_VENV),--requirement benches/evaluation/requirements.txt)
 	$(if $(DFLOP),,$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full)
+	$(EVALUATION_VENV)/bin/python -m unittest discover -s benches/evaluation
 	$(EVALUATION_VENV)/bin/python benches/evaluation/evaluate.py --dflop $(or $(DFLOP),$(BUILD)/release/dflop) $(EVALUATION)
 
 # Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.

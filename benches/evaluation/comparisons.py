@@ -91,7 +91,7 @@ def _dots(rows: list[dict[str, Any]], path: Path) -> None:
 
     series = [Series(name, *style, [inverse(row, name) for row in rows]) for name, style in METHODS.items()]
     series.append(Series(OURS, *OURS_STYLE, [1.0] * len(rows)))
-    plots.dots(path, [row["label"] for row in rows], series, "Throughput, dflop = 1", (0, 1.12))
+    plots.dots(path, [row["label"] for row in rows], series, "Throughput, dflop = 1", (0, None))
 
 
 def _block(row: dict[str, Any]) -> str:
@@ -376,7 +376,7 @@ def peer_rules(study: dict[str, Any], figures: Path) -> list[str]:
     return [
         "## Rules of other trainers",
         filled(
-            f"""Input: the image datasets above, {study["samples"]:,} samples, `{study["model"]}`,
+            f"""Input: the four image datasets above, {study["samples"]:,} samples, `{study["model"]}`,
             {study["steps"]} steps; predicted times, without communication. *FSDP*: {study["ranks"]} ranks
             with {study["microbatches"]} microbatches, which meet after encoder and LLM of each. *Pairs*:
             {study["pair_count"]} encoder ranks and {study["pair_count"]} LLM ranks under 1F1B with
@@ -410,8 +410,8 @@ def peer_rules(study: dict[str, Any], figures: Path) -> list[str]:
 
 
 PEER_SOURCES = [
-    "verl, `verl/utils/seqlen_balancing.py`: equal counts over ranks, then microbatches, sorted by tokens",
-    "VeOmni, `veomni/utils/data_balance/balance_sorting_algo.py`, with its default, squares of lengths",
-    "OrchMLLM, arXiv:2503.23830: greedy post-balancing without padding, for each module apart",
-    "MegatronMIMO in Megatron-Bridge, `data/megatron_mimo/reorder_buffer.py`: its weights, and equal ones",
+    "verl at `0d04d640`, `verl/utils/seqlen_balancing.py`: equal counts over ranks, then microbatches; sorted",
+    "VeOmni at `2be2da44`, `veomni/utils/data_balance/balance_sorting_algo.py`: its default, squared lengths",
+    "OrchMLLM, arXiv:2503.23830: post-balancing for each module apart, here greedy and without padding",
+    "Megatron-Bridge at `4058f1b1`, `data/megatron_mimo/reorder_buffer.py`: its weights, and equal ones",
 ]
