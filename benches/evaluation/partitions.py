@@ -6,6 +6,7 @@ global batch. `ranks`: a single time per sample and rank, for trainers whose ran
 
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -109,7 +110,7 @@ def _microbatches(runner: Runner, rows: list[Shape], seconds: float) -> dict[str
 
 def _ilp(instance: dict[str, Any], bound: int, seconds: float) -> dict[str, Any]:
     """Returns the answer of CP-SAT within the limit, in a process of its own, which gives its memory back."""
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), _children_cpu_seconds()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         report = pool.apply(run_cp_sat, (instance, seconds, THREADS))
     gap = report["makespan_ns"] / bound - 1 if "makespan_ns" in report else None
@@ -117,9 +118,16 @@ def _ilp(instance: dict[str, Any], bound: int, seconds: float) -> dict[str, Any]
         "status": report["status"],
         "seconds": report["seconds"],
         "seconds_with_model": time.perf_counter() - start,
+        "cpu_seconds": _children_cpu_seconds() - cpu_start,
         "gap": gap,
         "command": f"OR-tools CP-SAT, {THREADS} threads, {seconds:g} s",
     }
+
+
+def _children_cpu_seconds() -> float:
+    """Returns the CPU time of child processes that have ended."""
+    spent = os.times()
+    return spent.children_user + spent.children_system
 
 
 def _ranks(runner: Runner, rows: list[Shape]) -> dict[str, Any]:
