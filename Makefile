@@ -319,11 +319,12 @@ compare:
 
 # The evaluation of the DFLOP paper, simulated: docs/evaluation.md, docs/evaluation/ and benches/results. DFLOP=PROGRAM is
 # used in place of a release build; EVALUATION="--only partitions" runs some studies, EVALUATION=--quick few steps. pip brings
-# matplotlib and OR-tools; the Python package is for corrections.
+# matplotlib and OR-tools; the Python package is for corrections and peers.
 EVALUATION_VENV ?= $(BUILD)/evaluation-venv
 evaluation:
 	$(call install-package,$(EVALUATION_VENV),--requirement benches/evaluation/requirements.txt)
 	$(if $(DFLOP),,$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full)
+	$(EVALUATION_VENV)/bin/python -m unittest discover -s benches/evaluation
 	$(EVALUATION_VENV)/bin/python benches/evaluation/evaluate.py --dflop $(or $(DFLOP),$(BUILD)/release/dflop) $(EVALUATION)
 
 # Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.

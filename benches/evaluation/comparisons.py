@@ -56,14 +56,16 @@ def _planned(study: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mark(row: dict[str, Any], method: str) -> str:
-    found = row["methods"].get(method)
+    return _unfit(row["methods"].get(method))
+
+
+def _unfit(found: dict[str, Any] | None) -> str:
+    """Marks a method that does not fit into memory."""
     return NO_ROOM if found and not found["fits"] else ""
 
 
 def _label(row: dict[str, Any]) -> str:
-    """Returns the first cell of a row: a model, a count, or words."""
-    if row["label"] == row["model"]:
-        return f"`{row['model']}`"
+    """Returns the first cell of a row: a model, which may be broken at hyphens, a count, or words."""
     return f"{int(row['label']):,}" if row["label"].isdigit() else row["label"]
 
 
@@ -77,7 +79,7 @@ def _gains(rows: list[dict[str, Any]], header: str) -> str:
         line += [times(over_ours(row, method)) + _mark(row, method) for method in METHODS]
         lines.append([*line, f"{row['bound_seconds'] / ours:.2f}"])
     names = [f"over {name}" for name in METHODS]
-    return table([header, "dflop step, s", "samples/s", *names, "bound / step"], lines)
+    return table([header, "dflop step, s", "samples / s", *names, "bound / step"], lines)
 
 
 def _dots(rows: list[dict[str, Any]], path: Path) -> None:
@@ -89,7 +91,7 @@ def _dots(rows: list[dict[str, Any]], path: Path) -> None:
 
     series = [Series(name, *style, [inverse(row, name) for row in rows]) for name, style in METHODS.items()]
     series.append(Series(OURS, *OURS_STYLE, [1.0] * len(rows)))
-    plots.dots(path, [row["label"] for row in rows], series, "Throughput, dflop = 1", (0, 1.12))
+    plots.dots(path, [row["label"] for row in rows], series, "Throughput, dflop = 1", (0, None))
 
 
 def _block(row: dict[str, Any]) -> str:
@@ -152,7 +154,7 @@ def idle_time(study: dict[str, Any], figures: Path) -> list[str]:
 
     series = [Series(name, *styles[name], [shown(row, name) for row in rows]) for name in names]
     plots.dots(figures / "idle.svg", [row["label"] for row in rows], series, "Idle GPU time, %", (-2, None))
-    lines = [[f"`{row['label']}`", *(percent(idle(row, name)) for name in names)] for row in rows]
+    lines = [[_label(row), *(percent(idle(row, name)) for name in names)] for row in rows]
     less = [1 - idle(row, OURS) / idle(row, UNIFORM) for row in rows if idle(row, UNIFORM)]
     return [
         "## Idle time",
@@ -200,74 +202,81 @@ def nodes(study: dict[str, Any], figures: Path) -> list[str]:
     ]
 
 
-def at_best(row: dict[str, Any], method: str) -> float | None:
-    """Returns the step of a method's plan with equal ranks and equal microbatches, over that of dflop."""
-    ratio = over_ours(row, method)
-    if ratio is None:
-        return None
-    waits = row["methods"][method]["waits"]
-    return ratio * (1 - waits["slowest_rank_fraction"] - waits["unequal_microbatches_fraction"])
+def rebalanced(row: dict[str, Any], plan: str, method: str = OURS) -> dict[str, Any] | None:
+    """Returns a method that balances the plan of a baseline, if there is one."""
+    return row["rebalanced"].get(plan, {}).get("methods", {}).get(method)
 
 
 def ablation(study: dict[str, Any], figures: Path) -> list[str]:
     """Optimizer and scheduler alone and together."""
     rows = _planned(study)
     columns = {
-        "by hand, dealt": ("orange", "s", [over_ours(row, BY_HAND) for row in rows]),
-        "by hand, limit": ("orange", "s", [at_best(row, BY_HAND) for row in rows]),
-        "uniform, dealt": ("gray", "D", [over_ours(row, UNIFORM) for row in rows]),
-        "uniform, limit": ("gray", "D", [at_best(row, UNIFORM) for row in rows]),
-        "our plan, dealt": ("green", "^", [over_ours(row, "data-blind") for row in rows]),
-        "both (dflop)": (*OURS_STYLE, [1.0] * len(rows)),
+        "by hand, dealt": ("orange", "s", [row["methods"].get(BY_HAND) for row in rows]),
+        "by hand, balanced": ("orange", "s", [rebalanced(row, BY_HAND) for row in rows]),
+        "uniform, dealt": ("gray", "D", [row["methods"].get(UNIFORM) for row in rows]),
+        "uniform, balanced": ("gray", "D", [rebalanced(row, UNIFORM) for row in rows]),
+        "our plan, dealt": ("green", "^", [row["methods"].get("data-blind") for row in rows]),
+        "both (dflop)": (*OURS_STYLE, [row["methods"][OURS] for row in rows]),
     }
-    series = [Series(name, *column, is_limit=name.endswith("limit")) for name, column in columns.items()]
+    ours = [row["methods"][OURS]["step_seconds"] for row in rows]
+    ratios = {
+        name: [one and one["step_seconds"] / base for one, base in zip(found, ours, strict=True)]
+        for name, (_, _, found) in columns.items()
+    }
+    series = [
+        Series(name, color, mark, ratios[name], is_open=name.endswith("balanced"))
+        for name, (color, mark, _) in columns.items()
+    ]
     plots.dots(
         figures / "ablation.svg", [row["label"] for row in rows], series, "Step time, dflop = 1", (0.9, None)
     )
-    marks = {"by hand, dealt": BY_HAND, "uniform, dealt": UNIFORM, "our plan, dealt": "data-blind"}
     lines = [
-        [f"`{row['label']}`"]
-        + [times(column[2][at]) + _mark(row, marks.get(name, "")) for name, column in columns.items()]
+        [_label(row)]
+        + [times(ratios[name][at]) + _unfit(found[at]) for name, (_, _, found) in columns.items()]
         for at, row in enumerate(rows)
     ]
-
-    def known(name: str) -> list[float]:
-        return [value for value in columns[name][2] if value is not None]
-
-    pairs = zip(columns["our plan, dealt"][2], columns["uniform, limit"][2], strict=True)
-    dealt_loses = sum(dealt > limit for dealt, limit in pairs if dealt and limit)
-
     return [
         "## Ablation",
         filled(
-            """Input: the runs above, as step time over dflop. *Optimizer only* is the dflop plan with
-            dealt samples. *Scheduler only*, a plan by hand balanced by dflop, **is not simulated**: no
-            command balances a given plan. The columns *limit* show the shortest step that any scheduler
-            could reach there: the step without the waits for the slowest rank and for unequal
-            microbatches, from the `waits` that `simulate` prints."""
+            """Input: the runs above, as step time over dflop. *Optimizer only* is the dflop plan with dealt
+            samples; *scheduler only*, the plan of a baseline with microbatches by dflop, on the same
+            batches and with the same number of microbatches. The command for the first row, whose file has
+            the baseline's plan, which is in the results:"""
         ),
+        fence(next(iter(rows[0]["rebalanced"].values()))["command"]),
         "![Step time with optimizer, scheduler and both](evaluation/ablation.svg)",
         table(["model", *columns], lines),
-        filled(
-            f"""In the paper the optimizer dominates for 8B, the scheduler for 32B, and 72B needs both. Here
-            the optimizer alone takes {span(known("our plan, dealt"))} times the dflop step, and a
-            scheduler that reached the limit would take {span(known("by hand, limit"))} on the plan by
-            hand and {span(known("uniform, limit"))} on the uniform plan. Dealt samples on our plan lose
-            more than the uniform plan at its limit for {dealt_loses} of {len(rows)} models, so balancing
-            matters more than the plan there. A limit below 1 is a plan that could be faster with equal
-            microbatches, which no partition of these samples has to allow.{_reached(rows)}"""
-        ),
+        filled(_ablated(rows, ratios)),
     ]
 
 
-def _reached(rows: list[dict[str, Any]]) -> str:
-    """States that limits of plans without stages are reached."""
-    plans = [row["methods"][BY_HAND]["plan"] for row in rows if BY_HAND in row["methods"]]
-    if not plans or any(plan.count("PP 1 ") < 2 for plan in plans):
-        return ""
-    return """ The plans by hand have no pipeline stages, where balanced ranks
-            [reach their mean](#ranks-without-a-pipeline) if they have 8 samples or more, so their limit is
-            attainable as far as memory allows."""
+def _ablated(rows: list[dict[str, Any]], ratios: dict[str, list[float | None]]) -> str:
+    """Judges optimizer and scheduler alone."""
+
+    def known(name: str) -> list[float]:
+        return [value for value in ratios[name] if value is not None]
+
+    alone = zip(rows, ratios["our plan, dealt"], ratios["uniform, balanced"], strict=True)
+    scheduler = [row["label"] for row, plan, balance in alone if balance and plan and balance < plan]
+    gain = f"""In the paper the optimizer dominates for 8B, the scheduler for 32B, and 72B needs both. Here the
+        optimizer alone takes {span(known("our plan, dealt"))} times the dflop step, and the scheduler alone
+        {span(known("by hand, balanced"))} on the plan by hand and {span(known("uniform, balanced"))} on the
+        uniform plan: it is the better half for {_named(scheduler)}, and the optimizer for the others."""
+    full = [row for row in rows if (lpt := rebalanced(row, UNIFORM, LPT)) and not lpt["fits"]]
+    if not full:
+        return gain
+    without = [
+        rebalanced(row, UNIFORM, LPT)["step_seconds"] / row["methods"][OURS]["step_seconds"] for row in full
+    ]
+    return f"""{gain} For {_named([row["label"] for row in full])} memory limits the scheduler: on the uniform
+        plan LPT would take {span(without)} and does not fit on some batch, and the microbatches that dflop
+        finds to fit are little faster than dealt ones. There a scheduler needs a plan that leaves it room."""
+
+
+def _named(labels: list[str]) -> str:
+    """Lists models in words."""
+    names = [f"`{label}`" for label in labels]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
 
 
 def mixtures(study: dict[str, Any], figures: Path) -> list[str]:
@@ -320,3 +329,89 @@ def batches(study: dict[str, Any], figures: Path) -> list[str]:
             less even when they are dealt."""
         ),
     ]
+
+
+# Rules of peers: names in the results, names on the page.
+FSDP_RULES = {
+    "dealt": "dealt",
+    "VeOmni": "VeOmni: dealt, media by greedy on squares",
+    "verl": "verl: tokens by largest differencing",
+    "OrchMLLM": "OrchMLLM: media and tokens apart, greedy",
+    "dflop": "dflop",
+    "dflop, media apart": "dflop, then media by greedy",
+}
+PAIR_RULES = {
+    "dealt": "dealt",
+    "MegatronMIMO": "MegatronMIMO: tiles, equal counts",
+    "MegatronMIMO, both weights": "MegatronMIMO: tiles and tokens",
+    "dflop": "dflop",
+}
+PEER_COLORS = [("orange", "s"), ("blue", "o")]
+
+
+def peer_rules(study: dict[str, Any], figures: Path) -> list[str]:
+    """Rules of other trainers on ranks with the whole model, and on encoder and LLM apart."""
+    fsdp, pairs = study["fsdp"], study["pairs"]
+    sizes = [f"{row['global_batch']:,}" for row in fsdp]
+    labels = [f"FSDP: {name}" for name in FSDP_RULES] + [f"pairs: {name}" for name in PAIR_RULES]
+    series = [
+        Series(
+            f"global batch {size}",
+            *style,
+            [whole["over_bound"][name] for name in FSDP_RULES]
+            + [apart["over_bound"][name] for name in PAIR_RULES],
+        )
+        for size, style, whole, apart in zip(sizes, PEER_COLORS, fsdp, pairs, strict=True)
+    ]
+    plots.dots(figures / "peers.svg", labels, series, "Step time, equal work = 1", (0.9, None))
+    tables = [
+        table(
+            [header, *(f"batch {size}" for size in sizes)],
+            [[shown, *(times(row["over_bound"][name]) for row in rows)] for name, shown in rules.items()],
+        )
+        for header, rules, rows in (("FSDP", FSDP_RULES, fsdp), ("pairs", PAIR_RULES, pairs))
+    ]
+    small, large = (row["over_bound"] for row in fsdp)
+    small_pairs, large_pairs = (row["over_bound"] for row in pairs)
+    return [
+        "## Rules of other trainers",
+        filled(
+            f"""Input: the four image datasets above, {study["samples"]:,} samples, `{study["model"]}`,
+            {study["steps"]} steps; predicted times, without communication. *FSDP*: {study["ranks"]} ranks
+            with {study["microbatches"]} microbatches, which meet after encoder and LLM of each. *Pairs*:
+            {study["pair_count"]} encoder ranks and {study["pair_count"]} LLM ranks under 1F1B with
+            {study["pair_microbatches"]} microbatches, GPUs split by work. The rules are written after
+            published code and papers in `benches/evaluation/peers.py`, which checks dflop's steps
+            against dflop's own prediction. Step time over that of equal work on all ranks; the paper
+            compares none of them:"""
+        ),
+        "![Step time by rule](evaluation/peers.svg)",
+        *tables,
+        filled(
+            f"""With {fsdp[0]["global_batch"] // study["ranks"]} samples per rank dflop takes
+            {times(small["dflop"])}, verl's rule {times(small["verl"])} and OrchMLLM's
+            {times(small["OrchMLLM"])}: verl's knows only tokens, and OrchMLLM's, applied to every
+            microbatch, moves no sample to another one. With {fsdp[1]["global_batch"] // study["ranks"]}, OrchMLLM's rule takes
+            {times(large["OrchMLLM"], 3)}, dflop {times(large["dflop"], 3)}, and
+            {times(large["dflop, media apart"], 3)} if media move between ranks as well
+            (`dflop.torch.assign_media`): there, balancing the modules apart is as good or better, at the
+            cost of an exchange of samples in every microbatch, which is not counted. VeOmni's rule leaves
+            the LLM as it is, so it gains little where the LLM has most of the work."""
+        ),
+        filled(
+            f"""MegatronMIMO's reordering takes {times(small_pairs["MegatronMIMO"])} and
+            {times(large_pairs["MegatronMIMO"])}, dealt samples {times(small_pairs["dealt"])} and
+            {times(large_pairs["dealt"])}. With 2 samples per rank and microbatch, at 512, equal counts cannot offset
+            an infographic, and the rule hands the largest sample of every microbatch to the first rank, which
+            so is the slowest in all of them."""
+        ),
+        "Sources:\n\n" + "\n".join(f"- {one}" for one in PEER_SOURCES),
+    ]
+
+
+PEER_SOURCES = [
+    "verl at `0d04d640`, `verl/utils/seqlen_balancing.py`: equal counts over ranks, then microbatches; sorted",
+    "VeOmni at `2be2da44`, `veomni/utils/data_balance/balance_sorting_algo.py`: its default, squared lengths",
+    "OrchMLLM, arXiv:2503.23830: post-balancing for each module apart, here greedy and without padding",
+    "Megatron-Bridge at `4058f1b1`, `data/megatron_mimo/reorder_buffer.py`: its weights, and equal ones",
+]

@@ -25,15 +25,6 @@ BAND, MEDIAN_WORDS, SIGMA = (1_900, 2_100), 330, 1.0
 WORDS = (12, 6_000)
 
 
-def is_available() -> bool:
-    """Returns whether the package is installed."""
-    try:
-        import dflop  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
-
-
 def run(directory: Path, steps: int) -> dict[str, Any]:
     """Runs all pairs of share and additional time; without anomalies a single run."""
     cases = [(0.0, 0.0), *((share, added) for share in SHARES for added in ADDED)]

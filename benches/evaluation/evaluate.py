@@ -5,11 +5,13 @@
     python3 benches/evaluation/evaluate.py --only partitions corrections
     python3 benches/evaluation/evaluate.py --page    # page and figures from the stored results
 
-Needs the packages of `requirements.txt`, the command `dflop`, and for corrections the Python package `dflop`.
+Needs the packages of `requirements.txt`, the command `dflop`, and for peers and corrections the Python package
+`dflop`.
 """
 
 import argparse
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -21,6 +23,7 @@ from typing import Any
 import corrections
 import page
 import partitions
+import peers
 import shapes
 import simulated
 import start
@@ -28,9 +31,11 @@ from commands import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 SIMULATED = ["models", "nodes", "mixtures", "batches"]
-STUDIES = [*SIMULATED, "partitions", "start", "corrections"]
-# Simulated steps of a method, seconds of the ILP solver, steps with corrections.
-EFFORT = {"full": (50, 10.0, 96), "quick": (2, 1.0, 48)}
+# Studies that need the Python package.
+PACKAGED = ["peers", "corrections"]
+STUDIES = [*SIMULATED, "partitions", "start", *PACKAGED]
+# Simulated steps of a method, seconds of the ILP solver, steps with peers' rules, steps with corrections.
+EFFORT = {"full": (50, 10.0, 20, 96), "quick": (2, 1.0, 2, 48)}
 
 
 def main() -> None:
@@ -71,7 +76,7 @@ def _options() -> argparse.Namespace:
 def _run(options: argparse.Namespace, results: dict[str, Any], directory: Path) -> None:
     """Runs the studies in order; results are written after each."""
     effort = "quick" if options.quick else "full"
-    steps, ilp_seconds, correction_steps = EFFORT[effort]
+    steps, ilp_seconds, peer_steps, correction_steps = EFFORT[effort]
     drawn = shapes.write(directory)
     runner = Runner(options.dflop.resolve(), directory, options.jobs)
     results |= {
@@ -81,7 +86,10 @@ def _run(options: argparse.Namespace, results: dict[str, Any], directory: Path) 
         "shapes": {name: {"samples": len(rows), **shapes.described(rows)} for name, rows in drawn.items()},
     }
     for name in options.only:
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), _cpu_seconds()
+        if name in PACKAGED and importlib.util.find_spec("dflop") is None:
+            print(f"{name}: skipped, the Python package dflop is not installed")
+            continue
         if name in SIMULATED:
             found: Any = {"steps": steps, "rows": simulated.run(runner, name, steps)}
         elif name == "partitions":
@@ -89,19 +97,25 @@ def _run(options: argparse.Namespace, results: dict[str, Any], directory: Path) 
         elif name == "start":
             samples = 1_000 * sum(part.thousands for part in shapes.PARTS.values())
             found = start.run(runner, results["studies"]["models"]["rows"], samples, steps)
-        elif corrections.is_available():
-            found = corrections.run(directory, correction_steps)
+        elif name == "peers":
+            found = peers.run(directory, peer_steps)
         else:
-            print("corrections: skipped, the Python package dflop is not installed")
-            continue
+            found = corrections.run(directory, correction_steps)
         study = {
             "date": str(datetime.date.today()),
             "effort": effort,
             "wall_seconds": time.perf_counter() - begin,
+            "cpu_seconds": _cpu_seconds() - cpu_begin,
         }
         results["studies"][name] = study | found
         options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {study['wall_seconds']:.0f} s", flush=True)
+        print(f"{name}: {study['wall_seconds']:.0f} s, CPU {study['cpu_seconds']:.0f} s", flush=True)
+
+
+def _cpu_seconds() -> float:
+    """Returns the CPU time of this process and its children."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ SECTIONS = [
     ("mixtures", comparisons.mixtures),
     ("batches", comparisons.batches),
     ("partitions", overheads.partition),
+    ("peers", comparisons.peer_rules),
     ("corrections", overheads.adaptive),
     ("start", overheads.first_minutes),
 ]
@@ -51,6 +52,7 @@ def write(results: dict[str, Any], stored: Path, docs: Path) -> None:
 def _head(results: dict[str, Any], stored: Path) -> list[str]:
     dates = sorted({study["date"] for study in results["studies"].values()})
     quick = [name for name, study in results["studies"].items() if study["effort"] == "quick"]
+    spent = sum(study["cpu_seconds"] for study in results["studies"].values())
     only = "**These figures come from a quick run with few steps.** " if quick else ""
     return [
         "# Evaluation",
@@ -63,7 +65,7 @@ def _head(results: dict[str, Any], stored: Path) -> list[str]:
         filled(
             f"""{only}`{results["version"]}`, {results["machine"]}, {" and ".join(dates)}; all figures and
             command lines are in [the results](../benches/results/{stored.name}). This command writes
-            the page, the figures and the results:"""
+            the page, the figures and the results, in {spent / 60:.1f} minutes of CPU time without builds:"""
         ),
         fence("make evaluation"),
         *_methods(),
@@ -90,7 +92,7 @@ def _methods() -> list[str]:
             """[Planning](planning.md) describes them. Every simulation has the A100 preset with 80 GiB per
             GPU, 8 GPUs per node and the links of the preset, and the default search space. Columns *over*
             show the step time of a method over that of dflop. \\* marks methods that do not fit into
-            memory on some batch; a dash, methods without a plan that fits. *bound / step* is a lower bound
+            memory on some batch, which figures show as well; a dash, methods without a plan that fits. *bound / step* is a lower bound
             for every searched plan over the dflop step: 1 would be optimal. A baseline that is busy half
             of the time can be beaten at most 2 times on the same plan."""
         ),
@@ -100,7 +102,7 @@ def _methods() -> list[str]:
 def _inputs(results: dict[str, Any]) -> list[str]:
     parts = [[name, f"{part.thousands},000", part.distribution] for name, part in shapes.PARTS.items()]
     tables = [
-        [name, *(" / ".join(f"{one:,}" for one in found[column]) for column in ("tiles", "positions"))]
+        [name, *(" / ".join(f"{one:,}" for one in found[column]) for column in shapes.Shape._fields)]
         for name, found in results["shapes"].items()
     ]
     return [
@@ -112,9 +114,12 @@ def _inputs(results: dict[str, Any]) -> list[str]:
             tiles and LLM positions:"""
         ),
         table(["dataset", "samples in the paper", "drawn as"], [*parts, ["audio", "", shapes.AUDIO]]),
-        filled("Median, 95th percentile and maximum of the shape tables, which the first command writes:"),
+        filled(
+            """Median, 95th percentile and maximum of the shape tables, which the first command writes; a
+            video is one medium:"""
+        ),
         fence("python3 benches/evaluation/shapes.py shapes/"),
-        table(["table", "tiles", "LLM positions"], tables),
+        table(["table", "tiles", "LLM positions", "media"], tables),
     ]
 
 
@@ -141,11 +146,12 @@ def _measured() -> list[str]:
 
 def _missing(studies: dict[str, Any]) -> list[str]:
     missing = [
-        "a plan by hand, balanced by dflop: no command balances a given plan; the ablation has limits",
         "the training hours of the paper: its datasets and its A100 cluster are not available",
         "Megatron-LM and PyTorch: the plans `by hand, joint` and `data-blind, uniform` represent them",
         "the memory and throughput profiles of an A100, and the cost of tracking on a GPU",
     ]
     if "corrections" not in studies:
         missing.append("corrections with slow inputs: the Python package was not installed for this run")
+    if "peers" not in studies:
+        missing.append("rules of other trainers: the Python package was not installed for this run")
     return ["## Not simulated", "\n".join(f"- {one}" for one in missing)]

@@ -28,16 +28,18 @@ COLORS = {
 LIGHT = {name: light for name, (light, _) in COLORS.items()}
 FONTS = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
 WIDTH_INCHES = 6.2
+# Letters of the labels in a row of the legend.
+LEGEND_LETTERS = 47
 
 
 class Series(NamedTuple):
-    """Values of a method, by position; `None` where the method has no plan. Limits have open marks."""
+    """Values of a method, by position; `None` where the method has no plan. Marks are open or filled."""
 
     name: str
     color: str
     marker: str
     values: list[float | None]
-    is_limit: bool = False
+    is_open: bool = False
 
 
 def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
@@ -66,17 +68,31 @@ def _begin(height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, list(axes[:, 0])
 
 
-def _end(figure: Figure, path: Path, described: str, columns: int) -> None:
+def _end(figure: Figure, path: Path, described: str) -> None:
     """Adds the legend below, writes the file, and gives colors and fonts to the style sheet."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, handletextpad=0.4
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=_legend_columns(labels),
+        frameon=False,
+        handletextpad=0.4,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.get_layout_engine().set(w_pad=0.1)
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     pyplot.close(figure)
     path.write_text(themed(path.read_text(encoding="utf-8"), described), encoding="utf-8")
+
+
+def _legend_columns(labels: list[str]) -> int:
+    """Returns 3 if the legend is as narrow as the drawing, which has columns filled from the top, else 2."""
+    rows = -(-len(labels) // 3)
+    widest = sum(
+        max(len(label) for label in labels[start : start + rows]) for start in range(0, len(labels), rows)
+    )
+    return 3 if widest <= LEGEND_LETTERS else 2
 
 
 def themed(drawing: str, described: str) -> str:
@@ -109,7 +125,7 @@ def dots(
             [value for value, _ in pairs],
             [row for _, row in pairs],
             s=64,
-            facecolor=LIGHT["page" if one.is_limit else one.color],
+            facecolor=LIGHT["page" if one.is_open else one.color],
             edgecolor=LIGHT[one.color],
             linewidth=1.5,
             marker=one.marker,
@@ -123,7 +139,7 @@ def dots(
     axes.set_xlim(limits[0], 1.05 * most if limits[1] is None else limits[1])
     axes.set_xlabel(axis)
     axes.grid(axis="both")
-    _end(figure, path, _described(axis, labels, series), 3)
+    _end(figure, path, _described(axis, labels, series))
 
 
 def lines(
@@ -140,7 +156,7 @@ def lines(
     axes.set_xlabel(axes_names[0])
     if starts_at_zero:
         axes.set_ylim(bottom=0)
-    _end(figure, path, _described(axes_names[1], [str(one) for one in positions], series), 3)
+    _end(figure, path, _described(axes_names[1], [str(one) for one in positions], series))
 
 
 def two_panels(
@@ -164,7 +180,7 @@ def two_panels(
     described = "; ".join(
         _described(name, [str(one) for one in positions], series) for name, series in panels
     )
-    _end(figure, path, described, 3)
+    _end(figure, path, described)
 
 
 def _lines(axes: Axes, positions: list[int], series: list[Series], name: str) -> None:

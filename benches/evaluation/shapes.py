@@ -1,4 +1,4 @@
-"""Draws the samples of the evaluation: encoder tiles and LLM positions, by stated distributions and a seed.
+"""Draws the samples of the evaluation: encoder tiles, LLM positions and media, by stated distributions and a seed.
 
     python3 benches/evaluation/shapes.py OUT_DIRECTORY
 
@@ -28,6 +28,14 @@ class Media(NamedTuple):
     images: list[tuple[int, int]]
     frames: int
     words: int
+
+
+class Shape(NamedTuple):
+    """Encoder tiles, LLM positions, and the number of images, videos or clips of a sample."""
+
+    tiles: int
+    positions: int
+    media: int
 
 
 class Part(NamedTuple):
@@ -128,41 +136,42 @@ def dynamic_tiles(width: int, height: int) -> tuple[int, int]:
     return tiles, tiles * tokens + 2
 
 
-def onevision(media: Media) -> tuple[int, int]:
-    """Returns tiles and LLM positions: several images take a tile each, frames 14 x 15 positions."""
+def onevision(media: Media) -> Shape:
+    """Returns the shape of a sample: several images take a tile each, a video 14 x 15 positions a frame."""
     text = round(TOKENS_PER_WORD * media.words)
     if media.frames:
-        return media.frames, media.frames * 14 * 15 + text
-    if len(media.images) > 1:
-        return len(media.images), len(media.images) * (27 * 27 + 1) + text
+        return Shape(media.frames, media.frames * 14 * 15 + text, 1)
+    images = len(media.images)
+    if images > 1:
+        return Shape(images, images * (27 * 27 + 1) + text, images)
     tiles, tokens = any_resolution(*media.images[0])
-    return tiles, tokens + text
+    return Shape(tiles, tokens + text, 1)
 
 
-def internvl(media: Media) -> tuple[int, int]:
-    """Returns tiles and LLM positions of a sample: several images and frames take a tile each."""
+def internvl(media: Media) -> Shape:
+    """Returns the shape of a sample: several images and frames take a tile each."""
     text = round(TOKENS_PER_WORD * media.words)
     if len(media.images) == 1:
         tiles, tokens = dynamic_tiles(*media.images[0])
-        return tiles, tokens + text
+        return Shape(tiles, tokens + text, 1)
     tiles = len(media.images) + media.frames
-    return tiles, tiles * (256 + 2) + text
+    return Shape(tiles, tiles * (256 + 2) + text, max(1, len(media.images)))
 
 
 AUDIO = "1 to 6 clips, mean 1.7, of median 9 s (0.8), at most 30 s; median 40 words (0.8)"
 
 
-def audio(source: random.Random) -> tuple[int, int]:
-    """Returns 30-second windows and LLM positions of a sample: a window a clip, 25 positions a second."""
+def audio(source: random.Random) -> Shape:
+    """Returns the shape of a sample: a 30-second window a clip, 25 positions a second."""
     clips = 1
     while clips < 6 and source.random() < 0.4:
         clips += 1
     text = round(TOKENS_PER_WORD * _words(source, 40, 0.8))
     seconds = [min(30.0, source.lognormvariate(math.log(9), 0.8)) for _ in range(clips)]
-    return clips, text + sum(2 + max(1, int(25 * one)) for one in seconds)
+    return Shape(clips, text + sum(2 + max(1, int(25 * one)) for one in seconds), clips)
 
 
-def _drawn(parts: list[str], rule: Callable[[Media], tuple[int, int]], samples: int) -> list[tuple[int, int]]:
+def _drawn(parts: list[str], rule: Callable[[Media], Shape], samples: int) -> list[Shape]:
     """Draws samples from the parts in proportion to the part sizes."""
     total = sum(PARTS[name].thousands for name in parts)
     rows = []
@@ -175,8 +184,8 @@ def _drawn(parts: list[str], rule: Callable[[Media], tuple[int, int]], samples: 
     return rows
 
 
-def tables() -> dict[str, list[tuple[int, int]]]:
-    """Returns all shape tables by name: tiles and LLM positions."""
+def tables() -> dict[str, list[Shape]]:
+    """Returns all shape tables by name."""
     source = random.Random(f"{SEED} audio")
     return {
         "onevision": _drawn(list(PARTS), onevision, SAMPLES),
@@ -190,24 +199,24 @@ def tables() -> dict[str, list[tuple[int, int]]]:
     }
 
 
-def write(directory: Path) -> dict[str, list[tuple[int, int]]]:
+def write(directory: Path) -> dict[str, list[Shape]]:
     """Writes the tables as `NAME.csv`, in the format that `--shapes` reads; returns them."""
     directory.mkdir(parents=True, exist_ok=True)
     drawn = tables()
     for name, rows in drawn.items():
-        lines = "".join(f"{tiles},{tokens}\n" for tiles, tokens in rows)
-        (directory / f"{name}.csv").write_text("tiles,seq_len\n" + lines, encoding="utf-8")
+        lines = "".join(f"{row.tiles},{row.positions},{row.media}\n" for row in rows)
+        (directory / f"{name}.csv").write_text("tiles,seq_len,media\n" + lines, encoding="utf-8")
     return drawn
 
 
-def described(rows: list[tuple[int, int]]) -> dict[str, list[int]]:
-    """Returns median, 95th percentile and maximum of tiles and positions."""
+def described(rows: list[Shape]) -> dict[str, list[int]]:
+    """Returns median, 95th percentile and maximum of every column."""
 
-    def quantiles(column: int) -> list[int]:
-        ordered = sorted(row[column] for row in rows)
+    def quantiles(column: str) -> list[int]:
+        ordered = sorted(getattr(row, column) for row in rows)
         return [ordered[len(ordered) // 2], ordered[len(ordered) * 95 // 100], ordered[-1]]
 
-    return {"tiles": quantiles(0), "positions": quantiles(1)}
+    return {column: quantiles(column) for column in Shape._fields}
 
 
 if __name__ == "__main__":

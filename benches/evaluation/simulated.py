@@ -1,5 +1,6 @@
-"""Simulates the paper's comparisons: models, clusters, dataset mixtures and global batches."""
+"""Simulates the paper's comparisons: models, clusters, dataset mixtures, global batches, balancing alone."""
 
+import json
 from typing import Any, NamedTuple
 
 from commands import Command, Runner
@@ -28,6 +29,12 @@ MIXTURES = {
     "images and videos": "images-and-video",
     "all parts": "onevision",
 }
+# Fields of a plan file, without the schedule.
+PLAN_FIELDS = ("placement", "modules", "microbatches", "rounds_ahead", "is_run")
+# Schedule of every simulated plan.
+SCHEDULE = "1f1b"
+# Methods whose plans are balanced by others as well.
+REBALANCED = ["by hand, joint", "data-blind, uniform"]
 
 
 class Case(NamedTuple):
@@ -58,10 +65,56 @@ def command(case: Case, steps: int) -> Command:
 
 
 def run(runner: Runner, name: str, steps: int) -> list[dict[str, Any]]:
-    """Runs the simulations of a study."""
+    """Runs the simulations of a study; for models, the plans of baselines are balanced by others as well."""
     chosen = cases()[name]
     done = runner.run_all([command(case, steps) for case in chosen])
-    return [_row(case, result) for case, result in zip(chosen, done, strict=True)]
+    rows = [_row(case, result) for case, result in zip(chosen, done, strict=True)]
+    if name == "models":
+        plans = [_plans(result) for result in done]
+        _rebalance(runner, chosen, rows, plans, steps)
+    return rows
+
+
+def _plans(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the baselines' plans as plan files."""
+    methods = result.get("answer", {}).get("strategies", [])
+    return {
+        one["name"]: {key: one["plan"][key] for key in PLAN_FIELDS} | {"schedule": SCHEDULE}
+        for one in methods
+        if one["name"] in REBALANCED
+    }
+
+
+def _rebalance(
+    runner: Runner,
+    chosen: list[Case],
+    rows: list[dict[str, Any]],
+    plans: list[dict[str, dict[str, Any]]],
+    steps: int,
+) -> None:
+    """Adds `rebalanced` to the rows: for the plan of each baseline, all methods that balance a given plan.
+
+    Raises:
+        ValueError: another plan was simulated.
+    """
+    wanted = []
+    for case, row, own in zip(chosen, rows, plans, strict=True):
+        row["rebalanced"] = {}
+        for name, plan in own.items():
+            file = f"{case.model}-{name.replace(', ', '-').replace(' ', '-')}.json"
+            (runner.directory / file).write_text(json.dumps(plan), encoding="utf-8")
+            arguments = [*command(case, steps).arguments, "--plan", file]
+            wanted.append((row, name, plan, Command(arguments)))
+    done = runner.run_all([one for *_, one in wanted])
+    for (row, name, plan, _), result in zip(wanted, done, strict=True):
+        found = {key: value for key, value in result.items() if key != "answer"} | {"plan": plan}
+        answer = result.get("answer")
+        if answer is not None:
+            if any(answer["plan"][key] != plan[key] for key in PLAN_FIELDS):
+                raise ValueError(f"{result['command']} simulated {answer['plan']}, not {plan}")
+            found["bound_seconds"] = answer["ideal_seconds"]
+            found["methods"] = {one["name"]: _method(one) for one in answer["strategies"]}
+        row["rebalanced"][name] = found
 
 
 def _row(case: Case, result: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def run(runner: Runner, models: list[dict[str, Any]], samples: int, batches: int
                 "plan_wall_seconds": done["wall_seconds"],
                 "plan_cpu_seconds": done["cpu_seconds"],
                 "epoch_seconds": epoch_seconds,
-                "share": (PROFILE_SECONDS + done["wall_seconds"]) / epoch_seconds,
+                "share": (PROFILE_SECONDS + done["cpu_seconds"]) / epoch_seconds,
             }
         )
     return {"samples": samples, "profile_seconds": PROFILE_SECONDS, "rows": rows}

@@ -26,9 +26,9 @@ def fence(commands: str) -> str:
     return f"```sh needs=checkout\n{commands}\n```"
 
 
-def times(ratio: float | None) -> str:
-    """Returns a ratio with two digits after the point; a dash where there is none."""
-    return "–" if ratio is None else f"{ratio:.2f}"
+def times(ratio: float | None, digits: int = 2) -> str:
+    """Returns a ratio with digits after the point; a dash where there is none."""
+    return "–" if ratio is None else f"{ratio:.{digits}f}"
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:
