@@ -272,7 +272,7 @@ mod tests {
         assert!(refused("orders.tail=drop").contains("`order`"));
         assert!(refused("order.tails=drop").contains("`tail`"));
         assert!(refused("plan.search_effort=5").contains("write `strategy=search:UNITS`"));
-        assert!(refused("store.allow=pipe").contains("write `allow=pipe`"));
+        assert!(refused("store.allow_pipe=true").contains("write `allow=pipe`"));
         assert!(refused("order.search_effort=5").contains("the settings are"));
         assert!(refused("store.allow=all").contains("expected pipe or outside, found `all`"));
         let tail = "invalid `tail`: expected carry, repeat, drop or short, found `keep`";

@@ -92,7 +92,7 @@ fn impossible_stream_settings_are_misuse() {
     stream("--batch", "0", "batch");
     stream("--epochs", "0", "epochs");
     stream("--set", "read.error_budget=1.5", "between 0 and 1");
-    stream("--set", "read.error_budget=nan", "invalid type");
+    stream("--set", "read.error_budget=nan", "between 0 and 1");
     stream("--decode", "nonsense", "rgb224");
 }
 

@@ -83,7 +83,7 @@ fn modules_that_cannot_share_ranks_are_refused() {
         2,
         &["Vision takes 1 ranks, expected the LLM's 2"],
     );
-    refused((llm, "placement = \"beside\""), 2, &["train.toml", "beside", "`joint`"]);
+    refused((llm, "placement = \"beside\""), 2, &["train.toml", "beside", "joint"]);
     let job = Job::new();
     let plan = job.path("plan.json");
     let with_plan = |contents: &str| {
