@@ -74,6 +74,21 @@ GROUPS = (
         ),
     ),
     Group(
+        "schedules",
+        "Schedules and routes",
+        "A step over several ranks as data: what every rank does, and the rows of every message.",
+        "dflop",
+        (
+            "Schedule",
+            "Route",
+            "Action",
+            "RankRole",
+            "MicrobatchRows",
+            "MediumRows",
+            "RoutedMedium",
+        ),
+    ),
+    Group(
         "training",
         "Training",
         "Run the executor: encoder and LLM stages on this machine.",

@@ -28,6 +28,7 @@ mod loader;
 mod measure;
 mod model;
 mod runtime;
+mod schedule;
 mod table;
 mod tasks;
 mod tokenizer;
@@ -59,6 +60,8 @@ mod _native {
     use crate::measure::{PyMicrobatchCurve, PyTimeCurve, check_predictions, choose_sizes};
     #[pymodule_export]
     use crate::model::PyCostModel;
+    #[pymodule_export]
+    use crate::schedule::{PyRoute, PySchedule};
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]

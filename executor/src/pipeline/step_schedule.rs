@@ -152,6 +152,18 @@ impl StepSchedule {
         self.layout.world_ranks(self.topology.rank(part))
     }
 
+    /// Returns whether both parts exist, and rows go from one to the other.
+    #[must_use]
+    pub fn is_linked(&self, [own, other]: [Part; 2]) -> bool {
+        let has = |Part { microbatch, stage }: Part| {
+            let replicas = || self.layout.modules()[self.layout.stage_module(stage)].dp_size;
+            usize::from(stage) < self.layout.stage_count()
+                && (microbatch as usize) < self.microbatches * replicas()
+        };
+        let (upstream, downstream) = if own.stage < other.stage { (own, other) } else { (other, own) };
+        has(own) && has(other) && self.topology.downstream_parts(upstream).contains(&downstream)
+    }
+
     /// Returns the rows of a message at one end, in message order; none if the message is not sent.
     ///
     /// Between two modules they are rows of the medium rows ([`RoutedMedium`]), inside a module all rows of the
@@ -160,6 +172,9 @@ impl StepSchedule {
     /// - `own`: part at this end
     /// - `other`: part at the remote end
     /// - `encoder_rows`: number of rows of a medium between two stages of its encoder
+    ///
+    /// # Panics
+    /// If one of the parts does not exist.
     #[must_use]
     pub fn rows(
         &self,

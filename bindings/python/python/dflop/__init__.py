@@ -39,7 +39,9 @@ from dflop._native import (
     Image,
     Loader,
     Mixture,
+    Route,
     SampleTransform,
+    Schedule,
     StepIterator,
     StepPlan,
     Table,
@@ -65,6 +67,7 @@ from dflop.errors import (
     StateError,
     UserCodeError,
 )
+from dflop.schedule import Action, MediumRows, MicrobatchRows, RankRole, RoutedMedium
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ if TYPE_CHECKING:
     from dflop.writer import Writer
 
 __all__ = [
+    "Action",
     "Array",
     "Audio",
     "Augment",
@@ -102,7 +106,9 @@ __all__ = [
     "Image",
     "Loader",
     "Medium",
+    "MediumRows",
     "Microbatch",
+    "MicrobatchRows",
     "Mixture",
     "ModelDescription",
     "ModelError",
@@ -110,10 +116,14 @@ __all__ = [
     "Plan",
     "PlanError",
     "Processor",
+    "RankRole",
     "Read",
     "ReadError",
+    "Route",
+    "RoutedMedium",
     "Sample",
     "SampleTransform",
+    "Schedule",
     "SharedError",
     "SharedLoader",
     "StageError",
