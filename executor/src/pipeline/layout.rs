@@ -9,11 +9,11 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, Result};
 
-/// Maximum number of ranks of a module; actions count ranks in 16 bits.
+/// Maximum number of ranks per module; actions count ranks in 16 bits.
 const RANKS_MAX: usize = u16::MAX as usize;
 
-/// Distribution of modules over ranks: stages, replicas, tensor parallelism, placement and schedule. The same on
-/// all ranks.
+/// Module distribution over ranks: stages, replicas, tensor parallelism, placement, schedule. The same on all
+/// ranks.
 ///
 /// Stages are numbered module by module, encoders first. *Pipeline ranks* are numbered module by module,
 /// within a module replica by replica, within a replica stage by stage

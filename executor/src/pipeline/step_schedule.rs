@@ -1,8 +1,7 @@
-//! Lists everything that the ranks of a layout do in a step, as data: actions, launch order, message rows.
+//! Lists everything that ranks do in a step, as data: actions, launch order, message rows.
 //!
-//! The lists are the lists that a [`PipelineRank`](super::PipelineRank) runs, with world ranks and the parts at
-//! both ends of a message instead of pipeline ranks. Modules of another framework run them with any
-//! communicators.
+//! A [`PipelineRank`](super::PipelineRank) runs the same lists. Here a message names world ranks and the
+//! parts at both ends, so that any framework can run the lists over any communicators.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,10 +16,10 @@ use super::step_plan::{PipelineStepPlan, RouteEnd, RoutedMedium};
 use super::topology::{Flow, RankRole, StageEdge, StageTransfer, Topology, part_role};
 use crate::error::{Error, Result};
 
-/// Maximum number of parts, microbatches in all stages and replicas, in a schedule.
+/// Maximum number of parts in a schedule, over all stages and replicas.
 const PARTS_MAX: usize = 1 << 22;
 
-/// Remote end of a message: a world rank, and the part that it sends or receives the message in.
+/// Remote message end: a world rank, and the part that sends or receives there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageEnd {
     /// World rank.
@@ -32,29 +31,29 @@ pub struct MessageEnd {
 /// Action on a world rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankAction {
-    /// Action; the peer of a message is a pipeline rank.
+    /// Action, whose peer is a pipeline rank.
     pub action: Action,
-    /// Remote end of a message; `None` for passes and sums.
+    /// Remote message end; `None` for passes and sums.
     pub other_end: Option<MessageEnd>,
 }
 
-/// Launch of a message on a world rank.
+/// Message launch on a world rank.
 ///
-/// A rank launches messages in list order, each directly before the action `before`. If the order is kept, it
-/// may launch a receive earlier, and a send as soon as the pass that produces the rows has ended.
+/// A rank launches messages in list order, each directly before the action `before`. If the order is kept, a
+/// receive may be launched earlier, and a send as soon as the pass that produces the rows has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankLaunch {
-    /// Index of the message in the rank's actions.
+    /// Message index in the rank's actions.
     pub action: usize,
-    /// Index of the first action after the message in the order of the step; the number of actions at the end.
+    /// Index of the first action after the message in step order; the number of actions at the end.
     pub before: usize,
 }
 
 /// Actions and launches of all world ranks in a step.
 ///
-/// **No deadlock.** If every rank launches its messages in the order of [`StepSchedule::launches`], no launch
-/// waits for itself, even if all messages of a rank share a queue and a send ends only with its receive. Sums
-/// of gradients ([`Action::ReduceGrads`]) have a queue for each group of replicas.
+/// **No deadlock.** If every rank launches messages as [`StepSchedule::launches`] lists them, no launch waits
+/// for itself, even if all messages on a rank share a queue and a send ends only with the matching receive.
+/// Gradient sums ([`Action::ReduceGrads`]) have a queue for each replica group.
 ///
 /// # Examples
 /// ```
@@ -84,7 +83,7 @@ pub struct StepSchedule {
 }
 
 impl StepSchedule {
-    /// Lists the actions and launches of a step.
+    /// Lists the actions and launches in a step.
     ///
     /// - `microbatches`: number per LLM DP rank
     ///
@@ -96,7 +95,7 @@ impl StepSchedule {
         let parts = stage_replicas.sum::<usize>().saturating_mul(microbatches);
         if !(1..=PARTS_MAX).contains(&parts) {
             let problem = format!(
-                "{microbatches} for each LLM replica are {parts} in all stages, expected 1 to {PARTS_MAX}"
+                "{microbatches} per LLM replica are {parts} over all stages, expected 1 to {PARTS_MAX}"
             );
             return refuse("microbatches", problem);
         }
@@ -122,7 +121,7 @@ impl StepSchedule {
         self.microbatches
     }
 
-    /// Returns the actions of a world rank, in order.
+    /// Returns a world rank's actions, in order.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -131,11 +130,11 @@ impl StepSchedule {
         &self.lists[rank].actions
     }
 
-    /// Returns the order in which a world rank launches its messages: each message in its actions once, with
-    /// `before` ascending.
+    /// Returns a world rank's launches in order: each message in the rank's actions once, with `before`
+    /// ascending.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if the actions lack a message of the step, which is a defect.
+    /// [`Error::InvalidSetting`] if the actions lack a message, which is a defect.
     ///
     /// # Panics
     /// If there is no such rank.
@@ -164,17 +163,16 @@ impl StepSchedule {
         has(own) && has(other) && self.topology.downstream_parts(upstream).contains(&downstream)
     }
 
-    /// Returns the rows of a message at one end, in message order; none if the message is not sent.
+    /// Returns message rows at this end, in message order; none if the message is not sent.
     ///
-    /// Between two modules they are rows of the medium rows ([`RoutedMedium`]), inside a module all rows of the
-    /// microbatch.
+    /// Between two modules, they are media rows ([`RoutedMedium`]); inside a module, all microbatch rows.
     ///
     /// - `own`: part at this end
     /// - `other`: part at the remote end
-    /// - `encoder_rows`: number of rows of a medium between two stages of its encoder
+    /// - `encoder_rows`: number of rows for a medium between two encoder stages
     ///
     /// # Panics
-    /// If one of the parts does not exist.
+    /// If a part does not exist.
     #[must_use]
     pub fn rows(
         &self,
@@ -201,7 +199,7 @@ impl StepSchedule {
         (rows > 0).then_some(0..rows).into_iter().collect()
     }
 
-    /// Returns a digest over the layout and the actions of all ranks, for comparison between ranks.
+    /// Returns a digest over the layout and all actions, for comparison between ranks.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut digest = Xxh3::new();
@@ -217,18 +215,18 @@ impl StepSchedule {
 /// Message on a rank: flow, edge, whether the rank sends it, and the world rank at the remote end.
 type Key = (Flow, StageEdge, bool, usize);
 
-/// Actions of a world rank while they are listed.
+/// World rank actions, with the messages by edge.
 struct RankList {
     actions: Vec<RankAction>,
-    /// First listed action for every action on the pipeline rank, then the number of actions.
+    /// First action for every pipeline rank action, then the number of actions.
     starts: Vec<usize>,
-    /// Listed action of every message.
+    /// Action index for every message.
     messages: BTreeMap<Key, usize>,
 }
 
 impl RankList {
-    /// Lists the actions of a world rank: a message to a pipeline rank becomes a message for each of its world
-    /// ranks that this rank sends to.
+    /// Lists a world rank's actions: a send to a pipeline rank becomes a send to each world rank there that
+    /// this rank serves.
     fn new(
         layout: &JobLayout,
         topology: &Topology,
@@ -260,7 +258,7 @@ impl RankList {
         Ok(own)
     }
 
-    /// Lists the messages in the order of the step.
+    /// Lists the messages in step order.
     fn launches(&self, order: &StepOrder, rank: usize) -> Result<Vec<RankLaunch>> {
         let launch = |message: OwnMessage| {
             let peer = if message.is_send { message.lane.to } else { message.lane.from };
@@ -278,7 +276,7 @@ impl RankList {
 }
 
 impl RankAction {
-    /// Returns the message, for a message.
+    /// Returns the message, if the action sends or receives.
     #[must_use]
     pub fn message(&self) -> Option<Message> {
         match self.action {

@@ -170,6 +170,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "loader",
             "balanced",
             "balance",
+            "schedule",
             "cli",
             "train",
             "tasks",

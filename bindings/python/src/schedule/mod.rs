@@ -26,27 +26,27 @@ const MODULES: [(&str, ModuleKind); 3] =
 /// runs, for modules of any framework.
 ///
 /// Ranks are numbered module by module, in a module replica by replica, in a replica stage by stage, and by
-/// TP rank last. An encoder and the LLM may differ in data parallelism: LLM microbatch ``k * D + d`` is the
-/// ``k``-th of replica ``d`` of ``D``; encoder replica ``e`` of ``E`` encodes its share of the media of all
-/// LLM replicas in round ``k`` as microbatch ``k * E + e``. With equal sizes, and with joint placement, a
-/// replica encodes the media of its own LLM replica. `Route` has the shares and the rows.
+/// TP rank last. An encoder and the LLM may differ in data parallelism. With ``D`` LLM replicas, microbatch
+/// ``k * D + d`` is the ``k``-th on replica ``d``; all ``k``-th microbatches are round ``k``. With ``E``
+/// encoder replicas, microbatch ``k * E + e`` is the share that replica ``e`` encodes in round ``k``: from
+/// all LLM replicas, or from a single LLM replica if ranks are joint, or if ``E`` is ``D`` and ranks are
+/// separate. `Route` has the shares and the rows.
 ///
 /// Placements:
 ///
 /// - ``disaggregated``: modules have separate ranks;
-/// - ``joint``: ranks hold layers of all modules, whose chain is cut into the stages of the LLM. An encoder
-///   runs in the first stage unless it has ``layers``;
-/// - ``colocated``: an encoder has as many ranks as the LLM, the same ones, and runs before and after it.
+/// - ``joint``: all layers are a chain, which is cut into the LLM stages; an encoder without ``layers`` runs
+///   in the first stage;
+/// - ``colocated``: an encoder has as many ranks as the LLM, and runs on the LLM ranks, before and after it.
 ///
-/// Every ``recv`` has its ``send``. If no send waits for its receive, ranks that run their actions in order
-/// never wait for each other forever. If sends wait, or messages share queues, as on one communicator of
-/// NCCL, ``launches`` is the order for them.
+/// Ranks that run all actions in order never wait forever, if a send does not wait for the receive. If sends
+/// wait, or messages share a queue, as in an NCCL communicator, ``launches`` has the order.
 ///
 /// Args:
 ///     modules (Mapping): by name, ``vision``, ``audio`` and ``llm``, a mapping with ``stages``, ``dp`` and
-///         ``tp``, each 1 by default: pipeline stages, replicas, and ranks that share a stage. ``layers``, a
-///         list of layers by stage, replaces ``stages``; with ``joint``, it has an entry for each stage of
-///         the chain, 0 where the module has none.
+///         ``tp``: pipeline stages, replicas, and ranks that share a stage, each 1 by default. ``layers``,
+///         the number of layers by stage, replaces ``stages``; with ``joint`` it has an entry for each chain
+///         stage, 0 where the module has no layers.
 ///     microbatches (int): number of microbatches per LLM replica.
 ///     schedule (str): ``1f1b``, ``gpipe``, ``zb-h1``; ``1f1b-ahead:R``, with encoders ``R`` rounds ahead;
 ///         ``interleaved:N``, ``N`` stages per rank, for an LLM alone.
@@ -116,8 +116,7 @@ impl PySchedule {
         self.step.microbatches()
     }
 
-    /// Digest of the layout and all actions, as hexadecimal digits: ranks that have the same one run the same
-    /// step.
+    /// Digest over the layout and all actions, 16 hexadecimal digits: equal on ranks that run the same step.
     #[getter]
     fn digest(&self, py: Python<'_>) -> String {
         py.detach(|| format!("{:016x}", self.step.digest()))
@@ -131,7 +130,7 @@ impl PySchedule {
     ///     stage (int): stage, below ``stages``.
     ///
     /// Returns:
-    ///     list[list[int]]: ranks of each replica.
+    ///     list[list[int]]: ranks by replica.
     ///
     /// Raises:
     ///     ConfigError: there is no such stage.
@@ -148,7 +147,7 @@ impl PySchedule {
         Ok((0..replicas).map(ranks).collect())
     }
 
-    /// Returns the roles of a rank, encoders first: the modules, replicas and stages that it runs.
+    /// Returns a rank's roles, encoders first: modules, replicas and stages.
     ///
     /// Args:
     ///     rank (int): rank, below ``world_size``.
@@ -175,7 +174,7 @@ impl PySchedule {
         roles.into_iter().map(role).collect()
     }
 
-    /// Returns the actions of a rank, in order.
+    /// Returns a rank's actions, in order.
     ///
     /// Messages between stages on one rank are not listed: the rows stay where they are.
     ///
@@ -198,19 +197,20 @@ impl PySchedule {
         self.step.actions(rank).iter().map(|own| action(&class, own)).collect()
     }
 
-    /// Returns the order in which a rank launches its messages: pairs of the index of a message in
-    /// ``actions`` and the index of an action before which it is launched, ascending.
+    /// Returns the order in which a rank launches messages.
     ///
-    /// If all ranks launch their messages in this order, no message waits for itself, even if all messages of
-    /// a rank share a queue and a send ends only with its receive, as on one NCCL communicator in one stream.
-    /// As long as the order is kept, a receive may be launched earlier, and a send as soon as its rows are
-    /// computed. Sums of gradients have a communicator for each group of ranks.
+    /// Each message in ``actions`` is a pair: the message index, and the index of the action before which the
+    /// rank launches the message. If all ranks keep this order, no message waits for itself, even if all
+    /// messages on a rank share a queue and a send ends only with the receive, as in an NCCL communicator. In
+    /// the same order, a receive may be launched earlier, and a send as soon as the rows are computed.
+    /// Gradient sums have a separate communicator per group.
     ///
     /// Args:
     ///     rank (int): rank, below ``world_size``.
     ///
     /// Returns:
-    ///     list[tuple[int, int]]: every message once; the number of actions stands for the end of the step.
+    ///     list[tuple[int, int]]: messages, with ascending second index; at the step end, the number of
+    ///     actions.
     ///
     /// Raises:
     ///     ConfigError: there is no such rank.
@@ -218,8 +218,10 @@ impl PySchedule {
     /// Examples:
     ///     >>> schedule = dflop.Schedule({"llm": {"stages": 2}}, microbatches=2)
     ///     >>> actions = schedule.actions(0)
-    ///     >>> for message, before in schedule.launches(0):
+    ///     >>> for message, before in schedule.launches(0)[:2]:
     ///     ...     print(f"{actions[message]}, before {actions[before]}")
+    ///     send 0 in stage 0 to 1, before forward 1 in stage 0
+    ///     send 1 in stage 0 to 1, before recv_gradient 0 in stage 0 from 1
     fn launches(&self, rank: usize) -> PyResult<Vec<(usize, usize)>> {
         let rank = below("rank", rank, self.world_size())?;
         let launches = self.step.launches(rank).map_err(refused)?;
@@ -307,7 +309,7 @@ fn tables(modules: &Bound<'_, PyAny>) -> Result<BTreeMap<ModuleKind, ModuleTable
     Ok(found)
 }
 
-/// Converts an error of the executor about a layout or a step.
+/// Converts an executor error about a layout or a step.
 fn refused(error: dflop_executor::Error) -> DflopError {
     use dflop_executor::Error as E;
     match error {

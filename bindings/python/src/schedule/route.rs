@@ -1,4 +1,4 @@
-//! `dflop.Route`: the rows of all messages in a planned step.
+//! `dflop.Route`: lists the rows in every message in a planned step.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use pyo3::types::{PyRange, PyTuple};
 use super::{PySchedule, class, parse_module, refused};
 use crate::error::DflopError;
 
-/// Maximum number of rows of a microbatch.
+/// Maximum number of rows in a microbatch.
 const ROWS_MAX: usize = 1 << 40;
 
-/// Assigns the media of a step to encoder replicas, and lists the rows of every message: the routes of
-/// `dflop.train`, for modules of any framework.
+/// Assigns media to encoder replicas, and lists the rows in every message: the routes in `dflop.train`, for
+/// modules in any framework.
 ///
-/// In each round ``k``, the ``k``-th microbatches of all LLM replicas, media go to encoder replicas so that
-/// the largest sum of predicted times of one replica is small. All ranks that pass the same numbers get the
-/// same routes, without communication; ``digest`` compares them. Every message has the rows of all media
-/// that its two microbatches share, and no message is sent without rows. Gradients take the same rows back.
+/// In each round, media go to encoder replicas so that the slowest replica is as fast as possible by
+/// predicted time. Ranks that pass the same numbers get the same routes, without communication; ``digest``
+/// verifies that. A message has the rows for all media that the microbatches at both ends share; without rows
+/// it is not sent. Gradients return in the same rows.
 ///
 /// Args:
 ///     schedule (Schedule): the layout and the number of microbatches.
@@ -28,8 +28,8 @@ const ROWS_MAX: usize = 1 << 40;
 ///         their media.
 ///
 /// Raises:
-///     ConfigError: there are more or fewer microbatches than in the schedule, a medium is for a module that
-///         does not run, or a number is negative or not finite.
+///     ConfigError: the schedule has more or fewer microbatches, a medium's module does not run, or a number
+///         is negative or not finite.
 ///
 /// Examples:
 ///     Two encoder ranks share the images of one LLM replica:
@@ -51,7 +51,7 @@ pub(crate) struct PyRoute {
     media: Vec<Vec<Medium>>,
 }
 
-/// Medium, as passed, and what its encoder sends between stages.
+/// Medium as passed, with checked numbers.
 struct Medium {
     object: Py<PyAny>,
     encoder_rows: usize,
@@ -103,10 +103,7 @@ impl PyRoute {
         Ok(Self { step, plan, media })
     }
 
-    /// All media with their encoder and LLM ranks, sorted by encoder, LLM microbatch, and position in it.
-    ///
-    /// A rank encodes those whose ``encoder_ranks`` have it; in a pipeline of encoder stages all of its
-    /// ranks encode the media of the last one.
+    /// All media with encoder and LLM ranks, by encoder, LLM microbatch and position.
     #[getter]
     fn media<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let class = class(py, "RoutedMedium")?;
@@ -136,20 +133,19 @@ impl PyRoute {
         Ok(media)
     }
 
-    /// Returns the rows of a message at the end of its action, in message order; none if it is not sent.
+    /// Returns message rows at this end, in message order; none if the message is not sent.
     ///
-    /// Between an encoder and the LLM, they are rows of the output of the encoder microbatch at one end, and
-    /// of the media rows of the LLM microbatch at the other. Between stages of a module they are all rows of
-    /// the microbatch.
+    /// Between an encoder and the LLM, they are rows in the encoder output at the encoder end, and in the
+    /// media rows at the LLM end. Between two stages in a module, they are all microbatch rows.
     ///
     /// Args:
-    ///     action (Action): action of a rank that sends or receives.
+    ///     action (Action): send or receive in the schedule.
     ///
     /// Returns:
-    ///     list[range]: rows at the end of the rank.
+    ///     list[range]: rows at this end.
     ///
     /// Raises:
-    ///     ConfigError: the action is no message of the schedule.
+    ///     ConfigError: the schedule has no such message.
     ///
     /// Examples:
     ///     >>> schedule = dflop.Schedule({"llm": {"stages": 2}}, microbatches=1)
@@ -172,7 +168,7 @@ impl PyRoute {
         rows.into_iter().map(|rows| PyRange::new(py, rows.start as isize, rows.end as isize)).collect()
     }
 
-    /// Digest of the layout, all microbatches and all routes, as hexadecimal digits.
+    /// Digest over the layout, all microbatches and all routes, 16 hexadecimal digits.
     #[getter]
     fn digest(&self) -> String {
         format!("{:016x}", self.plan.digest(self.step.layout()))
@@ -214,7 +210,7 @@ fn number(value: &Bound<'_, PyAny>, setting: &'static str) -> PyResult<usize> {
     })
 }
 
-/// Returns the costs of all media in nanoseconds: predicted times, or numbers of rows if no medium has a time.
+/// Returns media costs in nanoseconds: predicted times, or row numbers if no medium has a time.
 fn costs_ns<'a>(media: impl Iterator<Item = &'a Medium> + Clone) -> Result<Vec<u64>, DflopError> {
     if media.clone().all(|medium| medium.seconds.is_none()) {
         return Ok(media.map(|medium| medium.rows as u64).collect());
@@ -226,7 +222,7 @@ fn costs_ns<'a>(media: impl Iterator<Item = &'a Medium> + Clone) -> Result<Vec<u
     media.map(cost_ns).collect()
 }
 
-/// Converts an error about a plan, with the number of a microbatch as replica and position.
+/// Converts an error about a plan, and names the microbatch by replica and position.
 fn refused_plan(error: dflop_executor::Error, replicas: usize) -> DflopError {
     match error {
         dflop_executor::Error::Plan { microbatch, problem, .. } => {

@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Maximum number of stages of a module that a layout without a model has.
+/// Maximum number of stages per module in a layout without a model.
 const STAGES_MAX: usize = 4096;
-/// Maximum number of layers of such a module.
+/// Maximum number of layers per module in a layout without a model.
 const LAYERS_MAX: usize = 1 << 20;
 
 /// Distribution of a run over ranks and devices.
@@ -152,9 +152,9 @@ impl Default for ModuleTable {
 }
 
 impl ModuleTable {
-    /// Cuts the layers of a module into stages.
+    /// Cuts a module's layers into stages.
     ///
-    /// - `chain`: number of stages in a joint chain, whose first stage has all layers of an encoder by default
+    /// - `chain`: number of stages in a joint chain; by default, the first stage has all encoder layers
     pub(in crate::run) fn parallelism(
         &self,
         placement: Placement,
@@ -189,8 +189,8 @@ impl ModuleTable {
     }
 }
 
-/// Distributes modules over ranks without a model: a module has the layers that its table lists, or a layer in
-/// each stage.
+/// Distributes modules over ranks without a model: a module has the layers in the table, or a layer per
+/// stage.
 ///
 /// # Errors
 /// [`Error::Config`] if a module has no stage, or too many; [`Error::InvalidSetting`] from
