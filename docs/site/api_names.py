@@ -86,6 +86,9 @@ GROUPS = (
             "MicrobatchRows",
             "MediumRows",
             "RoutedMedium",
+            "RoleStep",
+            "RoleInputs",
+            "RoleMicrobatch",
         ),
     ),
     Group(

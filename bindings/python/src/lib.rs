@@ -47,7 +47,9 @@ mod _native {
     #[pymodule_export]
     use crate::balance::py_balance;
     #[pymodule_export]
-    use crate::balanced::{MicrobatchIterator, PyBalancedLoader, PyStepPlan, StepIterator, StepMicrobatches};
+    use crate::balanced::{
+        MicrobatchIterator, PyBalancedLoader, PyStepPlan, RoleStep, StepIterator, StepMicrobatches,
+    };
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]

@@ -39,6 +39,7 @@ from dflop._native import (
     Image,
     Loader,
     Mixture,
+    RoleStep,
     Route,
     SampleTransform,
     Schedule,
@@ -67,7 +68,15 @@ from dflop.errors import (
     StateError,
     UserCodeError,
 )
-from dflop.schedule import Action, MediumRows, MicrobatchRows, RankRole, RoutedMedium
+from dflop.schedule import (
+    Action,
+    MediumRows,
+    MicrobatchRows,
+    RankRole,
+    RoleInputs,
+    RoleMicrobatch,
+    RoutedMedium,
+)
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
@@ -119,6 +128,9 @@ __all__ = [
     "RankRole",
     "Read",
     "ReadError",
+    "RoleInputs",
+    "RoleMicrobatch",
+    "RoleStep",
     "Route",
     "RoutedMedium",
     "Sample",

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, Self, TypeAlias, final, overload
 
 from dflop.batches import Batch, Medium, Microbatch, Sample, Step
 from dflop.custom import Custom, ModelDescription
-from dflop.schedule import Action, MicrobatchRows, RankRole, RoutedMedium
+from dflop.schedule import Action, MicrobatchRows, RankRole, RoleInputs, RoutedMedium
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "MicrobatchCurve",
     "MicrobatchIterator",
     "Mixture",
+    "RoleStep",
     "Route",
     "SampleTransform",
     "Schedule",
@@ -307,6 +308,7 @@ class BalancedLoader:
         transforms: _Transforms | None = None,
         filter: Callable[[list[dict[str, Any]]], Iterable[bool]] | None = None,
         array_type: _ArrayType = "auto",
+        role: RankRole | None = None,
     ) -> Self: ...
     def __iter__(self) -> StepIterator: ...
     def __len__(self) -> int: ...
@@ -419,6 +421,16 @@ class Route:
     def rows(self, action: Action) -> list[range]: ...
     @property
     def digest(self) -> str: ...
+
+@final
+class RoleStep:
+    @property
+    def step(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def counts(self) -> Any: ...
+    def inputs(self, counts: Any) -> RoleInputs: ...
 
 def mix(
     datasets: Sequence[tuple[Dataset | _Names, float]],

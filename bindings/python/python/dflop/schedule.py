@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from dflop._native import Route, Schedule
 
 Kind = Literal[
     "recv",
@@ -24,24 +27,29 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RankRole:
-    """Role of a rank in a module. A rank has one role, or several if modules share ranks.
+    """Role of a rank in a module, which a `BalancedLoader` can read for: ``role=``. A rank has one role, or
+    several if modules share ranks.
 
     Attributes:
+        rank: the rank.
         module: ``vision``, ``audio`` or ``llm``.
         replica: data-parallel rank of the replica in the module.
         tp_rank: index among the ranks that share the stages of the replica by tensor parallelism.
         stages: stages that the rank runs, ascending; numbered over all modules, encoders first.
+        schedule: the schedule.
 
     Examples:
         >>> modules = {"vision": {"dp": 2}, "llm": {"stages": 2}}
         >>> dflop.Schedule(modules, microbatches=4).roles(3)
-        [RankRole(module='llm', replica=0, tp_rank=0, stages=(2,))]
+        [RankRole(rank=3, module='llm', replica=0, tp_rank=0, stages=(2,))]
     """
 
+    rank: int
     module: str
     replica: int
     tp_rank: int
     stages: tuple[int, ...]
+    schedule: Schedule = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +167,67 @@ class RoutedMedium:
     llm_microbatch: int
     llm_ranks: tuple[int, ...]
     llm_row: int
+
+
+class RoleMicrobatch(dict[str, Any]):
+    """Samples of a microbatch for one role: for the LLM the arguments of the text, for an encoder its media.
+
+    Samples are packed without padding; a microbatch without samples is not delivered.
+
+    Attributes:
+        sample_keys: keys of the samples, in the order of the tensors.
+        tokens: LLM positions of the samples; 0 for an encoder.
+        cu_seqlens: int32, first token of each sample, then the number of tokens; ``None`` for an encoder.
+        max_seqlen: tokens of the longest sample; 0 for an encoder.
+        media_rows: int64, positions in the packed row that media rows go to, in the order of ``llm_row`` in
+            `RoutedMedium`; ``None`` for an encoder.
+
+    Examples:
+        >>> schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2)
+        >>> settings = {"model": "model/", "global_batch_size": 8}
+        >>> roles = [*schedule.roles(0), *schedule.roles(1)]
+        >>> steps = [next(iter(dflop.BalancedLoader("shards/", role=role, **settings))) for role in roles]
+        >>> counts = steps[0].counts + steps[1].counts
+        >>> vision, llm = [step.inputs(counts).microbatches[0] for step in steps]
+        >>> "pixel_values" in vision, "pixel_values" in llm, llm["input_ids"].shape == (1, llm.tokens)
+        (True, False, True)
+    """
+
+    __slots__ = ("cu_seqlens", "max_seqlen", "media_rows", "sample_keys", "tokens")
+
+    sample_keys: list[str]
+    tokens: int
+    cu_seqlens: Any
+    max_seqlen: int
+    media_rows: Any
+
+    def __repr__(self) -> str:
+        return f"RoleMicrobatch(samples={len(self.sample_keys)}, tensors={list(self)})"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleInputs:
+    """Inputs of a rank for one role in a step, see `RoleStep.inputs`.
+
+    Attributes:
+        route: rows of every message, the same on all ranks; all media of a sample for an encoder are one
+            medium, whose ``key`` is the key of the sample.
+        microbatches: microbatches of the role by number; those without samples are missing.
+        target_tokens: tokens that the loss of the step is taken over, on all ranks: its gradient is that of
+            the mean if each rank divides the sum of its losses by them.
+        skipped: keys and reasons of samples that a rank could not prepare, which all ranks leave out.
+
+    Examples:
+        >>> schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2, placement="joint")
+        >>> settings = {"model": "model/", "global_batch_size": 8}
+        >>> loaders = [dflop.BalancedLoader("shards/", role=role, **settings) for role in schedule.roles(0)]
+        >>> steps = [next(iter(loader)) for loader in loaders]
+        >>> inputs = steps[1].inputs(steps[0].counts + steps[1].counts)
+        >>> list(inputs.microbatches), inputs.skipped
+        ([0, 1], [])
+    """
+
+    route: Route
+    microbatches: dict[int, RoleMicrobatch]
+    target_tokens: int
+    skipped: list[tuple[str, str]]

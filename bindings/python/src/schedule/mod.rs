@@ -163,13 +163,14 @@ impl PySchedule {
     ///     >>> schedule = dflop.Schedule(modules, microbatches=4, placement="joint")
     ///     >>> [(role.module, role.stages) for role in schedule.roles(0)]
     ///     [('vision', (0,)), ('llm', (1,))]
-    fn roles<'py>(&self, py: Python<'py>, rank: usize) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let rank = below("rank", rank, self.world_size())?;
+    fn roles<'py>(slf: &Bound<'py, Self>, rank: usize) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (py, layout) = (slf.py(), slf.get().step.layout());
+        let rank = below("rank", rank, layout.world_size())?;
         let class = class(py, "RankRole")?;
-        let roles = self.step.layout().roles(rank).map_err(refused)?;
+        let roles = layout.roles(rank).map_err(refused)?;
         let role = |role: dflop_executor::pipeline::RankRole| {
             let stages = PyTuple::new(py, role.stages)?;
-            class.call1((module_name(role.module), role.replica, role.tp_rank, stages))
+            class.call1((rank, module_name(role.module), role.replica, role.tp_rank, stages, slf))
         };
         roles.into_iter().map(role).collect()
     }
@@ -237,8 +238,15 @@ impl PySchedule {
     }
 }
 
+impl PySchedule {
+    /// Returns the lists.
+    pub(crate) fn step(&self) -> &Arc<StepSchedule> {
+        &self.step
+    }
+}
+
 /// Rejects an index that is not below a count.
-fn below(what: &'static str, index: usize, count: usize) -> Result<usize, DflopError> {
+pub(crate) fn below(what: &'static str, index: usize, count: usize) -> Result<usize, DflopError> {
     if index < count {
         return Ok(index);
     }
@@ -246,7 +254,7 @@ fn below(what: &'static str, index: usize, count: usize) -> Result<usize, DflopE
 }
 
 /// Returns a class in `dflop.schedule`.
-fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     static SCHEDULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     let module = SCHEDULE.get_or_try_init(py, || py.import("dflop.schedule").map(Bound::unbind))?;
     module.bind(py).getattr(name)
@@ -274,7 +282,7 @@ fn action<'py>(class: &Bound<'py, PyAny>, own: &RankAction) -> PyResult<Bound<'p
     }
 }
 
-fn module_name(module: ModuleKind) -> &'static str {
+pub(crate) fn module_name(module: ModuleKind) -> &'static str {
     MODULES.iter().find(|(_, kind)| *kind == module).map_or("llm", |(name, _)| name)
 }
 
@@ -310,7 +318,7 @@ fn tables(modules: &Bound<'_, PyAny>) -> Result<BTreeMap<ModuleKind, ModuleTable
 }
 
 /// Converts an executor error about a layout or a step.
-fn refused(error: dflop_executor::Error) -> DflopError {
+pub(crate) fn refused(error: dflop_executor::Error) -> DflopError {
     use dflop_executor::Error as E;
     match error {
         E::InvalidSetting { setting, reason } => DflopError::config(setting, reason),

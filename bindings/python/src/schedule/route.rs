@@ -1,5 +1,6 @@
 //! `dflop.Route`: lists the rows in every message in a planned step.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::Part;
@@ -8,7 +9,7 @@ use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan, PipelineStepPlan, Rou
 use pyo3::prelude::*;
 use pyo3::types::{PyRange, PyTuple};
 
-use super::{PySchedule, class, parse_module, refused};
+use super::{PySchedule, class, module_name, parse_module, refused};
 use crate::error::DflopError;
 
 /// Maximum number of rows in a microbatch.
@@ -54,7 +55,8 @@ pub(crate) struct PyRoute {
 /// Medium as passed, with checked numbers.
 struct Medium {
     object: Py<PyAny>,
-    encoder_rows: usize,
+    /// Number of rows between two encoder stages, if known.
+    encoder_rows: Option<usize>,
     seconds: Option<f64>,
     module: ModuleKind,
     rows: usize,
@@ -164,7 +166,16 @@ impl PyRoute {
             let reason = format!("expected a message of the schedule, found `{}`", action.str()?);
             return Err(DflopError::config("action", reason).into());
         };
-        let rows = self.step.rows(&self.plan, ends, |row| self.medium(row).encoder_rows);
+        let is_known = Cell::new(true);
+        let rows = self.step.rows(&self.plan, ends, |row| {
+            let encoder_rows = self.medium(row).encoder_rows;
+            is_known.set(is_known.get() && encoder_rows.is_some());
+            encoder_rows.unwrap_or(0)
+        });
+        if !is_known.get() {
+            let reason = format!("the rows of `{}` between encoder stages are not known", action.str()?);
+            return Err(DflopError::config("action", reason).into());
+        }
         rows.into_iter().map(|rows| PyRange::new(py, rows.start as isize, rows.end as isize)).collect()
     }
 
@@ -181,6 +192,29 @@ impl PyRoute {
 }
 
 impl PyRoute {
+    /// Routes the media in a step plan.
+    ///
+    /// - `key`: names a medium by LLM microbatch and index there
+    pub(crate) fn from_plan(
+        py: Python<'_>,
+        step: Arc<StepSchedule>,
+        plan: PipelineStepPlan,
+        key: impl Fn(usize, usize) -> String,
+    ) -> PyResult<Self> {
+        let (class, mut media) = (class(py, "MediumRows")?, Vec::new());
+        for (number, microbatch) in plan.microbatches().iter().enumerate() {
+            let medium = |(index, medium): (usize, &MediumPlan)| -> PyResult<Medium> {
+                let (rows, seconds, module) = (medium.tokens, medium.cost_ns as f64 / 1e9, medium.module);
+                let object =
+                    class.call1((module_name(module), rows, seconds, py.None(), key(number, index)))?;
+                let (object, seconds) = (object.unbind(), Some(seconds));
+                Ok(Medium { object, encoder_rows: None, seconds, module, rows })
+            };
+            media.push(microbatch.media.iter().enumerate().map(medium).collect::<PyResult<_>>()?);
+        }
+        Ok(Self { step, plan, media })
+    }
+
     fn medium(&self, row: &RoutedMedium) -> &Medium {
         &self.media[row.destination as usize][row.medium]
     }
@@ -191,6 +225,7 @@ impl Medium {
         let rows = number(&object.getattr("rows")?, "rows")?;
         let encoder_rows = object.getattr("encoder_rows")?;
         let encoder_rows = if encoder_rows.is_none() { rows } else { number(&encoder_rows, "encoder_rows")? };
+        let encoder_rows = Some(encoder_rows);
         let seconds: Option<f64> = object.getattr("seconds")?.extract()?;
         if let Some(seconds) = seconds.filter(|seconds| !seconds.is_finite() || *seconds < 0.0) {
             let reason = format!("expected a finite number, at least 0, found {seconds}");

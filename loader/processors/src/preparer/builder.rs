@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::audio::AudioRule;
+use dflop_costmodel::{ModelSpec, Module};
 use dflop_samples::media::PixelType;
 use dflop_samples::sample::BatchLayout;
 use dflop_samples::{Error, Result};
@@ -161,10 +161,26 @@ impl PreparerBuilder {
     /// stage that holds only the language model. The balanced loader then reads no images, because the index
     /// has the image sizes.
     #[must_use]
-    pub fn counted_media(mut self) -> Self {
-        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
-        self.audio = self.audio_rule.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
-        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+    pub fn counted_media(self) -> Self {
+        self.counted(Module::Vision).counted(Module::Audio)
+    }
+
+    /// Counts the media tokens of a single encoder in the same way: for a stage that holds only the other
+    /// encoder.
+    #[must_use]
+    pub fn counted(mut self, encoder: Module) -> Self {
+        let rule = self.rule;
+        match encoder {
+            Module::Vision => {
+                self.images = rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+                self.videos = rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+            }
+            Module::Audio => {
+                let audio = self.audio_rule;
+                self.audio = audio.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
+            }
+            Module::Llm => {}
+        }
         self
     }
 
