@@ -110,7 +110,10 @@ impl PyBalancedLoader {
         let (built_in, own_processor) = processors(py, processor)?;
         let role = role.as_ref().map(Role::new).transpose()?;
         let run = RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps };
-        let run = role.as_ref().map_or(Ok(run), |role| role.run(run))?;
+        let run = match &role {
+            Some(role) => role.run(run)?,
+            None => run,
+        };
         let (chat_template, caption_prompt) =
             (built_in.get("chat_template")?, built_in.get("caption_prompt")?);
         let settings = Settings {

@@ -154,10 +154,10 @@ fn cost_module(module: ModuleKind) -> Module {
 ///     >>> settings = {"model": "model/", "global_batch_size": 8}
 ///     >>> loaders = [dflop.BalancedLoader("shards/", role=role, **settings) for role in roles]
 ///     >>> steps = [next(iter(loader)) for loader in loaders]
-///     >>> counts = sum(step.counts for step in steps)  # ``torch.distributed.all_reduce(counts)``
+///     >>> counts = sum(step.counts for step in steps)  # in a job, ``torch.distributed.all_reduce(counts)``
 ///     >>> vision, first, second = [step.inputs(counts) for step in steps]
 ///     >>> list(vision.microbatches[0]), list(first.microbatches[0])[:2]
-///     (['pixel_values', 'image_grid_thw'], ['input_ids', 'labels'])
+///     (['image_grid_thw', 'pixel_values'], ['input_ids', 'labels'])
 ///     >>> vision.route.digest == first.route.digest == second.route.digest
 ///     True
 #[pyclass(frozen, module = "dflop._native")]
