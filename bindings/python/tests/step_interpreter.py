@@ -19,7 +19,10 @@ class Deadlock(Exception):
 
 def message(rank: int, action: dflop.Action) -> tuple[Any, ...]:
     """Names a message in the same way at both ends: sender and its part, receiver and its part, flow."""
-    own, peer = (rank, action.stage, action.microbatch), (action.peer, action.peer_stage, action.peer_microbatch)
+    own, peer = (
+        (rank, action.stage, action.microbatch),
+        (action.peer, action.peer_stage, action.peer_microbatch),
+    )
     ends = (own, peer) if action.kind.startswith("send") else (peer, own)
     return (*ends, GRADIENT[action.kind])
 
@@ -223,7 +226,9 @@ class Rank:
             rows = self.take((False, stage, microbatch))
             if self.is_first(stage):
                 expected = [
-                    (routed.medium.key, row) for routed in self.read(microbatch) for row in range(routed.medium.rows)
+                    (routed.medium.key, row)
+                    for routed in self.read(microbatch)
+                    for row in range(routed.medium.rows)
                 ]
                 assert rows == expected, f"media rows of microbatch {microbatch}: {rows}, expected {expected}"
                 rows = [("llm", microbatch, row) for row in range(self.rows[microbatch])]
@@ -253,7 +258,9 @@ class Rank:
                         span = range(routed.encoder_row, routed.encoder_row + routed.medium.rows)
                         self.put((True, stage, microbatch), [span], rows[: routed.medium.rows])
             rows = self.take((True, stage, microbatch))
-            assert rows == self.outputs[stage, microbatch], f"gradient of {microbatch} in stage {stage}: {rows}"
+            assert rows == self.outputs[stage, microbatch], (
+                f"gradient of {microbatch} in stage {stage}: {rows}"
+            )
         if self.module(stage) == "llm" and self.is_first(stage):
             media = self.read(microbatch)
             rows = [(routed.medium.key, row) for routed in media for row in range(routed.medium.rows)]

@@ -1,4 +1,4 @@
-"""Loaders for the roles of a schedule: every rank reads its own, and together they read what one loader reads."""
+"""Loaders for the roles of a schedule: together they read what a loader for all modules reads."""
 
 import io
 import pickle
@@ -19,12 +19,13 @@ class Roles(WithExample):
     def settings(self, **settings: Any) -> dict[str, Any]:
         return {"model": self.model, "global_batch_size": 24, "steps": 2, **settings}
 
-    def loaders(self, schedule: dflop.Schedule, **settings: Any) -> dict[tuple[int, str], dflop.BalancedLoader]:
+    def loaders(self, schedule: dflop.Schedule, **settings: Any) -> dict[Any, dflop.BalancedLoader]:
         """Returns a loader for every role of every rank."""
         shards = settings.pop("shards", self.shards)
         roles = [role for rank in range(schedule.world_size) for role in schedule.roles(rank)]
         settings = self.settings(**settings)
-        return {(role.rank, role.module): dflop.BalancedLoader(shards, role=role, **settings) for role in roles}
+        loaders = [dflop.BalancedLoader(shards, role=role, **settings) for role in roles]
+        return {(role.rank, role.module): loader for role, loader in zip(roles, loaders, strict=True)}
 
     def inputs(self, steps: dict[Any, Any]) -> dict[Any, dflop.RoleInputs]:
         counts = sum(step.counts for step in steps.values())
@@ -116,7 +117,7 @@ class Roles(WithExample):
     def test_all_ranks_leave_out_a_sample_that_one_cannot_decode(self) -> None:
         shards = self.directory / "bad"
         shards.mkdir(exist_ok=True)
-        key = damage(sorted(self.shards.glob("*.tar"))[0], shards / "0.tar")
+        key = damage(min(self.shards.glob("*.tar")), shards / "0.tar")
         schedule = dflop.Schedule({"vision": {"dp": 2}, "llm": {"dp": 2}}, microbatches=1)
         read = dflop.Read(error_budget=0.5)
         loaders = self.loaders(schedule, shards=shards, global_batch_size=32, steps=1, read=read)

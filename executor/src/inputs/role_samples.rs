@@ -77,8 +77,8 @@ impl RoleSamples {
         counts
     }
 
-    /// Builds the microbatches from the counts summed over all roles on all ranks. Leaves out samples that any
-    /// rank could not prepare.
+    /// Builds the microbatches from the counts summed over all roles on all ranks. Leaves out samples that
+    /// any rank could not prepare.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the counts are not the sum over all roles, or ranks have different plans;

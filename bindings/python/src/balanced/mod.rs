@@ -3,6 +3,7 @@
 mod correction;
 mod loader_config;
 mod role;
+mod role_step;
 mod settings;
 mod step_microbatches;
 mod steps;
@@ -20,7 +21,7 @@ pub(crate) use correction::PyStepPlan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
 use role::Role;
-pub(crate) use role::RoleStep;
+pub(crate) use role_step::RoleStep;
 use settings::{RunSettings, Settings, cost, processor as processor_settings};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
@@ -111,7 +112,7 @@ impl PyBalancedLoader {
         let role = role.as_ref().map(Role::new).transpose()?;
         let run = RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps };
         let run = match &role {
-            Some(role) => role.run(run)?,
+            Some(role) => run.with_role(role)?,
             None => run,
         };
         let (chat_template, caption_prompt) =

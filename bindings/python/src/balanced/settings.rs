@@ -60,6 +60,25 @@ pub(super) struct RunSettings {
 }
 
 impl RunSettings {
+    /// Fills in ranks and microbatches from a schedule.
+    pub(super) fn with_role(self, role: &Role) -> Result<Self, DflopError> {
+        let microbatches = role.schedule().microbatches();
+        let dp_size = role.schedule().layout().modules().last().map_or(1, |llm| llm.dp_size);
+        for (setting, found, default, own) in [
+            ("microbatches", self.microbatches, 1, microbatches),
+            ("dp_size", self.dp_size, 1, dp_size),
+            ("dp_rank", self.dp_rank, 0, 0),
+        ] {
+            if found != default && found != own {
+                let reason = format!("follows from `role`: leave it out, found {found}");
+                return Err(DflopError::config(setting, reason));
+            }
+        }
+        // An encoder selects samples by share, for which the DP rank has no meaning.
+        let dp_rank = if role.is_llm() { role.rank_role().replica } else { 0 };
+        Ok(Self { microbatches, dp_size, dp_rank, ..self })
+    }
+
     /// Applies the settings to a planner builder.
     fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
         let builder = builder

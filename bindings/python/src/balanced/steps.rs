@@ -13,7 +13,8 @@ use tokio::sync::Mutex;
 
 use super::correction::PyStepPlan;
 use super::loader_config::{LoaderConfig, RunningLoader};
-use super::role::{Role, RoleStep};
+use super::role::Role;
+use super::role_step::RoleStep;
 use super::step_microbatches::StepMicrobatches;
 use crate::convert::class;
 use crate::runtime::Threaded;
