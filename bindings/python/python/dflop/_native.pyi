@@ -49,6 +49,7 @@ __all__ = [
     "pack_one",
     "pack_rows",
     "pack_tables",
+    "train",
 ]
 __version__: str
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from dflop._native import Route, Schedule
 
-Kind = Literal[
+_Kind = Literal[
     "recv",
     "forward",
     "send",
@@ -80,7 +80,7 @@ class Action:
         recv 0 in stage 1 from 0; forward 0 in stage 1; reduce_gradients in stage 1
     """
 
-    kind: Kind
+    kind: _Kind
     stage: int
     microbatch: int | None = None
     peer: int | None = None
