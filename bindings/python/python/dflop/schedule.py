@@ -12,18 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from dflop._native import Route, Schedule
 
-_Kind = Literal[
-    "recv",
-    "forward",
-    "send",
-    "recv_gradient",
-    "backward",
-    "backward_input",
-    "backward_weight",
-    "send_gradient",
-    "reduce_gradients",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class RankRole:
@@ -80,7 +68,17 @@ class Action:
         recv 0 in stage 1 from 0; forward 0 in stage 1; reduce_gradients in stage 1
     """
 
-    kind: _Kind
+    kind: Literal[
+        "recv",
+        "forward",
+        "send",
+        "recv_gradient",
+        "backward",
+        "backward_input",
+        "backward_weight",
+        "send_gradient",
+        "reduce_gradients",
+    ]
     stage: int
     microbatch: int | None = None
     peer: int | None = None
