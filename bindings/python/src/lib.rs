@@ -28,6 +28,7 @@ mod loader;
 mod measure;
 mod model;
 mod runtime;
+mod schedule;
 mod table;
 mod tasks;
 mod tokenizer;
@@ -46,7 +47,9 @@ mod _native {
     #[pymodule_export]
     use crate::balance::py_balance;
     #[pymodule_export]
-    use crate::balanced::{MicrobatchIterator, PyBalancedLoader, PyStepPlan, StepIterator, StepMicrobatches};
+    use crate::balanced::{
+        MicrobatchIterator, PyBalancedLoader, PyStepPlan, RoleStep, StepIterator, StepMicrobatches,
+    };
     #[pymodule_export]
     use crate::cli::{cli, command};
     #[pymodule_export]
@@ -59,6 +62,8 @@ mod _native {
     use crate::measure::{PyMicrobatchCurve, PyTimeCurve, check_predictions, choose_sizes};
     #[pymodule_export]
     use crate::model::PyCostModel;
+    #[pymodule_export]
+    use crate::schedule::{PyRoute, PySchedule};
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]

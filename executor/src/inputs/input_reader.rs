@@ -56,8 +56,8 @@ pub struct InputReader<D: Device> {
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `roles`: rank roles ([`Job::roles`]); an encoder for the media in the rank's own texts reads them
-    ///   together with the LLM
+    /// - `roles`: rank roles ([`JobLayout::roles`](crate::pipeline::JobLayout::roles)); an encoder for the
+    ///   media in the rank's own texts reads them together with the LLM
     /// - `planner`: for the LLM's DP size, the same on all ranks
     /// - `preparer`: preparer for the model; for the LLM it counts media tokens without creating media
     ///   tensors

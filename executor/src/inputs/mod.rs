@@ -18,6 +18,7 @@ mod input_reader;
 mod inputs_ahead;
 mod module_reader;
 mod predicted_times;
+mod role_samples;
 mod step_media;
 
 use super::error::{Error, Result};
@@ -31,6 +32,7 @@ pub(crate) use inputs_ahead::{Ending, InputsAhead, Taken};
 pub use module_reader::ReplicaShare;
 pub(crate) use predicted_times::costed;
 pub use predicted_times::{PredictedTimes, SkippedSample};
+pub use role_samples::{RoleInputs, RoleMicrobatch, RoleSamples};
 
 /// Ends a wait for samples.
 struct Stop {

@@ -18,7 +18,7 @@ use super::predicted_times::TokenCounts;
 use super::step_media::StepMedia;
 use super::{Stop, step_media};
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, PipelineStepPlan, RankContexts, RankRole};
+use crate::pipeline::{Job, JobLayout, PipelineStepPlan, RankContexts, RankRole};
 
 /// Reader for LLM replica texts, encoder replica media, or both.
 pub(super) struct ModuleReader {
@@ -69,7 +69,8 @@ impl ModuleReader {
         let mut builder =
             BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
         if !is_llm {
-            let share = ReplicaShare::new(job.clone(), planner.clone(), last.module, last.replica);
+            let layout = JobLayout::clone(&job);
+            let share = ReplicaShare::new(layout, planner.clone(), last.module, last.replica);
             builder = builder.share(Arc::new(share));
         }
         let loader = configure(builder).build()?;
@@ -102,17 +103,9 @@ impl ModuleReader {
         mut own: BTreeMap<u32, PreparedSample>,
     ) -> Result<RankContexts<D>> {
         let mut contexts = BTreeMap::new();
-        for &RankRole { module, replica, .. } in &self.roles {
-            let encoded = match module {
-                ModuleKind::Llm => None,
-                encoder => Some(media.encoded_by(&self.job, encoder, replica)?),
-            };
-            for (round, microbatch) in plan.replica_microbatches(&self.job, module, replica).enumerate() {
-                let indices = match &encoded {
-                    Some(encoded) => &encoded[round],
-                    None => &media.microbatches[microbatch as usize].samples,
-                };
-                let kept: Vec<u32> = indices.iter().copied().filter(|index| counts.is_kept(*index)).collect();
+        for role in &self.roles {
+            let module = role.module;
+            for (microbatch, kept) in media.kept(&self.job, plan, role, |index| counts.is_kept(index))? {
                 if let Some(index) = kept.iter().find(|index| !own.contains_key(index)) {
                     return Err(self.missing(plan, (module, microbatch), *index));
                 }
@@ -153,7 +146,7 @@ impl ModuleReader {
 }
 
 /// Collects prepared samples by index in the step plan.
-fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
+pub(super) fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {
         all.extend(microbatch.plan_indices.into_iter().zip(microbatch.prepared));
@@ -165,7 +158,7 @@ fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
 /// by round.
 #[derive(Debug, Clone)]
 pub struct ReplicaShare {
-    job: Arc<Job>,
+    layout: JobLayout,
     planner: StepPlanner,
     module: ModuleKind,
     replica: usize,
@@ -174,16 +167,16 @@ pub struct ReplicaShare {
 impl ReplicaShare {
     /// Creates the share for a replica.
     #[must_use]
-    pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
-        Self { job, planner, module, replica }
+    pub fn new(layout: JobLayout, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
+        Self { layout, planner, module, replica }
     }
 }
 
 impl Share for ReplicaShare {
     fn plan_indices(&self, plan: &StepPlan) -> dflop_loader::Result<Vec<Vec<u32>>> {
-        let dealt = StepMedia::new(&self.job, &self.planner, plan);
+        let dealt = StepMedia::new(&self.layout, &self.planner, plan);
         dealt
-            .encoded_by(&self.job, self.module, self.replica)
+            .encoded_by(&self.layout, self.module, self.replica)
             .map_err(|error| dflop_loader::Error::Config { setting: "share", reason: error.to_string() })
     }
 }

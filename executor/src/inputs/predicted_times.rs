@@ -4,7 +4,7 @@
 
 use super::step_media::StepMedia;
 use crate::error::Result;
-use crate::pipeline::{Job, PipelineStepPlan, RankRole};
+use crate::pipeline::{Job, JobLayout, PipelineStepPlan, RankRole};
 use dflop_comm::StepContext;
 use dflop_costmodel::correction::Observation;
 use dflop_costmodel::{Module, SampleShape};
@@ -121,7 +121,7 @@ const TARGETS: usize = 1;
 /// Tokens reserved by the text, and tokens produced by the encoder, for each encoder.
 const ROOM: [usize; 2] = [2, 3];
 const MADE: [usize; 2] = [4, 5];
-const COLUMNS: usize = 6;
+pub(super) const COLUMNS: usize = 6;
 
 /// Sample that all ranks leave out of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl TokenCounts {
     ///
     /// - `own`: samples that this rank prepared, by index, for each role
     pub(super) fn own<'a>(
-        job: &Job,
+        job: &JobLayout,
         samples: usize,
         own: impl Iterator<Item = (&'a RankRole, &'a BTreeMap<u32, PreparedSample>)>,
     ) -> Vec<u64> {
@@ -169,7 +169,7 @@ impl TokenCounts {
     }
 
     /// Reads the table summed over all ranks.
-    pub(super) fn from_sum(job: &Job, table: Vec<u64>) -> Self {
+    pub(super) fn from_sum(job: &JobLayout, table: Vec<u64>) -> Self {
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         let mut modules = job.modules().iter().map(|own| own.module);
         let has_joint_samples = modules.any(|own| own != ModuleKind::Llm && job.reads_with_llm(own));
@@ -233,9 +233,10 @@ impl TokenCounts {
 
 /// Returns whether a rank counts samples for a role. Later stages and other TP ranks prepare the same
 /// samples; counting them again would multiply the sums.
-fn is_counted(job: &Job, role: &RankRole) -> bool {
-    let first = job.stages().iter().position(|stage| stage.range.module == role.module);
-    role.tp_rank == 0 && role.stages.first().map(|&stage| usize::from(stage)) == first
+fn is_counted(job: &JobLayout, role: &RankRole) -> bool {
+    let is_own = |stage: &u16| job.modules()[job.stage_module(*stage)].module == role.module;
+    let first = (0..job.stage_count() as u16).find(is_own);
+    role.tp_rank == 0 && role.stages.first().copied() == first
 }
 
 fn encoder_index(module: ModuleKind) -> Option<usize> {

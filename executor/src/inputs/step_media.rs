@@ -3,7 +3,7 @@
 //! Contexts of encoder and LLM microbatches, from the samples in them.
 
 use crate::error::{Error, Result};
-use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
+use crate::pipeline::{JobLayout, MediumPlan, MicrobatchPlan, PipelineStepPlan, RankRole};
 use dflop_costmodel::{Module, SampleShape};
 use dflop_device::Device;
 use dflop_loader::inputs::{AudioFeatures, MediaRun, PixelValues, PreparedSample, TensorValues};
@@ -41,7 +41,7 @@ pub(super) struct StepMedia {
 
 impl StepMedia {
     /// Lists the media in a planned step from the shapes in the index.
-    pub(super) fn new(job: &Job, planner: &StepPlanner, plan: &StepPlan) -> Self {
+    pub(super) fn new(job: &JobLayout, planner: &StepPlanner, plan: &StepPlan) -> Self {
         let encoders: Vec<(ModuleKind, usize)> = encoders(job, planner).collect();
         let (mut shape, mut microbatches) = (SampleShape::default(), Vec::new());
         let rounds = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
@@ -74,7 +74,7 @@ impl StepMedia {
     /// - `medium_tokens`: number of tokens for a medium
     pub(super) fn plan(
         &self,
-        job: &Job,
+        job: &JobLayout,
         target_tokens: u64,
         tokens: impl Fn(u32) -> usize,
         medium_tokens: impl Fn(&EncoderTask) -> usize,
@@ -98,14 +98,41 @@ impl StepMedia {
         )
     }
 
+    /// Lists a role's microbatches, each with the samples that no rank skips, in order.
+    pub(super) fn kept(
+        &self,
+        job: &JobLayout,
+        plan: &PipelineStepPlan,
+        &RankRole { module, replica, .. }: &RankRole,
+        is_kept: impl Fn(u32) -> bool,
+    ) -> Result<Vec<(u32, Vec<u32>)>> {
+        let encoded = match module {
+            ModuleKind::Llm => None,
+            encoder => Some(self.encoded_by(job, encoder, replica)?),
+        };
+        let kept = |(round, microbatch): (usize, u32)| {
+            let indices = match &encoded {
+                Some(encoded) => &encoded[round],
+                None => &self.microbatches[microbatch as usize].samples,
+            };
+            (microbatch, indices.iter().copied().filter(|&index| is_kept(index)).collect())
+        };
+        Ok(plan.replica_microbatches(job, module, replica).enumerate().map(kept).collect())
+    }
+
     /// Returns the indices of samples that an encoder replica encodes, by round, in encoding order.
-    pub(super) fn encoded_by(&self, job: &Job, module: ModuleKind, replica: usize) -> Result<Vec<Vec<u32>>> {
+    pub(super) fn encoded_by(
+        &self,
+        job: &JobLayout,
+        module: ModuleKind,
+        replica: usize,
+    ) -> Result<Vec<Vec<u32>>> {
         let replicas = job.modules().iter().find(|own| own.module == module).map_or(1, |own| own.dp_size);
         Ok(self.encoded(job, module)?.into_iter().skip(replica).step_by(replicas).collect())
     }
 
     /// Returns the sample indices in every microbatch for an encoder, in encoding order.
-    pub(super) fn encoded(&self, job: &Job, module: ModuleKind) -> Result<Vec<Vec<u32>>> {
+    pub(super) fn encoded(&self, job: &JobLayout, module: ModuleKind) -> Result<Vec<Vec<u32>>> {
         // Placeholder counts, as the assignment ignores them: up to two encoders with one token each per
         // sample.
         let plan = self.plan(job, 0, |_| 2, |_| 1)?;
@@ -125,7 +152,7 @@ impl StepMedia {
 }
 
 /// Iterates over the encoders in a job with the matching time indices in the cost model.
-fn encoders(job: &Job, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
+fn encoders(job: &JobLayout, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
     let index = |module| planner.model().modules().iter().position(|own| *own == module);
     let encoders = job.modules().iter().map(|layout| layout.module);
     encoders.filter_map(move |module| match module {
@@ -274,7 +301,7 @@ pub(super) fn text_context<D: Device>(
 }
 
 /// Returns the packed sample rows for media: per sample images, videos, audio clips.
-fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
+pub(super) fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
     let (mut places, mut start) = (Vec::new(), 0);
     for sample in samples {
         for modality in [Modality::Image, Modality::Video, Modality::Audio] {

@@ -77,6 +77,7 @@ mod gradient_reduction;
 mod job;
 #[cfg(test)]
 mod launch_order;
+mod layout;
 mod message_check;
 mod pipeline_rank;
 mod rank_step;
@@ -84,6 +85,7 @@ mod simulation;
 mod step_execution;
 mod step_order;
 mod step_plan;
+mod step_schedule;
 mod timeline;
 mod topology;
 mod transfer_buffers;
@@ -99,7 +101,8 @@ use topology::{Flow, missing};
 use transfer_buffers::StepView;
 
 pub use dflop_planner::Placement;
-pub use job::{Job, JobStage, ModuleParallelism};
+pub use job::{Job, JobStage};
+pub use layout::{JobLayout, ModuleParallelism};
 pub(crate) use pipeline_rank::DeviceTimes;
 pub use pipeline_rank::{PendingStep, PipelineRank, StepOutcome};
 pub use rank_step::{RankContexts, RankStep};
@@ -109,6 +112,7 @@ pub(crate) use step_plan::name as module_name;
 pub use step_plan::{
     MediumPlan, MicrobatchPlan, PipelineStepPlan, RouteEnd, RoutePlan, RoutedMedium, assign_media,
 };
+pub use step_schedule::{MessageEnd, RankAction, RankLaunch, StepSchedule};
 pub use timeline::{CommunicationKind, CommunicationLane, TimedAction, TimedCommunication};
 pub use topology::RankRole;
 

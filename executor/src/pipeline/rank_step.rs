@@ -7,6 +7,7 @@ use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
 use super::job::Job;
+use super::layout::JobLayout;
 use super::step_plan::{PipelineStepPlan, name};
 use super::topology::RankRole;
 use crate::error::{Error, Result};
@@ -105,7 +106,7 @@ impl<D: Device> RankStep<D> {
 }
 
 /// Returns the planned number of rows in a microbatch at the end of a module; exact for encoders.
-pub(super) fn tokens(plan: &PipelineStepPlan, job: &Job, module: ModuleKind, microbatch: u32) -> usize {
+pub(super) fn tokens(plan: &PipelineStepPlan, job: &JobLayout, module: ModuleKind, microbatch: u32) -> usize {
     match plan.route(job, module) {
         Some(route) => route.source_tokens(microbatch),
         None => plan.microbatches()[microbatch as usize].tokens,

@@ -25,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dflop_balancer::schedule::{Action, Message, Part, Pass, PassKind};
 use dflop_device::MessageLane;
 
-use super::job::Job;
+use super::layout::JobLayout;
 use super::topology::{Flow, RankRole, StageEdge, StageTransfer, Topology, part_role};
 use crate::error::{Error, Result};
 
@@ -56,7 +56,7 @@ impl StepOrder {
     ///
     /// # Errors
     /// [`Error::Balancer`] if action lists wait for each other.
-    pub(super) fn new(job: &Job, topology: &Topology) -> Result<Self> {
+    pub(super) fn new(job: &JobLayout, topology: &Topology) -> Result<Self> {
         let mut run = Simulation::new(job, topology)?;
         while run.advance_all()? {}
         if let Some(rank) = (0..run.lists.len()).find(|&rank| run.next(rank).is_some()) {
@@ -84,7 +84,7 @@ impl StepOrder {
 
 /// Simulated run for all ranks' action lists.
 struct Simulation<'a> {
-    job: &'a Job,
+    job: &'a JobLayout,
     topology: &'a Topology,
     roles: Vec<Vec<RankRole>>,
     lists: Vec<Vec<Action>>,
@@ -96,7 +96,7 @@ struct Simulation<'a> {
 }
 
 impl<'a> Simulation<'a> {
-    fn new(job: &'a Job, topology: &'a Topology) -> Result<Self> {
+    fn new(job: &'a JobLayout, topology: &'a Topology) -> Result<Self> {
         let ranks: Vec<usize> = (0..job.world_size()).collect();
         let lists = action_lists(job, topology, &ranks)?;
         let roles = ranks.iter().map(|&rank| job.roles(rank)).collect::<Result<_>>()?;
@@ -176,7 +176,7 @@ impl<'a> Simulation<'a> {
 
 /// Returns the actions of world ranks.
 pub(super) fn action_lists(
-    job: &Job,
+    job: &JobLayout,
     topology: &Topology,
     world_ranks: &[usize],
 ) -> Result<Vec<Vec<Action>>> {
@@ -220,7 +220,7 @@ fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
 /// Adds messages with other world ranks and gradient sums to the passes of a world rank. Message peers are
 /// pipeline ranks.
 fn shared_list(
-    job: &Job,
+    job: &JobLayout,
     topology: &Topology,
     roles: &[RankRole],
     (world_rank, passes): (usize, &[Pass]),
@@ -270,7 +270,11 @@ pub(super) struct SentMessage {
 }
 
 /// Lists messages from world ranks, by rank in send order, including rows that a rank passes on to itself.
-pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -> Result<Vec<SentMessage>> {
+pub(super) fn sent_messages(
+    job: &JobLayout,
+    topology: &Topology,
+    senders: &[usize],
+) -> Result<Vec<SentMessage>> {
     let mut messages = Vec::new();
     for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {
         let roles = job.roles(from)?;
@@ -283,7 +287,7 @@ pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -
 
 /// Lists the messages of a pass of a world rank, with its roles, in the order in which it sends them.
 pub(super) fn pass_messages(
-    job: &Job,
+    job: &JobLayout,
     topology: &Topology,
     (from, roles): (usize, &[RankRole]),
     pass: Pass,
@@ -312,7 +316,7 @@ pub(super) struct LaneOrder {
 impl LaneOrder {
     /// Lists the messages to a world rank, with its roles, that the action list receives.
     pub(super) fn new(
-        job: &Job,
+        job: &JobLayout,
         topology: &Topology,
         (to, roles): (usize, &[RankRole]),
         list: &[Action],
@@ -334,7 +338,12 @@ impl LaneOrder {
     }
 
     /// Lists all messages of a world rank in the order of the step, for lanes that are shared.
-    pub(super) fn with_step_order(mut self, job: &Job, topology: &Topology, rank: usize) -> Result<Self> {
+    pub(super) fn with_step_order(
+        mut self,
+        job: &JobLayout,
+        topology: &Topology,
+        rank: usize,
+    ) -> Result<Self> {
         self.own = StepOrder::new(job, topology)?.rank_messages(rank);
         Ok(self)
     }

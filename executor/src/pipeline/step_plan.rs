@@ -14,7 +14,7 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_models::ModuleKind;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::job::Job;
+use super::layout::JobLayout;
 use crate::error::{Error, Result};
 
 /// Image, video or audio clip in a microbatch.
@@ -62,7 +62,7 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 
 impl PipelineStepPlan {
     /// Assigns media to encoder replicas and routes media tokens. Encoder replicas share the media of a round
-    /// in each pool ([`assign_media`](assign_media()), [`Job::media_pools`]).
+    /// in each pool ([`assign_media`](assign_media()), [`JobLayout::media_pools`]).
     ///
     /// - `target_tokens`: number of target tokens in all microbatches together
     /// - `microbatches`: `[rounds * D]`; microbatch `k` on LLM DP rank `d` is at `k * D + d`
@@ -70,7 +70,12 @@ impl PipelineStepPlan {
     /// # Errors
     /// [`Error::Plan`] if the number of microbatches is not a multiple of the DP size, or a microbatch has
     /// media for a module that does not run, or more media tokens than tokens.
-    pub fn new(job: &Job, step: u64, target_tokens: u64, microbatches: Vec<MicrobatchPlan>) -> Result<Self> {
+    pub fn new(
+        job: &JobLayout,
+        step: u64,
+        target_tokens: u64,
+        microbatches: Vec<MicrobatchPlan>,
+    ) -> Result<Self> {
         let dp_size = job.llm().dp_size;
         if microbatches.is_empty() || !microbatches.len().is_multiple_of(dp_size) {
             let problem = format!("{} microbatches for {dp_size} DP ranks", microbatches.len());
@@ -119,7 +124,7 @@ impl PipelineStepPlan {
 
     /// Returns the route for encoder media; `None` for the LLM and for a module that does not run.
     #[must_use]
-    pub fn route(&self, job: &Job, module: ModuleKind) -> Option<&RoutePlan> {
+    pub fn route(&self, job: &JobLayout, module: ModuleKind) -> Option<&RoutePlan> {
         self.routes.get(job.module_index(module)?)
     }
 
@@ -129,7 +134,7 @@ impl PipelineStepPlan {
     /// microbatch.
     pub fn replica_microbatches(
         &self,
-        job: &Job,
+        job: &JobLayout,
         module: ModuleKind,
         replica: usize,
     ) -> impl Iterator<Item = u32> {
@@ -153,20 +158,12 @@ impl PipelineStepPlan {
 
     /// Returns a digest over the plan and the job layout, for comparison between ranks.
     #[must_use]
-    pub fn digest(&self, job: &Job) -> u64 {
+    pub fn digest(&self, job: &JobLayout) -> u64 {
         let mut digest = Xxh3::new();
+        job.add_to(&mut digest);
         let mut add = |word: u64| digest.update(&word.to_le_bytes());
         add(self.step);
         add(self.target_tokens);
-        job.schedule.to_string().bytes().for_each(|byte| add(u64::from(byte)));
-        job.placement.name().bytes().for_each(|byte| add(u64::from(byte)));
-        job.chain_stages.iter().for_each(|&stage| add(stage as u64));
-        for module in &job.modules {
-            for word in [module.module as usize, module.dp_size, module.tp_size] {
-                add(word as u64);
-            }
-            module.stages.iter().for_each(|layers| add(layers.end as u64));
-        }
         for microbatch in &self.microbatches {
             add(microbatch.tokens as u64);
             add(microbatch.media.len() as u64);
@@ -190,7 +187,7 @@ fn tokens_of_media(microbatch: &MicrobatchPlan) -> usize {
     microbatch.media.iter().map(|medium| medium.tokens).sum()
 }
 
-fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Result<()> {
+fn check(job: &JobLayout, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Result<()> {
     let runs = |module| module != ModuleKind::Llm && job.module_index(module).is_some();
     if let Some(medium) = microbatch.media.iter().position(|medium| !runs(medium.module)) {
         let module = name(microbatch.media[medium].module);
@@ -208,7 +205,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
 }
 
 /// Routes the media for an encoder.
-fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
+fn route(job: &JobLayout, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
     let (dp_size, pools) = (job.llm().dp_size, job.media_pools(module));
     let sharers = replicas / pools;

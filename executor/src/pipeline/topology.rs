@@ -17,10 +17,10 @@
 use dflop_balancer::schedule::{
     Action, Message, ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind,
 };
-use dflop_models::{ModuleKind, StageRange};
+use dflop_models::ModuleKind;
 use dflop_planner::Placement;
 
-use super::job::{Job, ModuleParallelism};
+use super::layout::{JobLayout, ModuleParallelism};
 use crate::error::{Error, Result};
 
 /// Step parts, the ranks that run them, and the parts they receive activations from.
@@ -40,7 +40,7 @@ pub(super) struct Topology {
 
 impl Topology {
     /// - `microbatches`: number of microbatches per LLM DP rank
-    pub(super) fn new(job: &Job, microbatches: usize) -> Result<Self> {
+    pub(super) fn new(job: &JobLayout, microbatches: usize) -> Result<Self> {
         let (schedule, llm) = (job.schedule, job.llm());
         let chunks = schedule.chunks();
         if matches!(schedule, ScheduleKind::Interleaved { .. }) && job.modules.len() == 1 {
@@ -159,7 +159,7 @@ pub struct RankRole {
     pub stages: Vec<u16>,
 }
 
-impl Job {
+impl JobLayout {
     /// Returns the number of world ranks.
     #[must_use]
     pub fn world_size(&self) -> usize {
@@ -206,13 +206,7 @@ impl Job {
     #[must_use]
     pub fn is_pipeline(&self) -> bool {
         let own = self.roles(0).unwrap_or_default();
-        own.iter().map(|role| role.stages.len()).sum::<usize>() < self.stages.len()
-    }
-
-    /// Returns the layer ranges for the stages of a role, to build them from.
-    #[must_use]
-    pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {
-        role.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
+        own.iter().map(|role| role.stages.len()).sum::<usize>() < self.stage_count()
     }
 
     /// Returns the number of pipeline ranks in a module.
@@ -361,7 +355,7 @@ pub(super) type RankPasses = Vec<Vec<Pass>>;
 /// Lists the passes on all world ranks in a job whose modules share ranks.
 ///
 /// - `rounds`: number of microbatches per LLM DP rank
-pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
+pub(super) fn passes(job: &JobLayout, rounds: usize) -> Result<RankPasses> {
     let chain_stages = match job.placement() {
         Placement::Joint => job.chain_stages.iter().max().map_or(1, |last| last + 1),
         _ => job.llm().stages.len(),
@@ -384,7 +378,7 @@ pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
         .collect()
 }
 
-fn joint(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
+fn joint(job: &JobLayout, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
     // All stages on a rank are in the same chain stage.
     let Some(&stage) = roles.iter().flat_map(|role| &role.stages).next() else { return Vec::new() };
     let mut passes = Vec::new();
@@ -399,7 +393,7 @@ fn joint(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
     passes
 }
 
-fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) -> Vec<Pass> {
+fn colocated(job: &JobLayout, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) -> Vec<Pass> {
     let (mut before, mut llm, mut after) = (Vec::new(), Vec::new(), Vec::new());
     for role in roles {
         let module = job.module_index(role.module).unwrap_or(0);
@@ -423,13 +417,13 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
 }
 
 /// Returns the passes in the stages of a role for a chain pass, whose microbatch is the round.
-fn round_passes(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
+fn round_passes(job: &JobLayout, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let microbatch = role_microbatch(job, role, pass.part.microbatch);
     role.stages.iter().map(|&stage| Pass { part: Part { microbatch, stage }, ..pass }).collect()
 }
 
 /// Returns the microbatch that a role runs in a round.
-fn role_microbatch(job: &Job, role: &RankRole, round: u32) -> u32 {
+fn role_microbatch(job: &JobLayout, role: &RankRole, round: u32) -> u32 {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     round * replicas as u32 + role.replica as u32
 }

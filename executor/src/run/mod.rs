@@ -55,7 +55,7 @@ pub use compute_device::unsupported;
 pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
 pub use config::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
-    ParallelTable, PlacementName, PrecisionName, RunConfig, strategy_name,
+    ParallelTable, PlacementName, PrecisionName, RunConfig, job_layout, strategy_name,
 };
 pub use options::{
     CorrectionSource, PlanFile, PlannedModule, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests,

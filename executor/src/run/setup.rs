@@ -17,12 +17,12 @@ use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
 use serde_json::{Value, json};
 
 use super::cache_directory::digest;
-use super::config::{ModuleTable, RunConfig};
+use super::config::RunConfig;
 use super::options::{CorrectionSource, RunOptions};
 use super::run_files::RunFiles;
 use crate::models::encoder::FrozenEncoder;
 use crate::models::{FrozenModules, ModelConfig, ModuleKind};
-use crate::pipeline::{Job, ModuleParallelism, Placement};
+use crate::pipeline::{Job, Placement};
 use crate::train::PassPredictor;
 use crate::{Error, Result};
 
@@ -302,51 +302,10 @@ fn job(config: &RunConfig, model: ModelConfig, frozen: FrozenModules) -> Result<
             ModuleKind::Audio => &parallel.audio,
             ModuleKind::Llm => &parallel.llm,
         };
-        let layers = model.layers(module);
-        match placement {
-            Placement::Joint if module != ModuleKind::Llm && table.layers.is_none() => {
-                Ok(in_first_stage(module, layers, chain).dp_size(table.dp).tp_size(table.tp))
-            }
-            _ => layout(placement, module, layers, table),
-        }
+        table.parallelism(placement, (module, model.layers(module)), chain)
     });
     let layouts = layouts.collect::<Result<Vec<_>>>()?;
     Job::placed(placement, model, frozen, layouts, config.schedule()?)
-}
-
-/// Puts all layers of an encoder into the first stage of a joint chain.
-fn in_first_stage(module: ModuleKind, layers: usize, chain: usize) -> ModuleParallelism {
-    let stages = (0..chain).map(|stage| if stage == 0 { 0..layers } else { layers..layers });
-    ModuleParallelism::new(module, stages.collect())
-}
-
-fn layout(
-    placement: Placement,
-    module: ModuleKind,
-    layers: usize,
-    table: &ModuleTable,
-) -> Result<ModuleParallelism> {
-    let refuse = |reason: String| Err(Error::Config(format!("`parallel` of {module:?}: {reason}")));
-    let layout = match &table.layers {
-        None if table.stages == 0 || table.stages > layers => {
-            return refuse(format!("{} stages for {layers} layers", table.stages));
-        }
-        None => ModuleParallelism::even(module, layers, table.stages),
-        Some(lengths)
-            if lengths.iter().sum::<usize>() != layers
-                || (lengths.contains(&0) && placement != Placement::Joint) =>
-        {
-            return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
-        }
-        Some(lengths) => {
-            let ends = lengths.iter().scan(0, |end, length| {
-                *end += length;
-                Some(*end - length..*end)
-            });
-            ModuleParallelism::new(module, ends.collect())
-        }
-    };
-    Ok(layout.dp_size(table.dp).tp_size(table.tp))
 }
 
 /// Returns the schedule that microbatches are planned for: with split backward passes, stages are as busy and

@@ -135,6 +135,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "image",
             "cost",
             "filter",
+            "schedule",
             "loader",
             "balanced",
             "balance",

@@ -39,7 +39,10 @@ from dflop._native import (
     Image,
     Loader,
     Mixture,
+    RoleStep,
+    Route,
     SampleTransform,
+    Schedule,
     StepIterator,
     StepPlan,
     Table,
@@ -65,6 +68,15 @@ from dflop.errors import (
     StateError,
     UserCodeError,
 )
+from dflop.schedule import (
+    Action,
+    MediumRows,
+    MicrobatchRows,
+    RankRole,
+    RoleInputs,
+    RoleMicrobatch,
+    RoutedMedium,
+)
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
@@ -84,6 +96,7 @@ if TYPE_CHECKING:
     from dflop.writer import Writer
 
 __all__ = [
+    "Action",
     "Array",
     "Audio",
     "Augment",
@@ -102,7 +115,9 @@ __all__ = [
     "Image",
     "Loader",
     "Medium",
+    "MediumRows",
     "Microbatch",
+    "MicrobatchRows",
     "Mixture",
     "ModelDescription",
     "ModelError",
@@ -110,10 +125,17 @@ __all__ = [
     "Plan",
     "PlanError",
     "Processor",
+    "RankRole",
     "Read",
     "ReadError",
+    "RoleInputs",
+    "RoleMicrobatch",
+    "RoleStep",
+    "Route",
+    "RoutedMedium",
     "Sample",
     "SampleTransform",
+    "Schedule",
     "SharedError",
     "SharedLoader",
     "StageError",

@@ -8,6 +8,7 @@ from typing import Any, Literal, NoReturn, Self, TypeAlias, final, overload
 
 from dflop.batches import Batch, Medium, Microbatch, Sample, Step
 from dflop.custom import Custom, ModelDescription
+from dflop.schedule import Action, MicrobatchRows, RankRole, RoleInputs, RoutedMedium
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 __all__ = [
@@ -22,7 +23,10 @@ __all__ = [
     "MicrobatchCurve",
     "MicrobatchIterator",
     "Mixture",
+    "RoleStep",
+    "Route",
     "SampleTransform",
+    "Schedule",
     "ShardWriter",
     "StepIterator",
     "StepMicrobatches",
@@ -45,6 +49,7 @@ __all__ = [
     "pack_one",
     "pack_rows",
     "pack_tables",
+    "train",
 ]
 __version__: str
 
@@ -298,6 +303,7 @@ class BalancedLoader:
         transforms: _Transforms | None = None,
         filter: Callable[[list[dict[str, Any]]], Iterable[bool]] | None = None,
         array_type: _ArrayType = "auto",
+        role: RankRole | None = None,
     ) -> Self: ...
     def __iter__(self) -> StepIterator: ...
     def __len__(self) -> int: ...
@@ -377,6 +383,51 @@ class StepPlan:
     @property
     def module_seconds(self) -> list[list[list[float]]]: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class Schedule:
+    def __new__(
+        cls,
+        modules: Mapping[str, Mapping[str, int | Sequence[int]]],
+        *,
+        microbatches: int,
+        schedule: str = "1f1b",
+        placement: Literal["disaggregated", "joint", "colocated"] = "disaggregated",
+    ) -> Self: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def dp_size(self) -> int: ...
+    @property
+    def microbatches(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    def stage_ranks(self, stage: int) -> list[list[int]]: ...
+    def roles(self, rank: int) -> list[RankRole]: ...
+    def actions(self, rank: int) -> list[Action]: ...
+    def launches(self, rank: int) -> list[tuple[int, int]]: ...
+    def __reduce__(self) -> tuple[Any, tuple[()]]: ...
+
+@final
+class Route:
+    def __new__(cls, schedule: Schedule, microbatches: Sequence[Sequence[MicrobatchRows]]) -> Self: ...
+    @property
+    def media(self) -> list[RoutedMedium]: ...
+    def rows(self, action: Action) -> list[range]: ...
+    @property
+    def digest(self) -> str: ...
+
+@final
+class RoleStep:
+    @property
+    def step(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def counts(self) -> Any: ...
+    def inputs(self, counts: Any) -> RoleInputs: ...
 
 def mix(
     datasets: Sequence[tuple[Dataset | _Names, float]],

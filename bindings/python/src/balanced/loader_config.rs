@@ -12,6 +12,7 @@ use dflop_loader::{
 use pyo3::prelude::*;
 use serde_json::Value;
 
+use super::role::Role;
 use crate::error::DflopError;
 use crate::filter::ReadSettings;
 use crate::runtime::Threaded;
@@ -29,6 +30,8 @@ pub(super) struct LoaderConfig {
     /// A `dflop.inputs.Inputs`: user code that creates model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
     pub(super) dp_rank: usize,
+    /// Role of the rank in a schedule.
+    pub(super) role: Option<Arc<Role>>,
 }
 
 /// Some microbatches of a DP rank.
@@ -135,7 +138,14 @@ impl LoaderConfig {
     }
 
     fn builder(&self, planner: StepPlanner, step: u64) -> BalancedLoaderBuilder {
+        let share = self.role.as_ref().and_then(|role| role.share(&planner));
         let mut builder = BalancedLoader::builder(planner, self.dp_rank).from_step(step);
+        if self.role.is_some() {
+            builder = builder.unpacked();
+        }
+        if let Some(share) = share {
+            builder = builder.share(share);
+        }
         if let Some(preparer) = &self.preparer {
             builder = builder.preparer(preparer.clone());
         }

@@ -2,6 +2,8 @@
 
 mod correction;
 mod loader_config;
+mod role;
+mod role_step;
 mod settings;
 mod step_microbatches;
 mod steps;
@@ -18,6 +20,8 @@ use pyo3::types::{PyDict, PyTuple};
 pub(crate) use correction::PyStepPlan;
 use correction::{Learner, StageSeconds};
 use loader_config::{LoaderConfig, RunningLoader, State};
+use role::Role;
+pub(crate) use role_step::RoleStep;
 use settings::{RunSettings, Settings, cost, processor as processor_settings};
 pub(crate) use step_microbatches::{MicrobatchIterator, StepMicrobatches};
 use steps::Iteration;
@@ -57,12 +61,12 @@ impl PyBalancedLoader {
         signature = (
             dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, epochs=None,
             steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, transforms=None,
-            filter=None, array_type="auto", **unknown
+            filter=None, array_type="auto", role=None, **unknown
         ),
         // The same without the rejected keywords.
         text_signature = "(dataset, *, model, global_batch_size, microbatches=1, dp_rank=0, dp_size=1, seed=0, \
                           epochs=None, steps=None, tokenizer=None, processor=None, plan=None, order=None, read=None, \
-                          transforms=None, filter=None, array_type='auto')"
+                          transforms=None, filter=None, array_type='auto', role=None)"
     )]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
@@ -84,6 +88,7 @@ impl PyBalancedLoader {
         transforms: Option<Bound<'py, PyAny>>,
         filter: Option<Bound<'py, PyAny>>,
         array_type: &str,
+        role: Option<Bound<'py, PyAny>>,
         unknown: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Self> {
         refuse_keywords(py, "BalancedLoader", unknown.as_ref())?;
@@ -91,7 +96,7 @@ impl PyBalancedLoader {
         let dataset = source.object();
         let arguments = arguments! {
             py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps,
-            tokenizer, processor, plan, order, read, transforms, filter, array_type,
+            tokenizer, processor, plan, order, read, transforms, filter, array_type, role,
         };
         let framework = Framework::parse(array_type)?;
         let of_read = ReadArguments {
@@ -104,13 +109,20 @@ impl PyBalancedLoader {
         let plan = Group::new(py, "plan", plan.as_ref(), "Plan")?;
         let read = Group::new(py, "read", read.as_ref(), "Read")?;
         let (built_in, own_processor) = processors(py, processor, python_threads(&read)?)?;
+        let role = role.as_ref().map(Role::new).transpose()?;
+        let run = RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps };
+        let run = match &role {
+            Some(role) => run.with_role(role)?,
+            None => run,
+        };
         let (chat_template, caption_prompt) =
             (built_in.get("chat_template")?, built_in.get("caption_prompt")?);
         let settings = Settings {
             filter,
             inputs: own_processor,
             model: CostedModel::new(&model, cost(&plan)?)?,
-            run: RunSettings { global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps },
+            run,
+            role,
             plan: plan.settings()?,
             order: Group::new(py, "order", order.as_ref(), "Order")?.settings()?,
             tokenizer: TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?,

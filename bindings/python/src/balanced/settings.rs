@@ -8,11 +8,12 @@ use dflop_loader::index::TokenCounts;
 use dflop_loader::model::image_processor_from_names;
 use dflop_loader::processors::Preparer;
 use dflop_loader::settings::{OrderSettings, PixelTypeName, PlanSettings, ProcessorSettings};
-use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder};
+use dflop_loader::{BlankMedia, Mixture, StepPlanner, StepPlannerBuilder};
 use pyo3::exceptions::{PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 
 use super::loader_config::LoaderConfig;
+use super::role::Role;
 use crate::arrays::framework::Framework;
 use crate::cost::{CostedModel, PyCost};
 use crate::dataset::Source;
@@ -40,6 +41,8 @@ pub(super) struct Settings<'py> {
     pub(super) tokenizer: TokenizerSettings,
     pub(super) processor: ProcessorSettings,
     pub(super) read: ReadSettings,
+    /// Role of the rank in a schedule, if modules run on separate ranks.
+    pub(super) role: Option<Arc<Role>>,
 }
 
 /// Global batch size, ranks, and the resulting run: loader keywords.
@@ -55,6 +58,25 @@ pub(super) struct RunSettings {
 }
 
 impl RunSettings {
+    /// Fills in ranks and microbatches from a schedule.
+    pub(super) fn with_role(self, role: &Role) -> Result<Self, DflopError> {
+        let microbatches = role.schedule().microbatches();
+        let dp_size = role.schedule().layout().modules().last().map_or(1, |llm| llm.dp_size);
+        for (setting, found, default, own) in [
+            ("microbatches", self.microbatches, 1, microbatches),
+            ("dp_size", self.dp_size, 1, dp_size),
+            ("dp_rank", self.dp_rank, 0, 0),
+        ] {
+            if found != default && found != own {
+                let reason = format!("follows from `role`: leave it out, found {found}");
+                return Err(DflopError::config(setting, reason));
+            }
+        }
+        // An encoder selects samples by share, for which the DP rank has no meaning.
+        let dp_rank = if role.is_llm() { role.rank_role().replica } else { 0 };
+        Ok(Self { microbatches, dp_size, dp_rank, ..self })
+    }
+
     /// Applies the settings to a planner builder.
     fn apply(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
         let builder = builder
@@ -96,6 +118,9 @@ impl<'py> Settings<'py> {
     /// Opens the data and combines it with the settings.
     pub(super) fn loader_config(self, py: Python<'py>, data: Source<'py>) -> PyResult<LoaderConfig> {
         let preparer = self.preparer(py)?;
+        if let Some(role) = &self.role {
+            role.check(preparer.is_some(), self.model.costs.modules(), &self.processor)?;
+        }
         let counts = preparer.as_ref().map_or(TokenCounts::Estimated, |preparer| {
             let counter = Arc::new(preparer.text_counter());
             if self.processor.token_counts.into() {
@@ -104,13 +129,16 @@ impl<'py> Settings<'py> {
                 TokenCounts::IfPresent(counter)
             }
         });
-        let Self { filter, inputs, model, run, plan, order, processor, read, .. } = self;
+        let Self { filter, inputs, model, run, plan, order, processor, read, role, .. } = self;
         let mut mixture = data.mixture(py, &counts)?;
         if preparer.is_some() {
             warn_of_targets(py, &mixture, &model)?;
         }
         if let Some(filter) = &filter {
             mixture = filtered(mixture, filter, &model.costs)?;
+        }
+        if let Some(role) = &role {
+            role.check_media(mixture.datasets())?;
         }
         let mut planner = run.apply(StepPlanner::builder(mixture, model.costs));
         planner = plan.apply(order.apply(planner));
@@ -126,7 +154,9 @@ impl<'py> Settings<'py> {
         }
         if let Some(preparer) = &preparer {
             let tokens = preparer.blank_tokens().map_err(DflopError::from)?;
-            planner = planner.blank_media(processor.blank_media.into(), tokens);
+            // With roles, a blank medium would need an encoder rank.
+            let blank = if role.is_some() { BlankMedia::Never } else { processor.blank_media.into() };
+            planner = planner.blank_media(blank, tokens);
         }
         Ok(LoaderConfig {
             planner,
@@ -135,12 +165,13 @@ impl<'py> Settings<'py> {
             read,
             steps: run.steps,
             dp_rank: run.dp_rank,
+            role,
         })
     }
 
     /// Returns the built-in processor; `None` if there is no tokenizer, or user code creates the inputs.
     fn preparer(&self, py: Python<'py>) -> PyResult<Option<Preparer>> {
-        let Self { inputs, model, tokenizer, processor, read, .. } = self;
+        let Self { inputs, model, tokenizer, processor, read, role, .. } = self;
         let is_own = inputs.is_some() || model.is_custom();
         if tokenizer.is_given() && is_own {
             let reason = "has no use where your own code makes the inputs: drop it, or count the tokens of the \
@@ -150,7 +181,12 @@ impl<'py> Settings<'py> {
         let preparer = if is_own {
             None
         } else {
-            py.detach(|| model_preparer(tokenizer, processor, &model.names, model.costs.spec()))?
+            let counted = match role {
+                Some(role) => role.counted_modules(),
+                None if processor.skip_media_tensors => vec![Module::Vision, Module::Audio],
+                None => Vec::new(),
+            };
+            py.detach(|| model_preparer(tokenizer, processor, &model.names, model.costs.spec(), &counted))?
         };
         if preparer.is_none() {
             processor.check_without_tensors().map_err(DflopError::from)?;
@@ -165,11 +201,13 @@ impl<'py> Settings<'py> {
 /// Returns the preparer of a model; `None` without a tokenizer.
 ///
 /// - `names`: model names, whose files may contain the tokenizer and the image processor
+/// - `counted`: encoders whose media are counted only
 fn model_preparer(
     tokenizer: &TokenizerSettings,
     processor: &ProcessorSettings,
     names: &[String],
     spec: &ModelSpec,
+    counted: &[Module],
 ) -> Result<Option<Preparer>, DflopError> {
     let Some(builder) = tokenizer.clone().or_from_model(names)?.preparer(spec)? else {
         return Ok(None);
@@ -178,6 +216,7 @@ fn model_preparer(
     if let Some(images) = image_processor_from_names(names, spec)? {
         builder = builder.image_processor(Arc::new(images));
     }
+    let builder = counted.iter().fold(builder, |builder, module| builder.counted(*module));
     Ok(Some(builder.build()?))
 }
 

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use dflop_loader::{Error, EventStream, Microbatch, StepEvent, StepPlan};
+use dflop_loader::{Error, EventStream, Microbatch, Step, StepEvent, StepPlan};
 use futures::StreamExt;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -13,6 +13,8 @@ use tokio::sync::Mutex;
 
 use super::correction::PyStepPlan;
 use super::loader_config::{LoaderConfig, RunningLoader};
+use super::role::Role;
+use super::role_step::RoleStep;
 use super::step_microbatches::StepMicrobatches;
 use crate::convert::class;
 use crate::runtime::Threaded;
@@ -137,8 +139,33 @@ impl StepIterator {
             return Ok(None);
         };
         self.iteration.warn_of_launches(py, &plan)?;
+        if let Some(role) = &self.iteration.config.role {
+            return role_step(py, &self.iteration, role, plan, microbatches).map(Some);
+        }
         step(py, &self.iteration, plan, microbatches).map(Some)
     }
+}
+
+/// Waits for all samples of a step, and creates a `RoleStep`.
+fn role_step<'py>(
+    py: Python<'py>,
+    iteration: &Arc<Iteration>,
+    role: &Arc<Role>,
+    plan: Arc<StepPlan>,
+    len: usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let read = iteration.live.wait(py, async |live| {
+        let mut live = live.lock().await;
+        let mut microbatches = Vec::with_capacity(len);
+        while microbatches.len() < len {
+            microbatches.push(live.next_microbatch().await?);
+        }
+        Ok(microbatches)
+    })?;
+    let microbatches = read.map_err(|error| iteration.config.read.first_exception.explain(py, error))?;
+    let step = Step { step: plan.step, microbatches, target_tokens: plan.target_tokens, plan };
+    let step = RoleStep::new(py, &iteration.config, &iteration.running, role, step)?;
+    Ok(Bound::new(py, step)?.into_any())
 }
 
 /// Creates a `dflop.batches.Step`.

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use data::{
     CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, OptimizerTable, PrecisionName,
 };
-pub use parallel::{ModuleTable, ParallelTable, PlacementName, strategy_name};
+pub use parallel::{ModuleTable, ParallelTable, PlacementName, job_layout, strategy_name};
 
 use crate::{Error, Result};
 

@@ -1,16 +1,24 @@
 //! Configuration table for parallelism: plan, degrees, and ranks per module.
 
 use super::RunConfig;
-use crate::pipeline::Placement;
+use crate::pipeline::{JobLayout, ModuleParallelism, Placement};
 use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::{Error, Result};
 use dflop_balancer::Strategy;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::ModelSpec;
 use dflop_loader::settings::choice_for;
+use dflop_models::ModuleKind;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+/// Maximum number of stages per module in a layout without a model.
+const STAGES_MAX: usize = 4096;
+/// Maximum number of layers per module in a layout without a model.
+const LAYERS_MAX: usize = 1 << 20;
 
 /// Distribution of a run over ranks and devices.
 #[derive(Debug, Clone, Deserialize, Serialize)]
@@ -150,6 +158,72 @@ impl Default for ModuleTable {
     fn default() -> Self {
         Self { stages: 1, layers: None, dp: 1, tp: 1 }
     }
+}
+
+impl ModuleTable {
+    /// Cuts a module's layers into stages.
+    ///
+    /// - `chain`: number of stages in a joint chain; by default, the first stage has all encoder layers
+    pub(in crate::run) fn parallelism(
+        &self,
+        placement: Placement,
+        (module, layers): (ModuleKind, usize),
+        chain: usize,
+    ) -> Result<ModuleParallelism> {
+        let refuse = |reason: String| Err(Error::Config(format!("`parallel` of {module:?}: {reason}")));
+        let is_joint = placement == Placement::Joint;
+        let cut = match &self.layers {
+            None if is_joint && module != ModuleKind::Llm => {
+                let stages = (0..chain).map(|stage| if stage == 0 { 0..layers } else { layers..layers });
+                ModuleParallelism::new(module, stages.collect())
+            }
+            None if self.stages == 0 || self.stages > layers => {
+                return refuse(format!("{} stages for {layers} layers", self.stages));
+            }
+            None => ModuleParallelism::even(module, layers, self.stages),
+            Some(lengths)
+                if lengths.iter().sum::<usize>() != layers || (lengths.contains(&0) && !is_joint) =>
+            {
+                return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
+            }
+            Some(lengths) => {
+                let ends = lengths.iter().scan(0, |end, length| {
+                    *end += length;
+                    Some(*end - length..*end)
+                });
+                ModuleParallelism::new(module, ends.collect())
+            }
+        };
+        Ok(cut.dp_size(self.dp).tp_size(self.tp))
+    }
+}
+
+/// Distributes modules over ranks without a model: a module has the layers in the table, or a layer per
+/// stage.
+///
+/// # Errors
+/// [`Error::Config`] if a module has no stage, or too many; [`Error::InvalidSetting`] from
+/// [`JobLayout::new`].
+pub fn job_layout(
+    placement: PlacementName,
+    modules: &BTreeMap<ModuleKind, ModuleTable>,
+    schedule: ScheduleKind,
+) -> Result<JobLayout> {
+    let placement = Placement::from(placement);
+    let stages = |table: &ModuleTable| table.layers.as_ref().map_or(table.stages, Vec::len);
+    let chain = modules.get(&ModuleKind::Llm).map_or(0, stages);
+    let cut = |(&module, table): (&ModuleKind, &ModuleTable)| {
+        let layers = table
+            .layers
+            .as_ref()
+            .map_or(table.stages, |lengths| lengths.iter().copied().fold(0, usize::saturating_add));
+        if stages(table) > STAGES_MAX || chain > STAGES_MAX || layers > LAYERS_MAX {
+            let most = format!("at most {STAGES_MAX} stages and {LAYERS_MAX} layers");
+            return Err(Error::Config(format!("`parallel` of {module:?}: expected {most}")));
+        }
+        table.parallelism(placement, (module, layers), chain)
+    };
+    JobLayout::new(placement, modules.iter().map(cut).collect::<Result<_>>()?, schedule)
 }
 
 /// Reads a strategy name or alias.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::audio::AudioRule;
+use dflop_costmodel::{ModelSpec, Module};
 use dflop_samples::media::PixelType;
 use dflop_samples::sample::BatchLayout;
 use dflop_samples::{Error, Result};
@@ -45,7 +45,8 @@ pub struct PreparerBuilder {
     images: Option<Arc<dyn ImageTensors>>,
     audio: Option<Arc<dyn AudioTensors>>,
     videos: Option<Arc<dyn VideoTensors>>,
-    has_counted_media: bool,
+    /// Modules whose media are counted, not made.
+    counted: Vec<Module>,
     plain_text: PlainText,
     layout: BatchLayout,
     tokens_max: Option<u64>,
@@ -73,7 +74,7 @@ impl PreparerBuilder {
             images: images.clone().map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
             audio,
             videos: images.map(|processor| -> Arc<dyn VideoTensors> { Arc::new(processor) }),
-            has_counted_media: false,
+            counted: Vec::new(),
             tokenizer: None,
             chat_template: None,
             plain_text: PlainText::default(),
@@ -163,8 +164,15 @@ impl PreparerBuilder {
     /// stage that holds only the language model. Replaces all processors, in any order of calls. The balanced
     /// loader then reads no images, because the index has the image sizes.
     #[must_use]
-    pub fn counted_media(mut self) -> Self {
-        self.has_counted_media = true;
+    pub fn counted_media(self) -> Self {
+        self.counted(Module::Vision).counted(Module::Audio)
+    }
+
+    /// Counts the media tokens of a single encoder in the same way: for a stage that holds only the other
+    /// encoder.
+    #[must_use]
+    pub fn counted(mut self, encoder: Module) -> Self {
+        self.counted.push(encoder);
         self
     }
 
@@ -225,9 +233,7 @@ impl PreparerBuilder {
             return invalid("family", &reason);
         }
         self.check_buckets()?;
-        if self.has_counted_media {
-            self.count_media();
-        }
+        self.count_media();
         if !self.set_pixel_type() {
             return invalid("pixel_type", "the processor of images or videos has no pixels of this type");
         }
@@ -312,11 +318,16 @@ impl PreparerBuilder {
         Ok(())
     }
 
-    /// Replaces the processors by token rules.
+    /// Replaces the processors of counted media by token rules.
     fn count_media(&mut self) {
-        self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
-        self.audio = self.audio_rule.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
-        self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+        if self.counted.contains(&Module::Vision) {
+            self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
+            self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
+        }
+        if self.counted.contains(&Module::Audio) {
+            let audio = self.audio_rule;
+            self.audio = audio.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
+        }
     }
 
     /// Sets the pixel type in all processors; returns whether they support the type.
