@@ -176,7 +176,7 @@ class Roles(WithExample):
             ({"role": role, "dp_rank": 1}, "dp_rank"),
             ({"role": role, "microbatches": 3}, "microbatches"),
             ({"role": role, "processor": dflop.Processor(layout="padded_left")}, "layout"),
-            ({"role": role, "processor": dflop.Processor(pad_to_tokens=512)}, "pad_to_tokens"),
+            ({"role": role, "processor": dflop.Processor(length_buckets="fixed:512")}, "length_buckets"),
             ({"role": role, "processor": dflop.Processor(length_buckets=64)}, "length_buckets"),
             ({"role": role, "tokenizer": False}, "tokenizer"),
         ]:

@@ -6,7 +6,7 @@ use dflop_costmodel::Module;
 use dflop_executor::inputs::ReplicaShare;
 use dflop_executor::models::ModuleKind;
 use dflop_executor::pipeline::{RankRole, StepSchedule};
-use dflop_loader::settings::ProcessorSettings;
+use dflop_loader::settings::{LayoutSetting, PixelTypeName, ProcessorSettings};
 use dflop_loader::{Dataset, Share, StepPlanner};
 use pyo3::prelude::*;
 
@@ -79,12 +79,10 @@ impl Role {
             }
         }
         let settings = [
-            ("layout", !processor.layout().is_packed()),
-            ("pad_to_tokens", processor.pad_to_tokens.is_some()),
+            ("layout", processor.layout != LayoutSetting::default()),
             ("length_buckets", processor.length_buckets.is_some()),
             ("media_buckets", processor.media_buckets.is_some()),
-            ("sample_multiple_of", processor.sample_multiple_of != 1),
-            ("skip_media_tensors", processor.skip_media_tensors),
+            ("dtype", processor.dtype == PixelTypeName::None),
         ];
         match settings.into_iter().find(|(_, is_set)| *is_set) {
             Some((setting, _)) => {

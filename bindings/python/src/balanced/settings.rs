@@ -183,7 +183,7 @@ impl<'py> Settings<'py> {
         } else {
             let counted = match role {
                 Some(role) => role.counted_modules(),
-                None if processor.skip_media_tensors => vec![Module::Vision, Module::Audio],
+                None if processor.dtype == PixelTypeName::None => vec![Module::Vision, Module::Audio],
                 None => Vec::new(),
             };
             py.detach(|| model_preparer(tokenizer, processor, &model.names, model.costs.spec(), &counted))?
