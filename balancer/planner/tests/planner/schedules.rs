@@ -96,7 +96,7 @@ fn ranks_hold_microbatches_in_chunks() {
 
 /// An LLM that does not fit on one GPU.
 fn large() -> (ClosedForm, ClosedForm) {
-    (encoder(), ClosedForm { degrees: vec![1], layer_bytes: 12e6, ..llm() })
+    (encoder(), ClosedForm { degrees: vec![1], layer_bytes: 20e6, ..llm() })
 }
 
 fn options(placement: Placement) -> SearchSpaceOptions {
@@ -114,7 +114,7 @@ fn a_search_proposes_the_schedule_of_the_fastest_plan() {
     let workload = Workload::draw(&sizes(), 24, 4, 3).unwrap();
     for placement in [Placement::Disaggregated, Placement::Colocated, Placement::Joint] {
         let options = options(placement);
-        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 71_000_000)) };
+        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 119_000_000)) };
         let plain = plan(&problem).unwrap();
         assert_eq!(plain.plan.schedule, PLAIN);
         let options = SearchSpaceOptions { has_other_schedules: true, ..options };
@@ -147,7 +147,7 @@ fn a_schedule_may_be_searched_alone() {
         [(Placement::Colocated, CHUNKS), (Placement::Colocated, SPLIT), (Placement::Joint, SPLIT)]
     {
         let options = SearchSpaceOptions { schedule, has_recomputation: true, ..options(placement) };
-        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 71_000_000)) };
+        let problem = PlanProblem { options, ..problem(&costs, &workload, cluster(6, 119_000_000)) };
         let found = plan(&problem).unwrap();
         assert_eq!((found.plan.schedule, found.plan.placement), (schedule, placement));
         let ModulePlan { degrees, layers, is_recomputed } = &found.plan.llm;

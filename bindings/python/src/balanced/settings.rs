@@ -74,7 +74,7 @@ impl RunSettings {
         }
         // An encoder selects samples by share, for which the DP rank has no meaning.
         let dp_rank = if role.is_llm() { role.rank_role().replica } else { 0 };
-        Ok(Self { microbatches, dp_size, dp_rank, ..self })
+        Ok(Self { microbatches, dp_rank, dp_size, ..self })
     }
 
     /// Applies the settings to a planner builder.

@@ -5,7 +5,7 @@ mod route;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_balancer::schedule::{Action, Part, ScheduleKind};
+use dflop_balancer::schedule::{Action, Message, Part, ScheduleKind};
 use dflop_executor::models::ModuleKind;
 use dflop_executor::pipeline::{RankAction, RankLaunch, StepSchedule};
 use dflop_executor::run::{ModuleTable, PlacementName, job_layout};
@@ -273,8 +273,7 @@ fn action<'py>(class: &Bound<'py, PyAny>, own: &RankAction) -> PyResult<Bound<'p
         Action::SendGrad(_) => "send_gradient",
         Action::ReduceGrads(stage) => return class.call1(("reduce_gradients", stage)),
     };
-    let part =
-        own.action.pass().map(|pass| pass.part).or_else(|| own.message().map(|message| message.part()));
+    let part = own.action.pass().map(|pass| pass.part).or_else(|| own.message().map(Message::part));
     let Part { microbatch, stage } = part.unwrap_or(Part { microbatch: 0, stage: 0 });
     match own.other_end {
         Some(end) => class.call1((kind, stage, microbatch, end.rank, end.part.stage, end.part.microbatch)),
