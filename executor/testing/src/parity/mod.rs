@@ -1,7 +1,7 @@
 //! Parity with Hugging Face transformers: logits, loss and every gradient for tiny models.
 //!
 //! Inputs are packed samples with uneven lengths and media, recorded by `tests/record/executor_parity.py`.
-//! [`encoder_context`] uploads the media of a recording.
+//! `encoder_context` uploads the media of a recording.
 
 pub(crate) mod fixture;
 pub mod language_models;
