@@ -15,26 +15,25 @@ use super::{ScheduleKind, kind};
 
 /// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StagePass {
+pub(super) struct StagePass {
     /// Stage index.
-    pub stage: u32,
+    pub(super) stage: u32,
     /// Microbatch index on the rank.
-    pub slot: u32,
+    pub(super) slot: u32,
     /// Whether the pass is a forward pass.
-    pub is_forward: bool,
+    pub(super) is_forward: bool,
 }
 
 /// Ordered passes in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StepOrder {
+pub(super) struct StepOrder {
     /// Passes, each after all inputs.
-    pub passes: Vec<StagePass>,
+    pub(super) passes: Vec<StagePass>,
 }
 
 impl StepOrder {
     /// Orders the passes for a step that [`StepShape::check`] accepts.
-    #[must_use]
-    pub fn new(shape: &StepShape) -> Self {
+    pub(super) fn new(shape: &StepShape) -> Self {
         if let ScheduleKind::Interleaved { chunks } = shape.kind {
             return Self::from_chunks(shape, usize::from(chunks));
         }
