@@ -3,7 +3,7 @@
 //! A [`StepWalk`] connects the passes; messages take no time. So that every pass has at most two inputs and
 //! two receivers, fans are chains of zero-time passes.
 
-use crate::schedule::{LaneMessage, LanePass, StepNodes, StepShape, StepWalk, WalkState};
+use crate::schedule::{StagePass, StepNodes, StepShape, StepWalk, WalkState};
 
 /// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
@@ -93,13 +93,24 @@ impl PassGraph {
 impl StepNodes for Builder<'_> {
     /// Index of a pass.
     type Node = u32;
+    type Passes = StagePass;
+    type Messages = ();
 
     fn start(&self) -> u32 {
         NONE
     }
 
-    fn later(&mut self, pass: LanePass, inputs: [u32; 2]) -> u32 {
-        let at = self.push_fan(pass, inputs);
+    fn passes(&self, pass: StagePass) -> StagePass {
+        pass
+    }
+
+    fn messages(&self, _: usize, _: usize) {}
+
+    fn later(&mut self, pass: StagePass, lane: usize, inputs: [u32; 2]) -> u32 {
+        if inputs[0] == NONE {
+            return inputs[1];
+        }
+        let at = self.push_fan(pass, lane, inputs);
         for input in inputs {
             self.connect(input, at, 1);
         }
@@ -107,47 +118,47 @@ impl StepNodes for Builder<'_> {
     }
 
     /// Returns the relay for the next receiver; the last two receivers share a relay.
-    fn send(&mut self, _: LaneMessage, _: &mut u32, output: u32) -> u32 {
+    fn send(&mut self, (): (), _: usize, _: &mut u32, output: u32) -> u32 {
         let [next, last] = &mut self.outlets[output as usize];
         let outlet = *next;
         *next = (outlet + 1).min(*last);
         outlet
     }
 
-    fn run(&mut self, pass: LanePass, previous: u32, input: u32) -> u32 {
-        let LanePass { stage, lane, slot, is_forward } = pass;
-        let time = self.shape.cell(lane, slot, self.shape.rows[stage]) + usize::from(!is_forward);
-        let before = [previous, input];
-        let at = self.push(pass, time, before);
+    fn run(&mut self, pass: StagePass, lane: usize, previous: u32, input: u32) -> u32 {
+        let module = self.shape.rows[pass.stage as usize];
+        let time = self.shape.cell(lane, pass.slot as usize, module) + usize::from(!pass.is_forward);
+        let at = self.push(pass, lane, time, [previous, input]);
         self.connect(previous, at, 0);
         self.connect(input, at, 1);
         at
     }
 
     /// Adds zero-time relay passes, so that no pass has more than two receivers.
-    fn announce(&mut self, pass: LanePass, output: u32, messages: usize) {
-        let first = self.passes.len() as u32;
-        let mut from = output;
-        for _ in 1..messages {
-            let at = self.push_fan(pass, [NONE, from]);
-            self.connect(from, at, 1);
-            from = at;
+    fn announce(&mut self, pass: StagePass, outputs: &[u32], messages: usize) {
+        for (lane, &output) in outputs.iter().enumerate() {
+            let first = self.passes.len() as u32;
+            let mut from = output;
+            for _ in 1..messages {
+                let at = self.push_fan(pass, lane, [NONE, from]);
+                self.connect(from, at, 1);
+                from = at;
+            }
+            self.outlets[output as usize] = [first.min(from), from];
         }
-        self.outlets[output as usize] = [first.min(from), from];
     }
 }
 
 impl Builder<'_> {
-    fn push_fan(&mut self, pass: LanePass, before: [u32; 2]) -> u32 {
-        self.push(pass, self.shape.cells(), before)
+    fn push_fan(&mut self, pass: StagePass, lane: usize, before: [u32; 2]) -> u32 {
+        self.push(pass, lane, self.shape.cells(), before)
     }
 
-    fn push(&mut self, pass: LanePass, time: usize, before: [u32; 2]) -> u32 {
+    fn push(&mut self, pass: StagePass, lane: usize, time: usize, before: [u32; 2]) -> u32 {
         let at = self.passes.len() as u32;
-        let lane = self.walk.stage_lanes(pass.stage).start + pass.lane;
-        self.lanes[lane].push(at);
+        self.lanes[self.walk.stage_lanes(pass.stage as usize).start + lane].push(at);
         self.outlets.push([at; 2]);
-        let (microbatch, time) = (pass.slot, time as u32);
+        let (microbatch, time) = (pass.slot as usize, time as u32);
         self.passes.push(Pass { microbatch, time, before, after: [NONE; 2] });
         at
     }

@@ -15,13 +15,13 @@ use super::{ScheduleKind, kind};
 
 /// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct StagePass {
+pub struct StagePass {
     /// Stage index.
-    pub(super) stage: u32,
+    pub stage: u32,
     /// Microbatch index on the rank.
-    pub(super) slot: u32,
+    pub slot: u32,
     /// Whether the pass is a forward pass.
-    pub(super) is_forward: bool,
+    pub is_forward: bool,
 }
 
 /// Ordered passes in a step.

@@ -8,55 +8,53 @@
 //! times, or into a graph for many evaluations; [`simulate`](crate::simulate) runs action lists instead, and
 //! tests compare both.
 
-use super::step_order::StepOrder;
+use super::step_order::{StagePass, StepOrder};
 use super::step_shape::StepShape;
-
-/// Pass through a stage on one lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LanePass {
-    /// Stage index.
-    pub stage: usize,
-    /// Lane index in the stage.
-    pub lane: usize,
-    /// Microbatch index on the rank.
-    pub slot: usize,
-    /// Whether the pass is a forward pass.
-    pub is_forward: bool,
-}
-
-/// Output of a pass on the way to an adjacent stage; messages on the same link in the same direction travel
-/// sequentially.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LaneMessage {
-    /// Stage at the end of the link that is nearer to the input.
-    pub stage: usize,
-    /// Rank index; 0 between stages with a single lane.
-    pub rank: usize,
-    /// Microbatch index on the rank.
-    pub slot: usize,
-}
 
 /// Values that a walk computes.
 pub trait StepNodes {
     /// Moment in the step: a time, or the graph node that ends then.
     type Node: Copy;
+    /// Passes for a slot on all lanes in a stage.
+    type Passes: Copy;
+    /// Messages for a slot between a stage and the next.
+    type Messages: Copy;
 
     /// Returns the start of the step.
     fn start(&self) -> Self::Node;
 
-    /// Returns the later of two inputs to a pass.
-    fn later(&mut self, pass: LanePass, inputs: [Self::Node; 2]) -> Self::Node;
+    /// Looks up the passes for a slot.
+    fn passes(&self, pass: StagePass) -> Self::Passes;
+
+    /// Looks up the messages for a slot, between a stage and the next.
+    fn messages(&self, stage: usize, slot: usize) -> Self::Messages;
+
+    /// Returns the later of two inputs to a pass; the second if the first is the start.
+    fn later(&mut self, passes: Self::Passes, lane: usize, inputs: [Self::Node; 2]) -> Self::Node;
 
     /// Sends a pass output; returns the arrival.
     ///
-    /// - `previous`: arrival of the previous message on the link, then of this message
-    fn send(&mut self, message: LaneMessage, previous: &mut Self::Node, output: Self::Node) -> Self::Node;
+    /// - `rank`: rank at either end; 0 between stages with a single lane
+    /// - `previous`: arrival of the previous message on the link in the same direction, then of this message
+    fn send(
+        &mut self,
+        messages: Self::Messages,
+        rank: usize,
+        previous: &mut Self::Node,
+        output: Self::Node,
+    ) -> Self::Node;
 
     /// Runs a pass after the previous pass on the rank and the last input; returns the end.
-    fn run(&mut self, pass: LanePass, previous: Self::Node, input: Self::Node) -> Self::Node;
+    fn run(
+        &mut self,
+        passes: Self::Passes,
+        lane: usize,
+        previous: Self::Node,
+        input: Self::Node,
+    ) -> Self::Node;
 
-    /// Announces the number of messages that a pass output is sent in.
-    fn announce(&mut self, pass: LanePass, output: Self::Node, messages: usize);
+    /// Announces the number of messages that each pass output is sent in, before the first is sent.
+    fn announce(&mut self, passes: Self::Passes, outputs: &[Self::Node], messages: usize);
 }
 
 /// Stage in a walk.
@@ -87,6 +85,8 @@ pub struct StepWalk {
 pub struct WalkState<T> {
     /// Last pass on every lane; for a rank with several stages, on the first stage's lane.
     last: Vec<T>,
+    /// Last inputs to the present pass, `[ranks]`.
+    inputs: Vec<T>,
     /// Outputs forward and backward, `[lanes * slots]`: by stage, slot and lane.
     outputs: [Vec<T>; 2],
     /// Last message on every link, forward and backward, `[stages * ranks]`, by the stage nearer to the input.
@@ -141,62 +141,51 @@ impl StepWalk {
     /// Walks through the step; returns the last pass on every lane, where a rank with several stages has all
     /// passes on the first stage's lane.
     pub fn walk<'a, N: StepNodes>(&self, nodes: &mut N, state: &'a mut WalkState<N::Node>) -> &'a [N::Node] {
-        let (lanes, links) = (self.lanes(), self.stages.len() * self.ranks);
-        let WalkState { last, outputs: [forward, backward], sent: [sent, returned] } = &mut *state;
-        let sizes = [
-            (last, lanes),
-            (forward, lanes * self.slots),
-            (backward, lanes * self.slots),
-            (sent, links),
-            (returned, links),
-        ];
-        for (own, count) in sizes {
+        let (lanes, links, start) = (self.lanes(), self.stages.len() * self.ranks, nodes.start());
+        for (own, count) in
+            [(&mut state.last, lanes)].into_iter().chain(state.sent.each_mut().map(|own| (own, links)))
+        {
             own.clear();
-            own.resize(count, nodes.start());
+            own.resize(count, start);
+        }
+        // Every output and input is written before it is read.
+        state.inputs.resize(self.ranks, start);
+        for own in &mut state.outputs {
+            own.resize(lanes * self.slots, start);
         }
         for pass in &self.order.passes {
-            let (stage, slot, is_forward) = (pass.stage as usize, pass.slot as usize, pass.is_forward);
-            self.run(nodes, state, LanePass { stage, lane: 0, slot, is_forward });
+            self.run(nodes, state, *pass);
         }
         &state.last
     }
 
-    /// Runs a pass on all lanes of its stage.
-    fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, first: LanePass) {
-        let stage = &self.stages[first.stage];
-        let direction = usize::from(!first.is_forward);
-        let outputs = stage.first_lane * self.slots + first.slot * stage.lanes;
-        for lane in 0..stage.lanes {
-            let pass = LanePass { lane, ..first };
-            let input = self.input(nodes, state, pass);
-            let last = &mut state.last[stage.queue + lane];
-            *last = nodes.run(pass, *last, input);
-            state.outputs[direction][outputs + lane] = *last;
-        }
-        for lane in 0..stage.lanes {
-            let output = state.outputs[direction][outputs + lane];
-            nodes.announce(LanePass { lane, ..first }, output, stage.messages[direction]);
-        }
-    }
-
-    /// Returns the last input to a pass.
-    fn input<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, pass: LanePass) -> N::Node {
-        let stage = &self.stages[pass.stage];
-        let direction = usize::from(!pass.is_forward);
-        let mut joined = None;
-        for &sender in &stage.senders[direction] {
-            let from = &self.stages[sender];
-            let own = pass.lane.min(from.lanes - 1);
-            let senders = if stage.lanes == 1 { 0..from.lanes } else { own..own + 1 };
-            let outputs = from.first_lane * self.slots + pass.slot * from.lanes;
-            for lane in senders {
-                let (link, rank) = (sender.min(pass.stage), lane.max(pass.lane));
-                let message = LaneMessage { stage: link, rank, slot: pass.slot };
-                let previous = &mut state.sent[direction][link * self.ranks + rank];
-                let input = nodes.send(message, previous, state.outputs[direction][outputs + lane]);
-                joined = Some(joined.map_or(input, |joined| nodes.later(pass, [joined, input])));
+    /// Runs a pass on all lanes of the stage.
+    fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, pass: StagePass) {
+        let (stage, slot) = (pass.stage as usize, pass.slot as usize);
+        let own = &self.stages[stage];
+        let (passes, direction) = (nodes.passes(pass), usize::from(!pass.is_forward));
+        let inputs = &mut state.inputs[..own.lanes];
+        inputs.fill(nodes.start());
+        for &sender in &own.senders[direction] {
+            let (link, from) = (sender.min(stage), &self.stages[sender]);
+            let messages = nodes.messages(link, slot);
+            let outputs =
+                &state.outputs[direction][from.first_lane * self.slots + slot * from.lanes..][..from.lanes];
+            let sent = &mut state.sent[direction][link * self.ranks..];
+            for (rank, previous) in sent[..own.lanes.max(from.lanes)].iter_mut().enumerate() {
+                let output = outputs[rank.min(from.lanes - 1)];
+                let lane = rank.min(own.lanes - 1);
+                let arrival = nodes.send(messages, rank, previous, output);
+                inputs[lane] = nodes.later(passes, lane, [inputs[lane], arrival]);
             }
         }
-        joined.unwrap_or_else(|| nodes.start())
+        let outputs =
+            &mut state.outputs[direction][own.first_lane * self.slots + slot * own.lanes..][..own.lanes];
+        let last = &mut state.last[own.queue..][..own.lanes];
+        for (lane, ((output, last), input)) in outputs.iter_mut().zip(last).zip(inputs).enumerate() {
+            *last = nodes.run(passes, lane, *last, *input);
+            *output = *last;
+        }
+        nodes.announce(passes, outputs, own.messages[direction]);
     }
 }

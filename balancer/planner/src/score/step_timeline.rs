@@ -9,9 +9,8 @@
 //!
 //! With one LLM rank this is the pipeline in [`dflop_balancer::simulate`]; a test compares them.
 
-use super::step_times::time_at;
 pub(crate) use super::step_times::{ChainTimes, StepTimes};
-use dflop_balancer::schedule::{LaneMessage, LanePass, StepNodes, StepShape, StepWalk, WalkState};
+use dflop_balancer::schedule::{StagePass, StepNodes, StepShape, StepWalk, WalkState};
 
 /// Simulates steps; reuses the last step's passes and the memory, because all steps in a plan have the same
 /// passes.
@@ -76,23 +75,38 @@ impl<'a> PassTimes<'a> {
     }
 }
 
-impl StepNodes for PassTimes<'_> {
+impl<'a> StepNodes for PassTimes<'a> {
     /// End time, nanoseconds.
     type Node = u64;
+    /// Times by lane, and the stage if its weights are gathered first.
+    type Passes = (&'a [u64], Option<usize>);
+    /// Times by rank; empty if links are free.
+    type Messages = &'a [u64];
 
     fn start(&self) -> u64 {
         0
     }
 
-    fn later(&mut self, _: LanePass, [first_ns, second_ns]: [u64; 2]) -> u64 {
+    fn passes(&self, pass: StagePass) -> Self::Passes {
+        let (stage, slot) = (pass.stage as usize, pass.slot as usize);
+        let own = &self.stages[stage];
+        let times_ns = &own.passes_ns[usize::from(!pass.is_forward)][slot * own.lanes..][..own.lanes];
+        (times_ns, (pass.is_forward && slot == 0).then_some(stage))
+    }
+
+    fn messages(&self, stage: usize, slot: usize) -> &'a [u64] {
+        let own = &self.stages[stage];
+        own.hop_ns.get(slot * own.lanes..(slot + 1) * own.lanes).unwrap_or_default()
+    }
+
+    fn later(&mut self, _: Self::Passes, _: usize, [first_ns, second_ns]: [u64; 2]) -> u64 {
         first_ns.max(second_ns)
     }
 
     /// A zero-time message does not wait for the previous message.
-    fn send(&mut self, message: LaneMessage, previous_ns: &mut u64, output_ns: u64) -> u64 {
-        let stage = &self.stages[message.stage];
-        let lane = message.rank.min(stage.lanes - 1);
-        let hop_ns = time_at(stage.hop_ns, message.slot * stage.lanes + lane);
+    fn send(&mut self, times_ns: &'a [u64], rank: usize, previous_ns: &mut u64, output_ns: u64) -> u64 {
+        // All ranks receive the same output from a shared encoder.
+        let hop_ns = times_ns.get(rank).or(times_ns.first()).copied().unwrap_or(0);
         if hop_ns == 0 {
             return output_ns;
         }
@@ -100,17 +114,19 @@ impl StepNodes for PassTimes<'_> {
         *previous_ns
     }
 
-    fn run(&mut self, pass: LanePass, previous_ns: u64, input_ns: u64) -> u64 {
-        let stage = &self.stages[pass.stage];
-        let pass_ns = stage.passes_ns[usize::from(!pass.is_forward)][pass.slot * stage.lanes + pass.lane];
+    fn run(
+        &mut self,
+        (times_ns, gathers): Self::Passes,
+        lane: usize,
+        previous_ns: u64,
+        input_ns: u64,
+    ) -> u64 {
         let start_ns = previous_ns.max(input_ns);
-        if pass.is_forward && pass.slot == 0 {
-            return start_ns.max(self.step.gathered_ns(pass.stage, pass_ns)) + pass_ns;
-        }
-        start_ns + pass_ns
+        let gathered_ns = gathers.map_or(0, |stage| self.step.gathered_ns(stage, times_ns[lane]));
+        start_ns.max(gathered_ns) + times_ns[lane]
     }
 
-    fn announce(&mut self, _: LanePass, _: u64, _: usize) {}
+    fn announce(&mut self, _: Self::Passes, _: &[u64], _: usize) {}
 }
 
 #[cfg(test)]
