@@ -3,7 +3,7 @@
 //! A [`StepWalk`] connects the passes; messages take no time. So that every pass has at most two inputs and
 //! two receivers, fans are chains of zero-time passes.
 
-use crate::schedule::{StagePass, StepNodes, StepShape, StepWalk, WalkState};
+use crate::schedule::{LanePasses, StepNodes, StepShape, StepTimeStarts, StepWalk, WalkState};
 
 /// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
@@ -69,16 +69,20 @@ const NONE: u32 = u32::MAX;
 
 impl PassGraph {
     pub(super) fn new(shape: PassShape<'_>) -> Self {
-        let walk = StepWalk::new(&shape.step, shape.ranks, |stage| shape.is_shared[shape.rows[stage]]);
+        let stages = shape.step.stages;
+        // Passes are timed by cell, and messages take no time.
+        let times = StepTimeStarts { passes: vec![[0; 2]; stages], messages: vec![0; stages] };
+        let is_shared = |stage: usize| shape.is_shared[shape.rows[stage]];
+        let walk = StepWalk::new(&shape.step, shape.ranks, is_shared, &times);
         let lanes_of_rank = |rank: usize| {
             let lane = |stage: usize| {
                 let lanes = walk.stage_lanes(stage);
                 lanes.start + rank.min(lanes.len() - 1)
             };
-            (0..shape.step.stages).map(lane).collect()
+            (0..stages).map(lane).collect()
         };
         let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
-        let lanes = vec![Vec::new(); walk.lanes()];
+        let lanes = vec![Vec::new(); walk.stage_lanes(stages - 1).end];
         let mut builder = Builder { shape, walk: &walk, passes: Vec::new(), outlets: Vec::new(), lanes };
         walk.walk(&mut builder, &mut WalkState::default());
         let Builder { mut passes, lanes, .. } = builder;
@@ -93,24 +97,16 @@ impl PassGraph {
 impl StepNodes for Builder<'_> {
     /// Index of a pass.
     type Node = u32;
-    type Passes = StagePass;
-    type Messages = ();
 
     fn start(&self) -> u32 {
         NONE
     }
 
-    fn passes(&self, pass: StagePass) -> StagePass {
-        pass
-    }
-
-    fn messages(&self, _: usize, _: usize) {}
-
-    fn later(&mut self, pass: StagePass, lane: usize, inputs: [u32; 2]) -> u32 {
+    fn later(&mut self, passes: &LanePasses, lane: usize, inputs: [u32; 2]) -> u32 {
         if inputs[0] == NONE {
             return inputs[1];
         }
-        let at = self.push_fan(pass, lane, inputs);
+        let at = self.push_fan(passes, lane, inputs);
         for input in inputs {
             self.connect(input, at, 1);
         }
@@ -118,29 +114,34 @@ impl StepNodes for Builder<'_> {
     }
 
     /// Returns the relay for the next receiver; the last two receivers share a relay.
-    fn send(&mut self, (): (), _: usize, _: &mut u32, output: u32) -> u32 {
+    fn send(&mut self, _: usize, _: &mut u32, output: u32) -> u32 {
         let [next, last] = &mut self.outlets[output as usize];
         let outlet = *next;
         *next = (outlet + 1).min(*last);
         outlet
     }
 
-    fn run(&mut self, pass: StagePass, lane: usize, previous: u32, input: u32) -> u32 {
-        let module = self.shape.rows[pass.stage as usize];
-        let time = self.shape.cell(lane, pass.slot as usize, module) + usize::from(!pass.is_forward);
-        let at = self.push(pass, lane, time, [previous, input]);
+    fn run(&mut self, passes: &LanePasses, lane: usize, previous: u32, input: u32) -> u32 {
+        let module = self.shape.rows[passes.pass.stage as usize];
+        let time =
+            self.shape.cell(lane, passes.pass.slot as usize, module) + usize::from(!passes.pass.is_forward);
+        let at = self.push(passes, lane, time, [previous, input]);
         self.connect(previous, at, 0);
         self.connect(input, at, 1);
         at
     }
 
+    fn gather(&mut self, _: &LanePasses, _: usize, previous: u32) -> u32 {
+        previous
+    }
+
     /// Adds zero-time relay passes, so that no pass has more than two receivers.
-    fn announce(&mut self, pass: StagePass, outputs: &[u32], messages: usize) {
+    fn announce(&mut self, passes: &LanePasses, outputs: &[u32], messages: usize) {
         for (lane, &output) in outputs.iter().enumerate() {
             let first = self.passes.len() as u32;
             let mut from = output;
             for _ in 1..messages {
-                let at = self.push_fan(pass, lane, [NONE, from]);
+                let at = self.push_fan(passes, lane, [NONE, from]);
                 self.connect(from, at, 1);
                 from = at;
             }
@@ -150,15 +151,15 @@ impl StepNodes for Builder<'_> {
 }
 
 impl Builder<'_> {
-    fn push_fan(&mut self, pass: StagePass, lane: usize, before: [u32; 2]) -> u32 {
-        self.push(pass, lane, self.shape.cells(), before)
+    fn push_fan(&mut self, passes: &LanePasses, lane: usize, before: [u32; 2]) -> u32 {
+        self.push(passes, lane, self.shape.cells(), before)
     }
 
-    fn push(&mut self, pass: StagePass, lane: usize, time: usize, before: [u32; 2]) -> u32 {
+    fn push(&mut self, passes: &LanePasses, lane: usize, time: usize, before: [u32; 2]) -> u32 {
         let at = self.passes.len() as u32;
-        self.lanes[self.walk.stage_lanes(pass.stage as usize).start + lane].push(at);
+        self.lanes[self.walk.stage_lanes(passes.pass.stage as usize).start + lane].push(at);
         self.outlets.push([at; 2]);
-        let (microbatch, time) = (pass.slot as usize, time as u32);
+        let (microbatch, time) = (passes.pass.slot as usize, time as u32);
         self.passes.push(Pass { microbatch, time, before, after: [NONE; 2] });
         at
     }

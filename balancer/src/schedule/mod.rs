@@ -25,7 +25,7 @@ pub use layout::PipelineLayout;
 pub use step_order::StagePass;
 pub(crate) use step_shape::ENCODERS_MAX;
 pub use step_shape::{EncoderChain, EncoderChains, ModuleStages, StepShape};
-pub use step_walk::{StepNodes, StepWalk, WalkState};
+pub use step_walk::{LanePasses, StepNodes, StepTimeStarts, StepWalk, WalkState};
 
 use crate::error::{Error, Result};
 use lagged::{RankWork, StagePlace, lagged_passes};

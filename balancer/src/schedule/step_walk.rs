@@ -10,74 +10,102 @@
 
 use super::step_order::{StagePass, StepOrder};
 use super::step_shape::StepShape;
+use std::ops::Range;
+
+/// Pass on all lanes of a stage.
+#[derive(Debug, Clone, Copy)]
+pub struct LanePasses {
+    /// Stage, slot and direction.
+    pub pass: StagePass,
+    /// Index of the first lane's time, see [`StepTimeStarts`].
+    pub time: u32,
+    /// Number of lanes.
+    lanes: u32,
+    /// First lane of the rank's first stage: a rank with several stages runs one pass at a time.
+    queue: u32,
+    /// Output on the first lane.
+    output: u32,
+    /// Link from the only sender, if it has as many lanes; otherwise the index of the joined inputs.
+    input: Result<Link, u32>,
+    /// Number of messages for each output.
+    messages: u32,
+}
+
+/// Link from a stage to a pass.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    /// Output on the sender's first lane.
+    output: u32,
+    /// Last message from the first lane.
+    sent: u32,
+    /// Message time of the first lane.
+    hop: u32,
+}
+
+/// Link with different numbers of lanes at both ends, or one of several.
+#[derive(Debug, Clone, Copy)]
+struct JoinedLink {
+    link: Link,
+    /// Number of lanes at the sender, and in the stage nearer to the input.
+    lanes: [u32; 2],
+}
+
+/// Order of the times in a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepTimeStarts {
+    /// Index of the first forward and the first backward time for each stage; times for all slots follow,
+    /// `[slots * lanes]`. Stages may share times.
+    pub passes: Vec<[usize; 2]>,
+    /// Index of the first message time between each stage and the next; times for all slots follow,
+    /// `[slots * lanes]`, with the lanes in the stage nearer to the input.
+    pub messages: Vec<usize>,
+}
 
 /// Values that a walk computes.
 pub trait StepNodes {
     /// Moment in the step: a time, or the graph node that ends then.
     type Node: Copy;
-    /// Passes for a slot on all lanes in a stage.
-    type Passes: Copy;
-    /// Messages for a slot between a stage and the next.
-    type Messages: Copy;
 
     /// Returns the start of the step.
     fn start(&self) -> Self::Node;
 
-    /// Looks up the passes for a slot.
-    fn passes(&self, pass: StagePass) -> Self::Passes;
-
-    /// Looks up the messages for a slot, between a stage and the next.
-    fn messages(&self, stage: usize, slot: usize) -> Self::Messages;
-
     /// Returns the later of two inputs to a pass; the second if the first is the start.
-    fn later(&mut self, passes: Self::Passes, lane: usize, inputs: [Self::Node; 2]) -> Self::Node;
+    fn later(&mut self, passes: &LanePasses, lane: usize, inputs: [Self::Node; 2]) -> Self::Node;
 
     /// Sends a pass output; returns the arrival.
     ///
-    /// - `rank`: rank at either end; 0 between stages with a single lane
+    /// - `time`: message time index, see [`StepTimeStarts`]
     /// - `previous`: arrival of the previous message on the link in the same direction, then of this message
-    fn send(
-        &mut self,
-        messages: Self::Messages,
-        rank: usize,
-        previous: &mut Self::Node,
-        output: Self::Node,
-    ) -> Self::Node;
+    fn send(&mut self, time: usize, previous: &mut Self::Node, output: Self::Node) -> Self::Node;
 
     /// Runs a pass after the previous pass on the rank and the last input; returns the end.
     fn run(
         &mut self,
-        passes: Self::Passes,
+        passes: &LanePasses,
         lane: usize,
         previous: Self::Node,
         input: Self::Node,
     ) -> Self::Node;
 
-    /// Announces the number of messages that each pass output is sent in, before the first is sent.
-    fn announce(&mut self, passes: Self::Passes, outputs: &[Self::Node], messages: usize);
-}
+    /// Gathers the weights for the first pass in a stage, after the previous pass on the rank; returns when
+    /// the pass may start.
+    fn gather(&mut self, passes: &LanePasses, lane: usize, previous: Self::Node) -> Self::Node;
 
-/// Stage in a walk.
-#[derive(Debug, Clone)]
-struct WalkStage {
-    lanes: usize,
-    /// Index of the first lane, over all stages.
-    first_lane: usize,
-    /// First lane of the rank's first stage: a rank with several stages runs one pass at a time.
-    queue: usize,
-    /// Stages that send an input forward, and backward.
-    senders: [Vec<usize>; 2],
-    /// Number of messages for an output forward, and backward.
-    messages: [usize; 2],
+    /// Announces that each pass output is sent in several messages, before the first is sent.
+    fn announce(&mut self, passes: &LanePasses, outputs: &[Self::Node], messages: usize);
 }
 
 /// Connected passes in a step.
 #[derive(Debug, Clone)]
 pub struct StepWalk {
-    order: StepOrder,
+    /// Passes, each after all inputs.
+    passes: Vec<LanePasses>,
+    /// Joined inputs for passes that have several or none.
+    joined: Vec<Vec<JoinedLink>>,
+    /// First lane in each stage, then the number of lanes.
+    first_lanes: Vec<usize>,
     slots: usize,
     ranks: usize,
-    stages: Vec<WalkStage>,
 }
 
 /// State during a walk; reused between walks to avoid allocation.
@@ -87,10 +115,10 @@ pub struct WalkState<T> {
     last: Vec<T>,
     /// Last inputs to the present pass, `[ranks]`.
     inputs: Vec<T>,
-    /// Outputs forward and backward, `[lanes * slots]`: by stage, slot and lane.
-    outputs: [Vec<T>; 2],
-    /// Last message on every link, forward and backward, `[stages * ranks]`, by the stage nearer to the input.
-    sent: [Vec<T>; 2],
+    /// Outputs, `[2 * slots * lanes]`.
+    outputs: Vec<T>,
+    /// Last message on every link, `[2 * stages * ranks]`, by the stage nearer to the input.
+    sent: Vec<T>,
 }
 
 impl StepWalk {
@@ -98,34 +126,60 @@ impl StepWalk {
     ///
     /// - `is_shared`: whether all ranks share a stage
     #[must_use]
-    pub fn new(shape: &StepShape, ranks: usize, is_shared: impl Fn(usize) -> bool) -> Self {
-        let lanes = |stage: usize| if is_shared(stage) { 1 } else { ranks };
+    pub fn new(
+        shape: &StepShape,
+        ranks: usize,
+        is_shared: impl Fn(usize) -> bool,
+        times: &StepTimeStarts,
+    ) -> Self {
         let mut first_lanes = vec![0];
         for stage in 0..shape.stages {
-            first_lanes.push(first_lanes[stage] + lanes(stage));
+            first_lanes.push(first_lanes[stage] + if is_shared(stage) { 1 } else { ranks });
         }
-        let stage = |stage: usize| {
+        let lanes = |stage: usize| first_lanes[stage + 1] - first_lanes[stage];
+        let neighbors = |stage: usize| {
             let before: Vec<usize> = shape.senders(stage).collect();
-            let after: Vec<usize> = shape.receiver(stage).into_iter().collect();
-            let messages = |receivers: &[usize]| -> usize {
-                receivers.iter().map(|receiver| if lanes(stage) == 1 { lanes(*receiver) } else { 1 }).sum()
+            [before, shape.receiver(stage).into_iter().collect()]
+        };
+        let neighbors: Vec<[Vec<usize>; 2]> = (0..shape.stages).map(neighbors).collect();
+        let queues: Vec<usize> =
+            (0..shape.stages).map(|stage| first_lanes[shape.first_of_rank(stage)]).collect();
+        let all_lanes = first_lanes[shape.stages];
+        let mut joined = Vec::new();
+        let mut connect = |pass: StagePass| {
+            let (stage, slot, direction) =
+                (pass.stage as usize, pass.slot as usize, usize::from(!pass.is_forward));
+            let own = lanes(stage);
+            let output =
+                |stage: usize| ((direction * shape.slots + slot) * all_lanes + first_lanes[stage]) as u32;
+            let link = |sender: usize| {
+                let near = sender.min(stage);
+                let sent = (direction * shape.stages + near) * ranks;
+                let hop = times.messages[near] + slot * lanes(near);
+                let link = Link { output: output(sender), sent: sent as u32, hop: hop as u32 };
+                JoinedLink { link, lanes: [lanes(sender) as u32, lanes(near) as u32] }
             };
-            WalkStage {
-                lanes: lanes(stage),
-                first_lane: first_lanes[stage],
-                queue: first_lanes[shape.first_of_rank(stage)],
-                messages: [messages(&after), messages(&before)],
-                senders: [before, after],
+            let input = match neighbors[stage][direction][..] {
+                [sender] if lanes(sender) == own => Ok(link(sender).link),
+                ref senders => {
+                    joined.push(senders.iter().map(|sender| link(*sender)).collect());
+                    Err(joined.len() as u32 - 1)
+                }
+            };
+            let receivers = neighbors[stage][1 - direction].iter();
+            let messages: usize = receivers.map(|receiver| if own == 1 { lanes(*receiver) } else { 1 }).sum();
+            LanePasses {
+                pass,
+                time: (times.passes[stage][direction] + slot * own) as u32,
+                lanes: own as u32,
+                queue: queues[stage] as u32,
+                output: output(stage),
+                input,
+                messages: messages as u32,
             }
         };
-        let stages = (0..shape.stages).map(stage).collect();
-        Self { order: StepOrder::new(shape), slots: shape.slots, ranks, stages }
-    }
-
-    /// Returns the number of lanes in all stages.
-    #[must_use]
-    pub fn lanes(&self) -> usize {
-        self.stages.iter().map(|stage| stage.lanes).sum()
+        let passes = StepOrder::new(shape).passes.into_iter().map(&mut connect).collect();
+        Self { passes, joined, first_lanes, slots: shape.slots, ranks }
     }
 
     /// Returns a stage's lanes, as indices over all stages.
@@ -133,59 +187,88 @@ impl StepWalk {
     /// # Panics
     /// If the stage does not exist.
     #[must_use]
-    pub fn stage_lanes(&self, stage: usize) -> std::ops::Range<usize> {
-        let WalkStage { first_lane, lanes, .. } = self.stages[stage];
-        first_lane..first_lane + lanes
+    pub fn stage_lanes(&self, stage: usize) -> Range<usize> {
+        self.first_lanes[stage]..self.first_lanes[stage + 1]
     }
 
     /// Walks through the step; returns the last pass on every lane, where a rank with several stages has all
     /// passes on the first stage's lane.
     pub fn walk<'a, N: StepNodes>(&self, nodes: &mut N, state: &'a mut WalkState<N::Node>) -> &'a [N::Node] {
-        let (lanes, links, start) = (self.lanes(), self.stages.len() * self.ranks, nodes.start());
-        for (own, count) in
-            [(&mut state.last, lanes)].into_iter().chain(state.sent.each_mut().map(|own| (own, links)))
-        {
+        let (stages, start) = (self.first_lanes.len() - 1, nodes.start());
+        let lanes = self.first_lanes[stages];
+        for (own, count) in [(&mut state.last, lanes), (&mut state.sent, 2 * stages * self.ranks)] {
             own.clear();
             own.resize(count, start);
         }
         // Every output and input is written before it is read.
         state.inputs.resize(self.ranks, start);
-        for own in &mut state.outputs {
-            own.resize(lanes * self.slots, start);
-        }
-        for pass in &self.order.passes {
-            self.run(nodes, state, *pass);
+        state.outputs.resize(2 * self.slots * lanes, start);
+        for passes in &self.passes {
+            self.run(nodes, state, passes);
         }
         &state.last
     }
 
     /// Runs a pass on all lanes of the stage.
-    fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, pass: StagePass) {
-        let (stage, slot) = (pass.stage as usize, pass.slot as usize);
-        let own = &self.stages[stage];
-        let (passes, direction) = (nodes.passes(pass), usize::from(!pass.is_forward));
-        let inputs = &mut state.inputs[..own.lanes];
+    fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, passes: &LanePasses) {
+        let (queue, own, lanes) = (passes.queue as usize, passes.output as usize, passes.lanes as usize);
+        if passes.pass.slot == 0 && passes.pass.is_forward {
+            for (lane, last) in state.last[queue..][..lanes].iter_mut().enumerate() {
+                *last = nodes.gather(passes, lane, *last);
+            }
+        }
+        match passes.input {
+            // As below; many steps have a single rank.
+            Ok(Link { output, sent, hop }) if lanes == 1 => {
+                let previous = &mut state.sent[sent as usize];
+                let arrival = nodes.send(hop as usize, previous, state.outputs[output as usize]);
+                let last = &mut state.last[queue];
+                *last = nodes.run(passes, 0, *last, arrival);
+                state.outputs[own] = *last;
+            }
+            Ok(Link { output, sent, hop }) => {
+                let (from, hop) = (output as usize, hop as usize);
+                let sent = &mut state.sent[sent as usize..][..lanes];
+                let last = &mut state.last[queue..][..lanes];
+                for (lane, (last, previous)) in last.iter_mut().zip(sent).enumerate() {
+                    let arrival = nodes.send(hop + lane, previous, state.outputs[from + lane]);
+                    *last = nodes.run(passes, lane, *last, arrival);
+                    state.outputs[own + lane] = *last;
+                }
+            }
+            Err(links) => self.run_joined(nodes, state, passes, &self.joined[links as usize]),
+        }
+        if passes.messages > 1 {
+            nodes.announce(passes, &state.outputs[own..][..lanes], passes.messages as usize);
+        }
+    }
+
+    /// Runs a pass without an input, or whose inputs are sent by several stages or between all ranks and a
+    /// single lane.
+    fn run_joined<N: StepNodes>(
+        &self,
+        nodes: &mut N,
+        state: &mut WalkState<N::Node>,
+        passes: &LanePasses,
+        links: &[JoinedLink],
+    ) {
+        let (queue, own, lanes) = (passes.queue as usize, passes.output as usize, passes.lanes as usize);
+        let inputs = &mut state.inputs[..lanes];
         inputs.fill(nodes.start());
-        for &sender in &own.senders[direction] {
-            let (link, from) = (sender.min(stage), &self.stages[sender]);
-            let messages = nodes.messages(link, slot);
-            let outputs =
-                &state.outputs[direction][from.first_lane * self.slots + slot * from.lanes..][..from.lanes];
-            let sent = &mut state.sent[direction][link * self.ranks..];
-            for (rank, previous) in sent[..own.lanes.max(from.lanes)].iter_mut().enumerate() {
-                let output = outputs[rank.min(from.lanes - 1)];
-                let lane = rank.min(own.lanes - 1);
-                let arrival = nodes.send(messages, rank, previous, output);
+        for JoinedLink { link, lanes: [from, near] } in links {
+            let [from, near] = [*from as usize, *near as usize];
+            let sent = &mut state.sent[link.sent as usize..][..lanes.max(from)];
+            for (rank, previous) in sent.iter_mut().enumerate() {
+                let output = state.outputs[link.output as usize + rank.min(from - 1)];
+                let arrival = nodes.send(link.hop as usize + rank.min(near - 1), previous, output);
+                let lane = rank.min(lanes - 1);
                 inputs[lane] = nodes.later(passes, lane, [inputs[lane], arrival]);
             }
         }
-        let outputs =
-            &mut state.outputs[direction][own.first_lane * self.slots + slot * own.lanes..][..own.lanes];
-        let last = &mut state.last[own.queue..][..own.lanes];
+        let (last, outputs) = (&mut state.last[queue..][..lanes], &mut state.outputs[own..]);
         for (lane, ((output, last), input)) in outputs.iter_mut().zip(last).zip(inputs).enumerate() {
             *last = nodes.run(passes, lane, *last, *input);
             *output = *last;
         }
-        nodes.announce(passes, outputs, own.messages[direction]);
     }
 }

@@ -10,103 +10,104 @@
 //! With one LLM rank this is the pipeline in [`dflop_balancer::simulate`]; a test compares them.
 
 pub(crate) use super::step_times::{ChainTimes, StepTimes};
-use dflop_balancer::schedule::{StagePass, StepNodes, StepShape, StepWalk, WalkState};
+use dflop_balancer::schedule::{LanePasses, StepNodes, StepShape, StepTimeStarts, StepWalk, WalkState};
 
 /// Simulates steps; reuses the last step's passes and the memory, because all steps in a plan have the same
 /// passes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepTimeline {
-    known: Option<(StepLanes, StepWalk)>,
+    known: Option<KnownStep>,
+    /// Pass times in the last step, chain by chain, and message times.
+    passes_ns: Vec<u64>,
+    messages_ns: Vec<u64>,
     state: WalkState<u64>,
 }
 
-/// Shape, LLM ranks and lanes in each encoder.
-type StepLanes = (StepShape, usize, Vec<usize>);
+/// Connected passes for steps with equal shapes, ranks and times.
+#[derive(Debug, Clone)]
+struct KnownStep {
+    shape: StepShape,
+    ranks: usize,
+    times: StepTimeStarts,
+    walk: StepWalk,
+}
 
 impl StepTimeline {
     /// Returns the step's end time.
     pub(crate) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
-        let mut times = PassTimes::new(step);
-        let lanes = (step.shape, step.ranks, step.encoders.iter().map(|encoder| encoder.lanes).collect());
-        let known = self.known.take().filter(|(known, _)| *known == lanes);
-        let (lanes, walk) = known.unwrap_or_else(|| {
-            let is_shared = |stage: usize| times.stages[stage].lanes == 1;
-            (lanes, StepWalk::new(&step.shape, step.ranks, is_shared))
+        let (ranks, times) = (step.ranks, self.lay_out(step));
+        let is_same =
+            |known: &KnownStep| known.shape == step.shape && known.ranks == ranks && known.times == times;
+        let known = self.known.take().filter(is_same).unwrap_or_else(|| {
+            let lanes: Vec<usize> =
+                step.chains().flat_map(|chain| vec![chain.lanes; chain.stages.len()]).collect();
+            let walk = StepWalk::new(&step.shape, ranks, |stage| lanes[stage] == 1, &times);
+            KnownStep { shape: step.shape, ranks, times, walk }
         });
-        let last_ns = walk.walk(&mut times, &mut self.state);
+        let mut ends = PassEnds { step, passes_ns: &self.passes_ns, messages_ns: &self.messages_ns };
+        let last_ns = known.walk.walk(&mut ends, &mut self.state);
         let last_slot = step.shape.slots - 1;
-        let end = |(stage, own): (usize, &StagePasses<'_>)| {
-            let backward_ns = &own.passes_ns[1][last_slot * own.lanes..];
-            let ended = last_ns[walk.stage_lanes(stage)].iter().zip(backward_ns);
+        let end = |(stage, [_, backward]): (usize, &[usize; 2])| {
+            let ended = &last_ns[known.walk.stage_lanes(stage)];
+            let backward_ns = &self.passes_ns[backward + last_slot * ended.len()..];
+            let ended = ended.iter().zip(backward_ns);
             ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
         };
-        let makespan_ns = times.stages.iter().enumerate().map(end).max().unwrap_or(0);
-        self.known = Some((lanes, walk));
+        let makespan_ns = known.times.passes.iter().enumerate().map(end).max().unwrap_or(0);
+        self.known = Some(known);
         makespan_ns
     }
-}
 
-/// Times in a stage.
-struct StagePasses<'a> {
-    lanes: usize,
-    /// Forward and backward times, `[slots * lanes]`.
-    passes_ns: [&'a [u64]; 2],
-    /// Message times to the next stage and back, `[slots * lanes]`; empty if links are free.
-    hop_ns: &'a [u64],
-}
-
-/// Times for a walk through a step, which computes end times.
-struct PassTimes<'a> {
-    step: &'a StepTimes,
-    stages: Vec<StagePasses<'a>>,
-}
-
-impl<'a> PassTimes<'a> {
-    fn new(step: &'a StepTimes) -> Self {
-        let stage = |chain: &'a ChainTimes, inner: usize| StagePasses {
-            lanes: chain.lanes,
-            passes_ns: [0, 1].map(|direction| chain.passes_ns(inner, direction)),
-            hop_ns: if inner + 1 < chain.stages.len() { &chain.hop_ns } else { &chain.out_hop_ns },
-        };
-        let chains = step.encoders.iter().chain([&step.llm]);
-        let stages =
-            chains.flat_map(|chain| (0..chain.stages.len()).map(move |inner| stage(chain, inner))).collect();
-        Self { step, stages }
+    /// Copies all times.
+    fn lay_out(&mut self, step: &StepTimes) -> StepTimeStarts {
+        self.passes_ns.clear();
+        self.messages_ns.clear();
+        let mut starts = StepTimeStarts { passes: Vec::new(), messages: Vec::new() };
+        for chain in step.chains() {
+            let cells = step.shape.slots * chain.lanes;
+            let first = self.passes_ns.len();
+            starts
+                .passes
+                .extend(chain.stages.iter().map(|row| [0, 1].map(|way| first + (2 * row + way) * cells)));
+            chain.rows_ns.iter().flatten().for_each(|row_ns| self.passes_ns.extend_from_slice(row_ns));
+            let first = self.messages_ns.len();
+            starts.messages.extend(vec![first; chain.stages.len()]);
+            if let Some(last) = starts.messages.last_mut() {
+                *last += cells;
+            }
+            for hop_ns in [&chain.hop_ns, &chain.out_hop_ns] {
+                self.messages_ns.extend_from_slice(hop_ns);
+                // Messages over free links take no time.
+                let missing = cells - hop_ns.len();
+                self.messages_ns.resize(self.messages_ns.len() + missing, 0);
+            }
+        }
+        starts
     }
 }
 
-impl<'a> StepNodes for PassTimes<'a> {
+/// Ends of all passes in a step.
+struct PassEnds<'a> {
+    step: &'a StepTimes,
+    passes_ns: &'a [u64],
+    messages_ns: &'a [u64],
+}
+
+impl StepNodes for PassEnds<'_> {
     /// End time, nanoseconds.
     type Node = u64;
-    /// Times by lane, and the stage if its weights are gathered first.
-    type Passes = (&'a [u64], Option<usize>);
-    /// Times by rank; empty if links are free.
-    type Messages = &'a [u64];
 
     fn start(&self) -> u64 {
         0
     }
 
-    fn passes(&self, pass: StagePass) -> Self::Passes {
-        let (stage, slot) = (pass.stage as usize, pass.slot as usize);
-        let own = &self.stages[stage];
-        let times_ns = &own.passes_ns[usize::from(!pass.is_forward)][slot * own.lanes..][..own.lanes];
-        (times_ns, (pass.is_forward && slot == 0).then_some(stage))
-    }
-
-    fn messages(&self, stage: usize, slot: usize) -> &'a [u64] {
-        let own = &self.stages[stage];
-        own.hop_ns.get(slot * own.lanes..(slot + 1) * own.lanes).unwrap_or_default()
-    }
-
-    fn later(&mut self, _: Self::Passes, _: usize, [first_ns, second_ns]: [u64; 2]) -> u64 {
+    fn later(&mut self, _: &LanePasses, _: usize, [first_ns, second_ns]: [u64; 2]) -> u64 {
         first_ns.max(second_ns)
     }
 
     /// A zero-time message does not wait for the previous message.
-    fn send(&mut self, times_ns: &'a [u64], rank: usize, previous_ns: &mut u64, output_ns: u64) -> u64 {
-        // All ranks receive the same output from a shared encoder.
-        let hop_ns = times_ns.get(rank).or(times_ns.first()).copied().unwrap_or(0);
+    fn send(&mut self, time: usize, previous_ns: &mut u64, output_ns: u64) -> u64 {
+        let hop_ns = self.messages_ns[time];
         if hop_ns == 0 {
             return output_ns;
         }
@@ -114,19 +115,16 @@ impl<'a> StepNodes for PassTimes<'a> {
         *previous_ns
     }
 
-    fn run(
-        &mut self,
-        (times_ns, gathers): Self::Passes,
-        lane: usize,
-        previous_ns: u64,
-        input_ns: u64,
-    ) -> u64 {
-        let start_ns = previous_ns.max(input_ns);
-        let gathered_ns = gathers.map_or(0, |stage| self.step.gathered_ns(stage, times_ns[lane]));
-        start_ns.max(gathered_ns) + times_ns[lane]
+    fn run(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64, input_ns: u64) -> u64 {
+        previous_ns.max(input_ns) + self.passes_ns[passes.time as usize + lane]
     }
 
-    fn announce(&mut self, _: Self::Passes, _: &[u64], _: usize) {}
+    fn gather(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64) -> u64 {
+        let pass_ns = self.passes_ns[passes.time as usize + lane];
+        previous_ns.max(self.step.gathered_ns(passes.pass.stage as usize, pass_ns))
+    }
+
+    fn announce(&mut self, _: &LanePasses, _: &[u64], _: usize) {}
 }
 
 #[cfg(test)]

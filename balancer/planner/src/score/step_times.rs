@@ -41,11 +41,6 @@ impl ChainTimes {
         Self { lanes, stages, rows_ns, ..Self::default() }
     }
 
-    /// Returns a stage's passes in a direction, `[slots * lanes]`.
-    pub(super) fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
-        &self.rows_ns[self.stages[stage]][direction]
-    }
-
     /// Returns the computing time over all passes and stages, summed over lanes.
     pub(crate) fn busy_ns(&self) -> f64 {
         self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()
@@ -70,6 +65,11 @@ impl StepTimes {
         Self { shape, ranks, encoders, llm, reduce_ns, gather_ns, layers }
     }
 
+    /// Lists the encoders, then the LLM.
+    pub(super) fn chains(&self) -> impl Iterator<Item = &ChainTimes> {
+        self.encoders.iter().chain([&self.llm])
+    }
+
     /// Returns the time from the end of a stage's last backward pass, lasting `backward_ns`, to the end of
     /// the gradient all-reduce: each layer's gradient is summed while earlier layers run backward.
     pub(super) fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
@@ -92,6 +92,6 @@ impl StepTimes {
 }
 
 /// Returns the time for a stage or message; 0 if links are free.
-pub(super) fn time_at(times_ns: &[u64], at: usize) -> u64 {
+fn time_at(times_ns: &[u64], at: usize) -> u64 {
     times_ns.get(at).copied().unwrap_or(0)
 }
