@@ -3,7 +3,7 @@
 //! A [`StepWalk`] connects the passes; messages take no time. So that every pass has at most two inputs and
 //! two receivers, fans are chains of zero-time passes.
 
-use crate::schedule::{LanePasses, StepNodes, StepShape, StepTimeStarts, StepWalk, WalkState};
+use crate::schedule::{LanePasses, StageLanes, StepLanes, StepNodes, StepShape, StepWalk, WalkState};
 
 /// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
@@ -69,20 +69,24 @@ const NONE: u32 = u32::MAX;
 
 impl PassGraph {
     pub(super) fn new(shape: PassShape<'_>) -> Self {
-        let stages = shape.step.stages;
+        let ranks = shape.ranks;
         // Passes are timed by cell, and messages take no time.
-        let times = StepTimeStarts { passes: vec![[0; 2]; stages], messages: vec![0; stages] };
-        let is_shared = |stage: usize| shape.is_shared[shape.rows[stage]];
-        let walk = StepWalk::new(&shape.step, shape.ranks, is_shared, &times);
+        let stage = |module: &usize| {
+            let lanes = if shape.is_shared[*module] { 1 } else { ranks };
+            StageLanes { lanes, passes: [0; 2], messages: 0 }
+        };
+        let stages: Vec<StageLanes> = shape.rows.iter().map(stage).collect();
+        let count = stages.len();
+        let walk = StepWalk::new(&shape.step, &StepLanes { ranks, stages });
         let lanes_of_rank = |rank: usize| {
             let lane = |stage: usize| {
                 let lanes = walk.stage_lanes(stage);
                 lanes.start + rank.min(lanes.len() - 1)
             };
-            (0..stages).map(lane).collect()
+            (0..count).map(lane).collect()
         };
-        let lanes_of_rank = (0..shape.ranks).map(lanes_of_rank).collect();
-        let lanes = vec![Vec::new(); walk.stage_lanes(stages - 1).end];
+        let lanes_of_rank = (0..ranks).map(lanes_of_rank).collect();
+        let lanes = vec![Vec::new(); walk.stage_lanes(count - 1).end];
         let mut builder = Builder { shape, walk: &walk, passes: Vec::new(), outlets: Vec::new(), lanes };
         walk.walk(&mut builder, &mut WalkState::default());
         let Builder { mut passes, lanes, .. } = builder;

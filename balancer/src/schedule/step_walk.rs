@@ -12,53 +12,64 @@ use super::step_order::{StagePass, StepOrder};
 use super::step_shape::StepShape;
 use std::ops::Range;
 
+/// Lanes in a step, and the order of its times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepLanes {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// All stages.
+    pub stages: Vec<StageLanes>,
+}
+
+/// Lanes in a stage, and the first indices of its times; the times for all slots follow, `[slots * lanes]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StageLanes {
+    /// Number of lanes: 1 or the number of ranks.
+    pub lanes: usize,
+    /// First forward and first backward time; stages may share times.
+    pub passes: [usize; 2],
+    /// First time of a message to the next stage, or back.
+    pub messages: usize,
+}
+
 /// Pass on all lanes of a stage.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct LanePasses {
     /// Stage, slot and direction.
     pub pass: StagePass,
-    /// Index of the first lane's time, see [`StepTimeStarts`].
-    pub time: u32,
-    /// Number of lanes.
-    lanes: u32,
+    /// Index of the first lane's time.
+    pub time: usize,
+    lanes: usize,
     /// First lane of the rank's first stage: a rank with several stages runs one pass at a time.
-    queue: u32,
-    /// Output on the first lane.
-    output: u32,
-    /// Link from the only sender, if it has as many lanes; otherwise the index of the joined inputs.
-    input: Result<Link, u32>,
+    queue: usize,
+    /// Index of the first lane's output.
+    output: usize,
+    inputs: Inputs,
     /// Number of messages for each output.
-    messages: u32,
+    messages: usize,
+}
+
+/// Links to a pass.
+#[derive(Debug, Clone)]
+enum Inputs {
+    /// Every lane has one sender.
+    Lanes(Link),
+    /// There are several senders or none, or one end of the link has a single lane.
+    Joined(Vec<Link>),
 }
 
 /// Link from a stage to a pass.
 #[derive(Debug, Clone, Copy)]
 struct Link {
-    /// Output on the sender's first lane.
-    output: u32,
-    /// Last message from the first lane.
-    sent: u32,
-    /// Message time of the first lane.
-    hop: u32,
-}
-
-/// Link with different numbers of lanes at both ends, or one of several.
-#[derive(Debug, Clone, Copy)]
-struct JoinedLink {
-    link: Link,
-    /// Number of lanes at the sender, and in the stage nearer to the input.
-    lanes: [u32; 2],
-}
-
-/// Order of the times in a step.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StepTimeStarts {
-    /// Index of the first forward and the first backward time for each stage; times for all slots follow,
-    /// `[slots * lanes]`. Stages may share times.
-    pub passes: Vec<[usize; 2]>,
-    /// Index of the first message time between each stage and the next; times for all slots follow,
-    /// `[slots * lanes]`, with the lanes in the stage nearer to the input.
-    pub messages: Vec<usize>,
+    /// Number of lanes at the sender.
+    lanes: usize,
+    /// Index of the output on the sender's first lane.
+    output: usize,
+    /// Index of the last message on the first lane.
+    sent: usize,
+    /// Index of the first lane's message time, and the number of times.
+    time: usize,
+    times: usize,
 }
 
 /// Values that a walk computes.
@@ -74,7 +85,7 @@ pub trait StepNodes {
 
     /// Sends a pass output; returns the arrival.
     ///
-    /// - `time`: message time index, see [`StepTimeStarts`]
+    /// - `time`: message time index
     /// - `previous`: arrival of the previous message on the link in the same direction, then of this message
     fn send(&mut self, time: usize, previous: &mut Self::Node, output: Self::Node) -> Self::Node;
 
@@ -100,8 +111,6 @@ pub trait StepNodes {
 pub struct StepWalk {
     /// Passes, each after all inputs.
     passes: Vec<LanePasses>,
-    /// Joined inputs for passes that have several or none.
-    joined: Vec<Vec<JoinedLink>>,
     /// First lane in each stage, then the number of lanes.
     first_lanes: Vec<usize>,
     slots: usize,
@@ -124,62 +133,53 @@ pub struct WalkState<T> {
 impl StepWalk {
     /// Connects the passes in a step that [`StepShape::check`] accepts.
     ///
-    /// - `is_shared`: whether all ranks share a stage
+    /// # Panics
+    /// If there are fewer lanes than stages.
     #[must_use]
-    pub fn new(
-        shape: &StepShape,
-        ranks: usize,
-        is_shared: impl Fn(usize) -> bool,
-        times: &StepTimeStarts,
-    ) -> Self {
+    pub fn new(shape: &StepShape, lanes: &StepLanes) -> Self {
         let mut first_lanes = vec![0];
         for stage in 0..shape.stages {
-            first_lanes.push(first_lanes[stage] + if is_shared(stage) { 1 } else { ranks });
+            first_lanes.push(first_lanes[stage] + lanes.stages[stage].lanes);
         }
-        let lanes = |stage: usize| first_lanes[stage + 1] - first_lanes[stage];
         let neighbors = |stage: usize| {
             let before: Vec<usize> = shape.senders(stage).collect();
             [before, shape.receiver(stage).into_iter().collect()]
         };
         let neighbors: Vec<[Vec<usize>; 2]> = (0..shape.stages).map(neighbors).collect();
-        let queues: Vec<usize> =
-            (0..shape.stages).map(|stage| first_lanes[shape.first_of_rank(stage)]).collect();
-        let all_lanes = first_lanes[shape.stages];
-        let mut joined = Vec::new();
-        let mut connect = |pass: StagePass| {
-            let (stage, slot, direction) =
-                (pass.stage as usize, pass.slot as usize, usize::from(!pass.is_forward));
-            let own = lanes(stage);
-            let output =
-                |stage: usize| ((direction * shape.slots + slot) * all_lanes + first_lanes[stage]) as u32;
-            let link = |sender: usize| {
-                let near = sender.min(stage);
-                let sent = (direction * shape.stages + near) * ranks;
-                let hop = times.messages[near] + slot * lanes(near);
-                let link = Link { output: output(sender), sent: sent as u32, hop: hop as u32 };
-                JoinedLink { link, lanes: [lanes(sender) as u32, lanes(near) as u32] }
-            };
-            let input = match neighbors[stage][direction][..] {
-                [sender] if lanes(sender) == own => Ok(link(sender).link),
-                ref senders => {
-                    joined.push(senders.iter().map(|sender| link(*sender)).collect());
-                    Err(joined.len() as u32 - 1)
+        let connect = |pass: StagePass| {
+            let (stage, slot) = (pass.stage as usize, pass.slot as usize);
+            let (direction, own) = (usize::from(!pass.is_forward), &lanes.stages[stage]);
+            let row = (direction * shape.slots + slot) * first_lanes[shape.stages];
+            let link = |sender: &usize| {
+                let near = stage.min(*sender);
+                let StageLanes { lanes: times, messages, .. } = lanes.stages[near];
+                Link {
+                    lanes: lanes.stages[*sender].lanes,
+                    output: row + first_lanes[*sender],
+                    sent: (direction * shape.stages + near) * lanes.ranks,
+                    time: messages + slot * times,
+                    times,
                 }
             };
+            let links = neighbors[stage][direction].iter().map(link);
+            let inputs = match neighbors[stage][direction][..] {
+                [sender] if lanes.stages[sender].lanes == own.lanes => Inputs::Lanes(link(&sender)),
+                _ => Inputs::Joined(links.collect()),
+            };
             let receivers = neighbors[stage][1 - direction].iter();
-            let messages: usize = receivers.map(|receiver| if own == 1 { lanes(*receiver) } else { 1 }).sum();
+            let receivers = receivers.map(|receiver| lanes.stages[*receiver].lanes);
             LanePasses {
+                time: own.passes[direction] + slot * own.lanes,
+                lanes: own.lanes,
+                queue: first_lanes[shape.first_of_rank(stage)],
+                output: row + first_lanes[stage],
+                inputs,
+                messages: receivers.map(|lanes| if own.lanes == 1 { lanes } else { 1 }).sum(),
                 pass,
-                time: (times.passes[stage][direction] + slot * own) as u32,
-                lanes: own as u32,
-                queue: queues[stage] as u32,
-                output: output(stage),
-                input,
-                messages: messages as u32,
             }
         };
-        let passes = StepOrder::new(shape).passes.into_iter().map(&mut connect).collect();
-        Self { passes, joined, first_lanes, slots: shape.slots, ranks }
+        let passes = StepOrder::new(shape).passes.into_iter().map(connect).collect();
+        Self { passes, first_lanes, slots: shape.slots, ranks: lanes.ranks }
     }
 
     /// Returns a stage's lanes, as indices over all stages.
@@ -211,64 +211,48 @@ impl StepWalk {
 
     /// Runs a pass on all lanes of the stage.
     fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, passes: &LanePasses) {
-        let (queue, own, lanes) = (passes.queue as usize, passes.output as usize, passes.lanes as usize);
-        if passes.pass.slot == 0 && passes.pass.is_forward {
-            for (lane, last) in state.last[queue..][..lanes].iter_mut().enumerate() {
+        let LanePasses { pass, lanes, queue, output: own, .. } = *passes;
+        let WalkState { last, inputs, outputs, sent } = state;
+        let last = &mut last[queue..][..lanes];
+        if pass.slot == 0 && pass.is_forward {
+            for (lane, last) in last.iter_mut().enumerate() {
                 *last = nodes.gather(passes, lane, *last);
             }
         }
-        match passes.input {
-            // As below; many steps have a single rank.
-            Ok(Link { output, sent, hop }) if lanes == 1 => {
-                let previous = &mut state.sent[sent as usize];
-                let arrival = nodes.send(hop as usize, previous, state.outputs[output as usize]);
-                let last = &mut state.last[queue];
-                *last = nodes.run(passes, 0, *last, arrival);
-                state.outputs[own] = *last;
+        match &passes.inputs {
+            Inputs::Lanes(link) if lanes == 1 => {
+                // As below, for the many steps with a single rank.
+                let arrival = nodes.send(link.time, &mut sent[link.sent], outputs[link.output]);
+                last[0] = nodes.run(passes, 0, last[0], arrival);
+                outputs[own] = last[0];
             }
-            Ok(Link { output, sent, hop }) => {
-                let (from, hop) = (output as usize, hop as usize);
-                let sent = &mut state.sent[sent as usize..][..lanes];
-                let last = &mut state.last[queue..][..lanes];
+            Inputs::Lanes(link) => {
+                let sent = &mut sent[link.sent..][..lanes];
                 for (lane, (last, previous)) in last.iter_mut().zip(sent).enumerate() {
-                    let arrival = nodes.send(hop + lane, previous, state.outputs[from + lane]);
+                    let arrival = nodes.send(link.time + lane, previous, outputs[link.output + lane]);
                     *last = nodes.run(passes, lane, *last, arrival);
-                    state.outputs[own + lane] = *last;
+                    outputs[own + lane] = *last;
                 }
             }
-            Err(links) => self.run_joined(nodes, state, passes, &self.joined[links as usize]),
-        }
-        if passes.messages > 1 {
-            nodes.announce(passes, &state.outputs[own..][..lanes], passes.messages as usize);
-        }
-    }
-
-    /// Runs a pass without an input, or whose inputs are sent by several stages or between all ranks and a
-    /// single lane.
-    fn run_joined<N: StepNodes>(
-        &self,
-        nodes: &mut N,
-        state: &mut WalkState<N::Node>,
-        passes: &LanePasses,
-        links: &[JoinedLink],
-    ) {
-        let (queue, own, lanes) = (passes.queue as usize, passes.output as usize, passes.lanes as usize);
-        let inputs = &mut state.inputs[..lanes];
-        inputs.fill(nodes.start());
-        for JoinedLink { link, lanes: [from, near] } in links {
-            let [from, near] = [*from as usize, *near as usize];
-            let sent = &mut state.sent[link.sent as usize..][..lanes.max(from)];
-            for (rank, previous) in sent.iter_mut().enumerate() {
-                let output = state.outputs[link.output as usize + rank.min(from - 1)];
-                let arrival = nodes.send(link.hop as usize + rank.min(near - 1), previous, output);
-                let lane = rank.min(lanes - 1);
-                inputs[lane] = nodes.later(passes, lane, [inputs[lane], arrival]);
+            Inputs::Joined(links) => {
+                inputs.fill(nodes.start());
+                for link in links {
+                    let sent = &mut sent[link.sent..][..lanes.max(link.lanes)];
+                    for (rank, previous) in sent.iter_mut().enumerate() {
+                        let (lane, time) = (rank.min(lanes - 1), link.time + rank.min(link.times - 1));
+                        let output = outputs[link.output + rank.min(link.lanes - 1)];
+                        let arrival = nodes.send(time, previous, output);
+                        inputs[lane] = nodes.later(passes, lane, [inputs[lane], arrival]);
+                    }
+                }
+                for (lane, (last, input)) in last.iter_mut().zip(inputs).enumerate() {
+                    *last = nodes.run(passes, lane, *last, *input);
+                    outputs[own + lane] = *last;
+                }
             }
         }
-        let (last, outputs) = (&mut state.last[queue..][..lanes], &mut state.outputs[own..]);
-        for (lane, ((output, last), input)) in outputs.iter_mut().zip(last).zip(inputs).enumerate() {
-            *last = nodes.run(passes, lane, *last, *input);
-            *output = *last;
+        if passes.messages > 1 {
+            nodes.announce(passes, &outputs[own..][..lanes], passes.messages);
         }
     }
 }

@@ -10,79 +10,63 @@
 //! With one LLM rank this is the pipeline in [`dflop_balancer::simulate`]; a test compares them.
 
 pub(crate) use super::step_times::{ChainTimes, StepTimes};
-use dflop_balancer::schedule::{LanePasses, StepNodes, StepShape, StepTimeStarts, StepWalk, WalkState};
+use dflop_balancer::schedule::{
+    LanePasses, StageLanes, StepLanes, StepNodes, StepShape, StepWalk, WalkState,
+};
 
-/// Simulates steps; reuses the last step's passes and the memory, because all steps in a plan have the same
-/// passes.
+/// Simulates steps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepTimeline {
-    known: Option<KnownStep>,
-    /// Pass times in the last step, chain by chain, and message times.
+    /// Connected passes for the last step, reused because all steps in a plan have the same passes.
+    known: Option<((StepShape, StepLanes), StepWalk)>,
+    /// Pass times, chain by chain.
     passes_ns: Vec<u64>,
     messages_ns: Vec<u64>,
     state: WalkState<u64>,
 }
 
-/// Connected passes for steps with equal shapes, ranks and times.
-#[derive(Debug, Clone)]
-struct KnownStep {
-    shape: StepShape,
-    ranks: usize,
-    times: StepTimeStarts,
-    walk: StepWalk,
-}
-
 impl StepTimeline {
     /// Returns the step's end time.
     pub(crate) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
-        let (ranks, times) = (step.ranks, self.lay_out(step));
-        let is_same =
-            |known: &KnownStep| known.shape == step.shape && known.ranks == ranks && known.times == times;
-        let known = self.known.take().filter(is_same).unwrap_or_else(|| {
-            let lanes: Vec<usize> =
-                step.chains().flat_map(|chain| vec![chain.lanes; chain.stages.len()]).collect();
-            let walk = StepWalk::new(&step.shape, ranks, |stage| lanes[stage] == 1, &times);
-            KnownStep { shape: step.shape, ranks, times, walk }
+        let key = (step.shape, self.copy_times(step));
+        let known = self.known.take().filter(|(known, _)| *known == key);
+        let (key, walk) = known.unwrap_or_else(|| {
+            let walk = StepWalk::new(&key.0, &key.1);
+            (key, walk)
         });
         let mut ends = PassEnds { step, passes_ns: &self.passes_ns, messages_ns: &self.messages_ns };
-        let last_ns = known.walk.walk(&mut ends, &mut self.state);
-        let last_slot = step.shape.slots - 1;
-        let end = |(stage, [_, backward]): (usize, &[usize; 2])| {
-            let ended = &last_ns[known.walk.stage_lanes(stage)];
-            let backward_ns = &self.passes_ns[backward + last_slot * ended.len()..];
-            let ended = ended.iter().zip(backward_ns);
+        let last_ns = walk.walk(&mut ends, &mut self.state);
+        let end = |(stage, own): (usize, &StageLanes)| {
+            let backward_ns = &self.passes_ns[own.passes[1] + (step.shape.slots - 1) * own.lanes..];
+            let ended = last_ns[walk.stage_lanes(stage)].iter().zip(backward_ns);
             ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
         };
-        let makespan_ns = known.times.passes.iter().enumerate().map(end).max().unwrap_or(0);
-        self.known = Some(known);
+        let makespan_ns = key.1.stages.iter().enumerate().map(end).max().unwrap_or(0);
+        self.known = Some((key, walk));
         makespan_ns
     }
 
     /// Copies all times.
-    fn lay_out(&mut self, step: &StepTimes) -> StepTimeStarts {
+    fn copy_times(&mut self, step: &StepTimes) -> StepLanes {
         self.passes_ns.clear();
         self.messages_ns.clear();
-        let mut starts = StepTimeStarts { passes: Vec::new(), messages: Vec::new() };
-        for chain in step.chains() {
-            let cells = step.shape.slots * chain.lanes;
-            let first = self.passes_ns.len();
-            starts
-                .passes
-                .extend(chain.stages.iter().map(|row| [0, 1].map(|way| first + (2 * row + way) * cells)));
-            chain.rows_ns.iter().flatten().for_each(|row_ns| self.passes_ns.extend_from_slice(row_ns));
-            let first = self.messages_ns.len();
-            starts.messages.extend(vec![first; chain.stages.len()]);
-            if let Some(last) = starts.messages.last_mut() {
-                *last += cells;
+        let mut stages = Vec::with_capacity(step.shape.stages);
+        for chain in step.encoders.iter().chain([&step.llm]) {
+            let (lanes, cells) = (chain.lanes, step.shape.slots * chain.lanes);
+            let (first, messages) = (self.passes_ns.len(), self.messages_ns.len());
+            let passes = |row: &usize| [first + 2 * row * cells, first + (2 * row + 1) * cells];
+            stages.extend(chain.stages.iter().map(|row| StageLanes { lanes, passes: passes(row), messages }));
+            if let Some(last) = stages.last_mut() {
+                last.messages += cells;
             }
-            for hop_ns in [&chain.hop_ns, &chain.out_hop_ns] {
-                self.messages_ns.extend_from_slice(hop_ns);
+            chain.rows_ns.iter().flatten().for_each(|row_ns| self.passes_ns.extend(row_ns));
+            for (hops, hop_ns) in [&chain.hop_ns, &chain.out_hop_ns].into_iter().enumerate() {
+                self.messages_ns.extend(hop_ns);
                 // Messages over free links take no time.
-                let missing = cells - hop_ns.len();
-                self.messages_ns.resize(self.messages_ns.len() + missing, 0);
+                self.messages_ns.resize(messages + (hops + 1) * cells, 0);
             }
         }
-        starts
+        StepLanes { ranks: step.ranks, stages }
     }
 }
 
@@ -116,11 +100,11 @@ impl StepNodes for PassEnds<'_> {
     }
 
     fn run(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64, input_ns: u64) -> u64 {
-        previous_ns.max(input_ns) + self.passes_ns[passes.time as usize + lane]
+        previous_ns.max(input_ns) + self.passes_ns[passes.time + lane]
     }
 
     fn gather(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64) -> u64 {
-        let pass_ns = self.passes_ns[passes.time as usize + lane];
+        let pass_ns = self.passes_ns[passes.time + lane];
         previous_ns.max(self.step.gathered_ns(passes.pass.stage as usize, pass_ns))
     }
 

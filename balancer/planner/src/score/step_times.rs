@@ -65,11 +65,6 @@ impl StepTimes {
         Self { shape, ranks, encoders, llm, reduce_ns, gather_ns, layers }
     }
 
-    /// Lists the encoders, then the LLM.
-    pub(super) fn chains(&self) -> impl Iterator<Item = &ChainTimes> {
-        self.encoders.iter().chain([&self.llm])
-    }
-
     /// Returns the time from the end of a stage's last backward pass, lasting `backward_ns`, to the end of
     /// the gradient all-reduce: each layer's gradient is summed while earlier layers run backward.
     pub(super) fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
