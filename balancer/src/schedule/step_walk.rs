@@ -38,15 +38,15 @@ pub struct LanePasses {
     /// Stage, slot and direction.
     pub pass: StagePass,
     /// Index of the first lane's time.
-    pub time: usize,
-    lanes: usize,
+    pub time: u32,
+    lanes: u32,
     /// First lane of the rank's first stage: a rank with several stages runs one pass at a time.
-    queue: usize,
+    queue: u32,
     /// Index of the first lane's output.
-    output: usize,
-    inputs: Inputs,
+    output: u32,
     /// Number of messages for each output.
-    messages: usize,
+    messages: u32,
+    inputs: Inputs,
 }
 
 /// Links to a pass.
@@ -62,14 +62,14 @@ enum Inputs {
 #[derive(Debug, Clone, Copy)]
 struct Link {
     /// Number of lanes at the sender.
-    lanes: usize,
+    lanes: u32,
     /// Index of the output on the sender's first lane.
-    output: usize,
+    output: u32,
     /// Index of the last message on the first lane.
-    sent: usize,
+    sent: u32,
     /// Index of the first lane's message time, and the number of times.
-    time: usize,
-    times: usize,
+    time: u32,
+    times: u32,
 }
 
 /// Values that a walk computes.
@@ -154,28 +154,28 @@ impl StepWalk {
                 let near = stage.min(*sender);
                 let StageLanes { lanes: times, messages, .. } = lanes.stages[near];
                 Link {
-                    lanes: lanes.stages[*sender].lanes,
-                    output: row + first_lanes[*sender],
-                    sent: (direction * shape.stages + near) * lanes.ranks,
-                    time: messages + slot * times,
-                    times,
+                    lanes: lanes.stages[*sender].lanes as u32,
+                    output: (row + first_lanes[*sender]) as u32,
+                    sent: ((direction * shape.stages + near) * lanes.ranks) as u32,
+                    time: (messages + slot * times) as u32,
+                    times: times as u32,
                 }
             };
-            let links = neighbors[stage][direction].iter().map(link);
             let inputs = match neighbors[stage][direction][..] {
                 [sender] if lanes.stages[sender].lanes == own.lanes => Inputs::Lanes(link(&sender)),
-                _ => Inputs::Joined(links.collect()),
+                ref senders => Inputs::Joined(senders.iter().map(link).collect()),
             };
             let receivers = neighbors[stage][1 - direction].iter();
-            let receivers = receivers.map(|receiver| lanes.stages[*receiver].lanes);
+            let messages =
+                receivers.map(|to| if own.lanes == 1 { lanes.stages[*to].lanes as u32 } else { 1 });
             LanePasses {
-                time: own.passes[direction] + slot * own.lanes,
-                lanes: own.lanes,
-                queue: first_lanes[shape.first_of_rank(stage)],
-                output: row + first_lanes[stage],
-                inputs,
-                messages: receivers.map(|lanes| if own.lanes == 1 { lanes } else { 1 }).sum(),
                 pass,
+                time: (own.passes[direction] + slot * own.lanes) as u32,
+                lanes: own.lanes as u32,
+                queue: first_lanes[shape.first_of_rank(stage)] as u32,
+                output: (row + first_lanes[stage]) as u32,
+                messages: messages.sum(),
+                inputs,
             }
         };
         let passes = StepOrder::new(shape).passes.into_iter().map(connect).collect();
@@ -211,38 +211,43 @@ impl StepWalk {
 
     /// Runs a pass on all lanes of the stage.
     fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, passes: &LanePasses) {
-        let LanePasses { pass, lanes, queue, output: own, .. } = *passes;
+        let [lanes, queue, own] = [passes.lanes, passes.queue, passes.output].map(|index| index as usize);
         let WalkState { last, inputs, outputs, sent } = state;
         let last = &mut last[queue..][..lanes];
-        if pass.slot == 0 && pass.is_forward {
+        if passes.pass.slot == 0 && passes.pass.is_forward {
             for (lane, last) in last.iter_mut().enumerate() {
                 *last = nodes.gather(passes, lane, *last);
             }
         }
         match &passes.inputs {
-            Inputs::Lanes(link) if lanes == 1 => {
-                // As below, for the many steps with a single rank.
-                let arrival = nodes.send(link.time, &mut sent[link.sent], outputs[link.output]);
-                last[0] = nodes.run(passes, 0, last[0], arrival);
-                outputs[own] = last[0];
-            }
             Inputs::Lanes(link) => {
-                let sent = &mut sent[link.sent..][..lanes];
-                for (lane, (last, previous)) in last.iter_mut().zip(sent).enumerate() {
-                    let arrival = nodes.send(link.time + lane, previous, outputs[link.output + lane]);
-                    *last = nodes.run(passes, lane, *last, arrival);
-                    outputs[own + lane] = *last;
+                let [from, first, time] = [link.output, link.sent, link.time].map(|index| index as usize);
+                if lanes == 1 {
+                    // As below, for the many steps with a single rank.
+                    let arrival = nodes.send(time, &mut sent[first], outputs[from]);
+                    last[0] = nodes.run(passes, 0, last[0], arrival);
+                    outputs[own] = last[0];
+                } else {
+                    let lanes = last.iter_mut().zip(&mut sent[first..][..lanes]);
+                    for (lane, (last, previous)) in lanes.enumerate() {
+                        let arrival = nodes.send(time + lane, previous, outputs[from + lane]);
+                        *last = nodes.run(passes, lane, *last, arrival);
+                        outputs[own + lane] = *last;
+                    }
                 }
             }
             Inputs::Joined(links) => {
                 inputs.fill(nodes.start());
                 for link in links {
-                    let sent = &mut sent[link.sent..][..lanes.max(link.lanes)];
+                    let [from, first, time] = [link.output, link.sent, link.time].map(|index| index as usize);
+                    let sent = &mut sent[first..][..lanes.max(link.lanes as usize)];
+                    let [own, sender, timed] =
+                        [lanes, link.lanes as usize, link.times as usize].map(|lanes| usize::from(lanes > 1));
                     for (rank, previous) in sent.iter_mut().enumerate() {
-                        let (lane, time) = (rank.min(lanes - 1), link.time + rank.min(link.times - 1));
-                        let output = outputs[link.output + rank.min(link.lanes - 1)];
-                        let arrival = nodes.send(time, previous, output);
-                        inputs[lane] = nodes.later(passes, lane, [inputs[lane], arrival]);
+                        let output = outputs[from + rank * sender];
+                        let arrival = nodes.send(time + rank * timed, previous, output);
+                        let input = &mut inputs[rank * own];
+                        *input = nodes.later(passes, rank * own, [*input, arrival]);
                     }
                 }
                 for (lane, (last, input)) in last.iter_mut().zip(inputs).enumerate() {
@@ -252,7 +257,7 @@ impl StepWalk {
             }
         }
         if passes.messages > 1 {
-            nodes.announce(passes, &outputs[own..][..lanes], passes.messages);
+            nodes.announce(passes, &outputs[own..][..lanes], passes.messages as usize);
         }
     }
 }

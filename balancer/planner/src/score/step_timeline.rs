@@ -100,11 +100,11 @@ impl StepNodes for PassEnds<'_> {
     }
 
     fn run(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64, input_ns: u64) -> u64 {
-        previous_ns.max(input_ns) + self.passes_ns[passes.time + lane]
+        previous_ns.max(input_ns) + self.passes_ns[passes.time as usize + lane]
     }
 
     fn gather(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64) -> u64 {
-        let pass_ns = self.passes_ns[passes.time + lane];
+        let pass_ns = self.passes_ns[passes.time as usize + lane];
         previous_ns.max(self.step.gathered_ns(passes.pass.stage as usize, pass_ns))
     }
 

@@ -114,7 +114,7 @@ impl CompiledSchedule {
         let cells = self.cells;
         self.times_ns[..cells].copy_from_slice(&times.forward_ns()[..cells]);
         self.times_ns[cells..2 * cells].copy_from_slice(&times.backward_ns()[..cells]);
-        for cell in 0..if self.is_split { cells } else { 0 } {
+        for cell in (0..cells).filter(|_| self.is_split) {
             let weight_ns = times.cell_weight_ns(cell);
             self.times_ns[2 * cells + cell] = times.backward_ns()[cell] - weight_ns;
             self.times_ns[3 * cells + cell] = weight_ns;
