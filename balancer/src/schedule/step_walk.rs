@@ -228,8 +228,8 @@ impl StepWalk {
                     last[0] = nodes.run(passes, 0, last[0], arrival);
                     outputs[own] = last[0];
                 } else {
-                    let lanes = last.iter_mut().zip(&mut sent[first..][..lanes]);
-                    for (lane, (last, previous)) in lanes.enumerate() {
+                    let ends = last.iter_mut().zip(&mut sent[first..][..lanes]);
+                    for (lane, (last, previous)) in ends.enumerate() {
                         let arrival = nodes.send(time + lane, previous, outputs[from + lane]);
                         *last = nodes.run(passes, lane, *last, arrival);
                         outputs[own + lane] = *last;
@@ -241,13 +241,14 @@ impl StepWalk {
                 for link in links {
                     let [from, first, time] = [link.output, link.sent, link.time].map(|index| index as usize);
                     let sent = &mut sent[first..][..lanes.max(link.lanes as usize)];
-                    let [own, sender, timed] =
+                    // An end with a single lane is the same for all ranks.
+                    let [receiver, sender, timed] =
                         [lanes, link.lanes as usize, link.times as usize].map(|lanes| usize::from(lanes > 1));
                     for (rank, previous) in sent.iter_mut().enumerate() {
                         let output = outputs[from + rank * sender];
                         let arrival = nodes.send(time + rank * timed, previous, output);
-                        let input = &mut inputs[rank * own];
-                        *input = nodes.later(passes, rank * own, [*input, arrival]);
+                        let input = &mut inputs[rank * receiver];
+                        *input = nodes.later(passes, rank * receiver, [*input, arrival]);
                     }
                 }
                 for (lane, (last, input)) in last.iter_mut().zip(inputs).enumerate() {
