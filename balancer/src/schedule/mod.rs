@@ -16,14 +16,15 @@ mod layout;
 mod messages;
 mod step_order;
 mod step_shape;
+mod step_walk;
 
 pub use action::{Action, Message, Part, Pass, PassKind};
-pub(crate) use graph::PassGraph;
 pub use kind::ScheduleKind;
 pub use layout::PipelineLayout;
-pub use step_order::{StagePass, StepOrder};
+pub use step_order::StagePass;
 pub(crate) use step_shape::ENCODERS_MAX;
 pub use step_shape::{EncoderChain, EncoderChains, ModuleStages, StepShape};
+pub use step_walk::{LanePasses, StageLanes, StepLanes, StepNodes, StepWalk, WalkState};
 
 use crate::error::{Error, Result};
 use lagged::{RankWork, StagePlace, lagged_passes};

@@ -9,9 +9,11 @@
 //! is a backward pass if a stage has at least one round more lag than the next stage.
 
 use super::action::{Part, Pass, PassKind};
+use super::graph::PassGraph;
 use super::lagged::Lags;
 use super::step_shape::StepShape;
-use super::{ScheduleKind, kind};
+use super::{PipelineLayout, ScheduleKind};
+use crate::error::Result;
 
 /// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,17 +28,16 @@ pub struct StagePass {
 
 /// Ordered passes in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StepOrder {
+pub(super) struct StepOrder {
     /// Passes, each after all inputs.
-    pub passes: Vec<StagePass>,
+    pub(super) passes: Vec<StagePass>,
 }
 
 impl StepOrder {
     /// Orders the passes for a step that [`StepShape::check`] accepts.
-    #[must_use]
-    pub fn new(shape: &StepShape) -> Self {
+    pub(super) fn new(shape: &StepShape) -> Self {
         if let ScheduleKind::Interleaved { chunks } = shape.kind {
-            return Self::from_chunks(shape, usize::from(chunks));
+            return Self::from_chunks(shape, usize::from(chunks)).unwrap_or_else(|error| panic!("{error}"));
         }
         let lags: Vec<Lags> = (0..shape.stages).map(|stage| shape.lags(stage)).collect();
         let depths: Vec<usize> = (0..shape.stages).map(|stage| shape.depth(stage)).collect();
@@ -58,37 +59,23 @@ impl StepOrder {
         Self { passes }
     }
 
-    /// Merges the lists for ranks that hold several stages each: a pass comes as soon as the input is there.
-    fn from_chunks(shape: &StepShape, chunks: usize) -> Self {
-        let ranks = shape.stages / chunks;
-        let lists: Vec<Vec<Pass>> =
-            (0..ranks).map(|rank| kind::passes(rank, ranks, chunks, shape.slots)).collect();
-        let mut next = vec![0; ranks];
-        let mut done = vec![[false; 2]; shape.stages * shape.slots];
-        let mut passes = Vec::with_capacity(done.len() * 2);
-        while passes.len() < 2 * done.len() {
-            let before = passes.len();
-            for (list, next) in lists.iter().zip(&mut next) {
-                while let Some(Pass { kind, part }) = list.get(*next) {
-                    let (stage, slot) = (usize::from(part.stage), part.microbatch as usize);
-                    let is_forward = *kind == PassKind::Forward;
-                    let at = |stage: usize, way: usize| done[stage * shape.slots + slot][way];
-                    let is_ready = match (is_forward, shape.receiver(stage)) {
-                        (true, _) => stage == 0 || at(stage - 1, 0),
-                        (false, Some(receiver)) => at(receiver, 1),
-                        (false, None) => at(stage, 0),
-                    };
-                    if !is_ready {
-                        break;
-                    }
-                    done[stage * shape.slots + slot][usize::from(!is_forward)] = true;
-                    passes.push(StagePass { stage: stage as u32, slot: slot as u32, is_forward });
-                    *next += 1;
-                }
+    /// Merges the lists for ranks that hold several stages each, by the ticks at which the passes start.
+    fn from_chunks(shape: &StepShape, chunks: usize) -> Result<Self> {
+        let layout = PipelineLayout::chain(shape.stages / chunks, chunks, shape.slots)?;
+        let lists = layout.passes(shape.kind)?;
+        let graph = PassGraph::new(&layout, &lists);
+        let ticks = graph.ticks()?;
+        let mut order: Vec<usize> = (0..graph.passes.len()).collect();
+        order.sort_by_key(|&number| (ticks[number], graph.rank(number)));
+        let pass = |number: usize| {
+            let Pass { kind, part } = graph.passes[number];
+            StagePass {
+                stage: part.stage.into(),
+                slot: part.microbatch,
+                is_forward: kind == PassKind::Forward,
             }
-            assert!(passes.len() > before, "the lists of {} wait for each other", shape.kind);
-        }
-        Self { passes }
+        };
+        Ok(Self { passes: order.into_iter().map(pass).collect() })
     }
 }
 

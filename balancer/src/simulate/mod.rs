@@ -12,7 +12,7 @@ mod times;
 
 use super::error::{Error, Result};
 use super::schedule::{Action, Part, Pass, PassKind, PipelineLayout};
-use run::Run;
+use run::{Recorder, Run};
 use std::fmt;
 
 pub use makespan::CompiledSchedule;
@@ -48,7 +48,7 @@ pub fn simulate(lists: &[Vec<Action>], times: &StageTimes) -> Result<Simulation>
         return Err(Error::Length { field: "lists", found: ranks, expected: stages });
     }
     let layout = PipelineLayout::chain(ranks, stages / ranks, times.microbatches())?;
-    Run::new(&layout, times, None).run(lists)
+    Ok(Run::new(&layout, None, History::new(times)).run(lists)?.into_simulation())
 }
 
 impl PipelineLayout {
@@ -91,7 +91,7 @@ impl PipelineLayout {
             return Err(Error::Length { field: "times", found, expected });
         }
         communication.check(stages, microbatches)?;
-        Run::new(self, times, Some(communication)).run(lists)
+        Ok(Run::new(self, Some(communication), History::new(times)).run(lists)?.into_simulation())
     }
 }
 
@@ -189,30 +189,43 @@ impl fmt::Display for CriticalStep {
 }
 
 /// All activities in a simulation, with causes.
-#[derive(Debug, Default)]
-struct History {
+#[derive(Debug)]
+struct History<'a> {
+    times: &'a StageTimes,
     steps: Vec<CriticalStep>,
     /// Step that ended when each step started; `None` at the start of the simulation.
     causes: Vec<Option<u32>>,
 }
 
-impl History {
-    /// Adds a step that starts when the cause ends; returns the step number.
+impl Recorder for History<'_> {
+    /// Step number.
+    type End = u32;
+
+    fn pass(&mut self, pass: Pass, rank: usize, cause: Option<u32>) -> u32 {
+        self.push(Activity::Pass(pass), rank, cause, self.times.pass_ns(pass))
+    }
+
     fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
-        let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
+        let start_ns = cause.map_or(0, |cause| self.end(cause).0);
         self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });
         self.causes.push(cause);
         self.steps.len() as u32 - 1
     }
 
-    fn end_ns(&self, step: u32) -> u64 {
-        self.steps[step as usize].end_ns
+    fn later(&mut self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
+        let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end(step).0);
+        if end_ns(second) > end_ns(first) { second } else { first }
     }
 
-    /// Returns the later of two steps; the first if they end together.
-    fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
-        let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end_ns(step));
-        if end_ns(second) > end_ns(first) { second } else { first }
+    fn end(&self, step: u32) -> (u64, usize) {
+        let CriticalStep { end_ns, rank, .. } = self.steps[step as usize];
+        (end_ns, rank)
+    }
+}
+
+impl<'a> History<'a> {
+    fn new(times: &'a StageTimes) -> Self {
+        Self { times, steps: Vec::new(), causes: Vec::new() }
     }
 
     /// Returns all steps, in the order in which they were found.
@@ -221,7 +234,7 @@ impl History {
     }
 
     /// Returns the chain of steps that ends last.
-    fn critical_path(&self) -> Vec<CriticalStep> {
+    fn critical_path(&mut self) -> Vec<CriticalStep> {
         let mut at = (0..self.steps.len() as u32).fold(None, |last, step| self.later(last, Some(step)));
         let mut path = Vec::new();
         while let Some(step) = at {

@@ -1,61 +1,78 @@
 //! Runs all ranks' lists until none can continue.
 
-use super::times::{Communication, StageTimes};
+use super::times::Communication;
 use super::{Activity, CriticalStep, Event, History, Simulation};
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 use std::collections::BTreeMap;
 
-/// Completed passes for a part, as steps in the history.
-#[derive(Clone, Copy, Default)]
-struct Progress {
-    forward: Option<u32>,
-    /// Input gradient, once computed.
-    input: Option<u32>,
-    /// Weight gradient, once computed.
-    weight: Option<u32>,
+/// Records activities, with times or as a graph.
+pub(super) trait Recorder {
+    /// End of an activity, or of the later of several.
+    type End: Copy + Default;
+
+    /// Records a pass that starts when the cause ends.
+    fn pass(&mut self, pass: Pass, rank: usize, cause: Option<Self::End>) -> Self::End;
+
+    /// Records a different activity that starts when the cause ends.
+    fn push(&mut self, activity: Activity, rank: usize, cause: Option<Self::End>, time_ns: u64) -> Self::End;
+
+    /// Returns the later of two ends; the first if both are equal.
+    fn later(&mut self, first: Option<Self::End>, second: Option<Self::End>) -> Option<Self::End>;
+
+    /// Returns the time and rank of an end; 0 for both if they are unknown.
+    fn end(&self, end: Self::End) -> (u64, usize);
 }
 
-/// Messages between two parts, as steps in the history; empty if they share a rank.
+/// Completed passes for a part.
 #[derive(Clone, Copy, Default)]
-struct Link {
+struct Progress<E> {
+    forward: Option<E>,
+    /// Input gradient, once computed.
+    input: Option<E>,
+    /// Weight gradient, once computed.
+    weight: Option<E>,
+}
+
+/// Messages between two parts; empty if they share a rank.
+#[derive(Clone, Copy, Default)]
+struct Link<E> {
     /// Activation message: when it left, when the send ended, and whether it was received.
-    left: Option<u32>,
-    sent: Option<u32>,
+    left: Option<E>,
+    sent: Option<E>,
     is_taken: bool,
     /// Gradient messages in the opposite direction, with the same states.
-    grad_left: Option<u32>,
-    grad_sent: Option<u32>,
+    grad_left: Option<E>,
+    grad_sent: Option<E>,
     is_grad_taken: bool,
 }
 
-/// Gradient sum: the arrived ranks, and the steps that it waits for and ends with.
+/// Gradient sum: the arrived ranks, and the ends that it waits for and has.
 #[derive(Clone, Default)]
-struct Sum {
+struct Sum<E> {
     arrived: Vec<usize>,
-    ready: Option<u32>,
-    done: Option<u32>,
+    ready: Option<E>,
+    done: Option<E>,
 }
 
-pub(super) struct Run<'a> {
+pub(super) struct Run<'a, R: Recorder> {
     layout: &'a PipelineLayout,
-    times: &'a StageTimes,
     communication: Option<&'a Communication>,
-    history: History,
-    /// Last step on each rank.
-    last: Vec<Option<u32>>,
+    recorder: R,
+    /// End of the last activity on each rank.
+    last: Vec<Option<R::End>>,
     /// Completed passes for every part, `[stages * microbatches]`.
-    progress: Vec<Progress>,
+    progress: Vec<Progress<R::End>>,
     /// Links from all parts to the producers, part by part.
-    links: Vec<Link>,
+    links: Vec<Link<R::End>>,
     /// First link index for every part.
     link_starts: Vec<usize>,
     /// Gradient sums, `[stages]`.
-    sums: Vec<Sum>,
+    sums: Vec<Sum<R::End>>,
     /// Parts that receive a part's activations or gradients, in send order.
     takers: BTreeMap<(bool, Part), Vec<Part>>,
     /// Last message between two ranks.
-    lanes: BTreeMap<(usize, usize), u32>,
+    lanes: BTreeMap<(usize, usize), R::End>,
     /// Stages whose weights a rank has waited for.
     gathered: Vec<(usize, u16)>,
     communication_ns: Vec<u64>,
@@ -64,11 +81,11 @@ pub(super) struct Run<'a> {
     waiting: Vec<usize>,
 }
 
-impl<'a> Run<'a> {
+impl<'a, R: Recorder> Run<'a, R> {
     pub(super) fn new(
         layout: &'a PipelineLayout,
-        times: &'a StageTimes,
         communication: Option<&'a Communication>,
+        recorder: R,
     ) -> Self {
         let mut link_starts = vec![0];
         for cell in 0..layout.stages() * layout.microbatches() {
@@ -79,9 +96,8 @@ impl<'a> Run<'a> {
         }
         Self {
             layout,
-            times,
             communication,
-            history: History::default(),
+            recorder,
             last: vec![None; layout.ranks()],
             progress: vec![Progress::default(); layout.stages() * layout.microbatches()],
             links: vec![Link::default(); link_starts[layout.stages() * layout.microbatches()]],
@@ -96,7 +112,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
+    /// Runs the lists; returns what was recorded.
+    ///
+    /// # Errors
+    /// [`Error::Deadlock`] with the first rank that never completes.
+    pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Self> {
         for (rank, list) in lists.iter().enumerate() {
             for action in list {
                 self.add_taker(rank, *action);
@@ -114,7 +134,12 @@ impl<'a> Run<'a> {
                 return Err(Error::Deadlock { rank, action: action.to_string() });
             }
         }
-        Ok(self.finish())
+        Ok(self)
+    }
+
+    /// Returns the recorder of a completed run.
+    pub(super) fn into_recorder(self) -> R {
+        self.recorder
     }
 
     /// Runs an action if all inputs are present.
@@ -191,8 +216,7 @@ impl<'a> Run<'a> {
         if pass.kind == PassKind::Forward {
             self.await_weights(rank, part.stage);
         }
-        let time_ns = self.times.pass_ns(pass);
-        let step = Some(self.history.push(Activity::Pass(pass), rank, self.last[rank], time_ns));
+        let step = Some(self.recorder.pass(pass, rank, self.last[rank]));
         self.last[rank] = step;
         let progress = &mut self.progress[cell];
         match pass.kind {
@@ -207,7 +231,7 @@ impl<'a> Run<'a> {
         }
         let sum = &mut self.sums[part.stage as usize];
         if pass.kind.is_backward() && self.communication.is_some_and(|times| times.is_overlapped) {
-            sum.ready = self.history.later(sum.ready, step);
+            sum.ready = self.recorder.later(sum.ready, step);
         }
         Some(())
     }
@@ -229,11 +253,11 @@ impl<'a> Run<'a> {
             sum.arrived.push(rank);
             if !times.is_overlapped {
                 // Without overlap, the sum starts when the last rank arrives.
-                sum.ready = self.history.later(sum.ready, self.last[rank]);
+                sum.ready = self.recorder.later(sum.ready, self.last[rank]);
             }
             if sum.arrived.len() == layout.holders(stage as usize).count() {
-                let at = sum.ready.map_or(rank, |ready| self.history.steps()[ready as usize].rank);
-                sum.done = Some(self.history.push(Activity::ReduceGrads(stage), at, sum.ready, time_ns));
+                let at = sum.ready.map_or(rank, |ready| self.recorder.end(ready).1);
+                sum.done = Some(self.recorder.push(Activity::ReduceGrads(stage), at, sum.ready, time_ns));
                 for holder in layout.holders(stage as usize) {
                     self.communication_ns[holder] += time_ns;
                 }
@@ -304,7 +328,7 @@ impl<'a> Run<'a> {
     }
 
     /// Sends a pass's messages.
-    fn leave(&mut self, rank: usize, pass: Pass, made: u32) {
+    fn leave(&mut self, rank: usize, pass: Pass, made: R::End) {
         let (is_forward, part) = (pass.kind == PassKind::Forward, pass.part);
         for consumer in self.takers.remove(&(is_forward, part)).unwrap_or_default() {
             let (activity, row) = if is_forward {
@@ -328,25 +352,25 @@ impl<'a> Run<'a> {
         &mut self,
         activity: Activity,
         (from, consumer): (usize, Part),
-        made: u32,
+        made: R::End,
         time_ns: u64,
-    ) -> u32 {
+    ) -> R::End {
         if time_ns == 0 {
             return made;
         }
         let to = self.layout.rank(consumer);
-        let free = self.history.later(Some(made), self.lanes.get(&(from, to)).copied());
-        let sent = self.history.push(activity, to, free, time_ns);
+        let free = self.recorder.later(Some(made), self.lanes.get(&(from, to)).copied());
+        let sent = self.recorder.push(activity, to, free, time_ns);
         self.lanes.insert((from, to), sent);
         self.communication_ns[from] += time_ns;
         sent
     }
 
     /// Makes a rank wait for a message.
-    fn await_message(&mut self, rank: usize, made: Option<u32>, sent: u32) {
+    fn await_message(&mut self, rank: usize, made: Option<R::End>, sent: R::End) {
         let begin_ns = self.end_ns(self.last[rank]).max(self.end_ns(made));
-        self.exposed_ns[rank] += self.history.end_ns(sent).saturating_sub(begin_ns);
-        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+        self.exposed_ns[rank] += self.end_ns(Some(sent)).saturating_sub(begin_ns);
+        self.last[rank] = self.recorder.later(self.last[rank], Some(sent));
     }
 
     /// Makes a rank wait for a stage's weights, before the stage's first forward pass.
@@ -358,12 +382,12 @@ impl<'a> Run<'a> {
         self.gathered.push((rank, stage));
         self.communication_ns[rank] += time_ns;
         self.exposed_ns[rank] += time_ns.saturating_sub(self.end_ns(self.last[rank]));
-        let gathered = self.history.push(Activity::GatherWeights(stage), rank, None, time_ns);
-        self.last[rank] = self.history.later(self.last[rank], Some(gathered));
+        let gathered = self.recorder.push(Activity::GatherWeights(stage), rank, None, time_ns);
+        self.last[rank] = self.recorder.later(self.last[rank], Some(gathered));
     }
 
-    fn end_ns(&self, step: Option<u32>) -> u64 {
-        step.map_or(0, |step| self.history.end_ns(step))
+    fn end_ns(&self, end: Option<R::End>) -> u64 {
+        end.map_or(0, |end| self.recorder.end(end).0)
     }
 
     /// Adds the time that each rank waits for overlapped sums after the rank's last pass.
@@ -376,7 +400,7 @@ impl<'a> Run<'a> {
                 .filter(|&stage| self.layout.holders(stage).any(|holder| holder == rank))
                 .map(|stage| &self.sums[stage]);
             let idle_ns = own.filter_map(|sum| {
-                let done_ns = self.history.end_ns(sum.done?);
+                let done_ns = self.end_ns(Some(sum.done?));
                 let begin_ns = self.end_ns(self.last[rank]).max(self.end_ns(sum.ready));
                 Some(done_ns.saturating_sub(begin_ns))
             });
@@ -388,17 +412,20 @@ impl<'a> Run<'a> {
     fn cell(&self, part: Part) -> usize {
         part.stage as usize * self.layout.microbatches() + part.microbatch as usize
     }
+}
 
-    fn finish(mut self) -> Simulation {
+impl Run<'_, History<'_>> {
+    /// Returns the timeline of a completed run.
+    pub(super) fn into_simulation(mut self) -> Simulation {
         self.await_sums();
-        let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
+        let mut events: Vec<Event> = self.recorder.steps().iter().filter_map(event).collect();
         // A stable sort keeps each rank's events in time order.
         events.sort_by_key(|event| event.rank);
         let mut busy_ns = vec![0; self.layout.ranks()];
         for event in &events {
             busy_ns[event.rank] += event.end_ns - event.start_ns;
         }
-        let critical_path = self.history.critical_path();
+        let critical_path = self.recorder.critical_path();
         let makespan_ns = critical_path.last().map_or(0, |step| step.end_ns);
         let Self { communication_ns, exposed_ns, .. } = self;
         Simulation { makespan_ns, busy_ns, communication_ns, exposed_ns, events, critical_path }
@@ -414,7 +441,7 @@ fn event(step: &CriticalStep) -> Option<Event> {
 }
 
 /// Sets a step that is not set yet.
-fn set_once(place: &mut Option<u32>, step: u32) -> Option<()> {
+fn set_once<E>(place: &mut Option<E>, step: E) -> Option<()> {
     place.is_none().then(|| *place = Some(step))
 }
 

@@ -10,38 +10,20 @@
 //! With one LLM rank this is the pipeline in [`dflop_balancer::simulate`]; a test compares them.
 
 use super::ordered_timeline::{OrderedTimeline, is_ordered};
-use super::step_times::time_at as hop;
 pub(crate) use super::step_times::{ChainTimes, LanePass, StepTimes};
-use dflop_balancer::schedule::{StepOrder, StepShape};
+use dflop_balancer::schedule::{
+    LanePasses, StageLanes, StepLanes, StepNodes, StepShape, StepWalk, WalkState,
+};
 
-/// Stage in a step.
-#[derive(Clone, Copy)]
-struct StagePlace<'a> {
-    chain: &'a ChainTimes,
-    /// Index in the chain, then in the step.
-    inner: usize,
-    stage: usize,
-    is_llm: bool,
-}
-
-/// Pass end times; reused between steps to avoid allocation.
+/// Simulates steps.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StepTimeline {
-    /// End times by stage and rank; a shared encoder has a single rank.
-    end_ns: Vec<u64>,
-    /// Output times of each stage's last pass: the next stage runs this slot before the stage runs its next
-    /// pass.
-    forward_out_ns: Vec<u64>,
-    backward_out_ns: Vec<u64>,
-    /// Arrival times of the last messages, from each stage to the next and back, indexed by the stage nearer
-    /// to the input: messages in a lane run sequentially.
-    forward_sent_ns: Vec<u64>,
-    backward_sent_ns: Vec<u64>,
-    /// Gradient times from the LLM's first stage, by slot and rank: an encoder that runs ahead reads them
-    /// later.
-    returned_ns: Vec<u64>,
-    /// Pass order in the last step, reused because all steps in a plan have the same order.
-    order: Option<(StepShape, StepOrder)>,
+    /// Connected passes for the last step, reused because all steps in a plan have the same passes.
+    known: Option<((StepShape, StepLanes), StepWalk)>,
+    /// Pass times, chain by chain.
+    passes_ns: Vec<u64>,
+    messages_ns: Vec<u64>,
+    state: WalkState<u64>,
     /// Schedules with several stages per rank or split backward passes.
     ordered: OrderedTimeline,
 }
@@ -52,14 +34,21 @@ impl StepTimeline {
         if is_ordered(step.shape.kind) {
             return self.ordered.makespan_ns(step);
         }
-        let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
-        let (shape, order) = known.unwrap_or_else(|| (step.shape, StepOrder::new(&step.shape)));
-        let makespan_ns = if step.ranks == 1 && step.encoders.len() < 2 {
-            self.chain_ns(step, &order)
-        } else {
-            self.run(step, &order)
+        let key = (step.shape, self.copy_times(step));
+        let known = self.known.take().filter(|(known, _)| *known == key);
+        let (key, walk) = known.unwrap_or_else(|| {
+            let walk = StepWalk::new(&key.0, &key.1);
+            (key, walk)
+        });
+        let mut ends = PassEnds { step, passes_ns: &self.passes_ns, messages_ns: &self.messages_ns };
+        let last_ns = walk.walk(&mut ends, &mut self.state);
+        let end = |(stage, own): (usize, &StageLanes)| {
+            let backward_ns = &self.passes_ns[own.passes[1] + (step.shape.slots - 1) * own.lanes..];
+            let ended = last_ns[walk.stage_lanes(stage)].iter().zip(backward_ns);
+            ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(stage, *last_ns)).max().unwrap_or(0)
         };
-        self.order = Some((shape, order));
+        let makespan_ns = key.1.stages.iter().enumerate().map(end).max().unwrap_or(0);
+        self.known = Some((key, walk));
         makespan_ns
     }
 
@@ -68,206 +57,115 @@ impl StepTimeline {
         if is_ordered(step.shape.kind) {
             return self.ordered.passes(step);
         }
-        let (order, places) = (StepOrder::new(&step.shape), places(step));
-        self.clear(places.len() * step.ranks, step.shape.slots * step.ranks);
-        let mut passes = Vec::with_capacity(order.passes.len() * step.ranks);
-        for pass in &order.passes {
-            let (place, slot, is_forward) =
-                (places[pass.stage as usize], pass.slot as usize, pass.is_forward);
-            if is_forward {
-                self.forward(step, place, slot);
-            } else {
-                self.backward(step, place, slot);
+        let lanes = self.copy_times(step);
+        let ends = PassEnds { step, passes_ns: &self.passes_ns, messages_ns: &self.messages_ns };
+        let mut recorder = Recorder { ends, passes: Vec::new() };
+        StepWalk::new(&step.shape, &lanes).walk(&mut recorder, &mut self.state);
+        recorder.passes
+    }
+
+    /// Copies all times.
+    fn copy_times(&mut self, step: &StepTimes) -> StepLanes {
+        self.passes_ns.clear();
+        self.messages_ns.clear();
+        let mut stages = Vec::with_capacity(step.shape.stages);
+        for chain in step.encoders.iter().chain([&step.llm]) {
+            let (lanes, cells) = (chain.lanes, step.shape.slots * chain.lanes);
+            let (first, messages) = (self.passes_ns.len(), self.messages_ns.len());
+            let passes = |row: &usize| [first + 2 * row * cells, first + (2 * row + 1) * cells];
+            stages.extend(chain.stages.iter().map(|row| StageLanes { lanes, passes: passes(row), messages }));
+            if let Some(last) = stages.last_mut() {
+                last.messages += cells;
             }
-            let lanes = place.chain.lanes;
-            let passes_ns = place.chain.passes_ns(place.inner, usize::from(!is_forward));
-            let times_ns = &passes_ns[slot * lanes..(slot + 1) * lanes];
-            let ends_ns = &self.end_ns[place.stage * step.ranks..][..lanes];
-            passes.extend(times_ns.iter().zip(ends_ns).enumerate().map(|(lane, (time_ns, end_ns))| {
-                let (start_ns, end_ns) = (end_ns - time_ns, *end_ns);
-                LanePass { stage: place.stage, slot, lane, is_forward, start_ns, end_ns }
-            }));
-        }
-        passes
-    }
-
-    /// Clears the end times for this many cells.
-    fn clear(&mut self, cells: usize, returned: usize) {
-        for (ends, cells) in [
-            (&mut self.end_ns, cells),
-            (&mut self.forward_out_ns, cells),
-            (&mut self.backward_out_ns, cells),
-            (&mut self.forward_sent_ns, cells),
-            (&mut self.backward_sent_ns, cells),
-            (&mut self.returned_ns, returned),
-        ] {
-            ends.clear();
-            ends.resize(cells, 0);
-        }
-    }
-
-    fn run(&mut self, step: &StepTimes, order: &StepOrder) -> u64 {
-        let places = places(step);
-        self.clear(places.len() * step.ranks, step.shape.slots * step.ranks);
-        for pass in &order.passes {
-            let (place, slot) = (places[pass.stage as usize], pass.slot as usize);
-            if pass.is_forward { self.forward(step, place, slot) } else { self.backward(step, place, slot) }
-        }
-        let last_slot = step.shape.slots - 1;
-        let end = |place: &StagePlace<'_>| {
-            let (first, lanes) = (place.stage * step.ranks, place.chain.lanes);
-            let passes_ns = &place.chain.passes_ns(place.inner, 1)[last_slot * lanes..];
-            let ended = self.end_ns[first..first + lanes].iter().zip(passes_ns);
-            ended.map(|(end, last_ns)| end + step.exposed_reduce_ns(place.stage, *last_ns)).max().unwrap_or(0)
-        };
-        places.iter().map(end).max().unwrap_or(0)
-    }
-
-    fn forward(&mut self, step: &StepTimes, place: StagePlace<'_>, slot: usize) {
-        let StagePlace { chain, inner, stage, is_llm } = place;
-        let cell = stage * step.ranks;
-        let cells = slot * chain.lanes..(slot + 1) * chain.lanes;
-        let times = &chain.passes_ns(inner, 0)[cells.clone()];
-        let (before, here) = self.forward_out_ns.split_at_mut(cell);
-        let (ends, outs) = (&mut self.end_ns[cell..cell + chain.lanes], &mut here[..chain.lanes]);
-        if slot == 0 {
-            let gathered = times.iter().map(|time| step.gathered_ns(stage, *time));
-            ends.iter_mut().zip(gathered).for_each(|(end, gathered)| *end = (*end).max(gathered));
-        }
-        let sent_ns = &mut self.forward_sent_ns;
-        if inner > 0 {
-            let (made, sent) = (&before[cell - step.ranks..], &mut sent_ns[cell - step.ranks..]);
-            pass_all(ends, outs, times, arrivals(made, sent, chain.hop_ns.get(cells)));
-        } else if is_llm {
-            let ends_of_encoders = || step.encoders.iter().zip(step.shape.encoders.ends());
-            let arrival = |rank: usize| {
-                let sent = ends_of_encoders().map(|(encoder, end)| {
-                    let lane = rank.min(encoder.lanes - 1);
-                    let hop_ns = hop(&encoder.out_hop_ns, slot * encoder.lanes + lane);
-                    let cell = end * step.ranks;
-                    send(&mut sent_ns[cell + rank], before[cell + lane], hop_ns)
-                });
-                sent.max().unwrap_or(0)
-            };
-            pass_all(ends, outs, times, arrival);
-        } else {
-            pass_all(ends, outs, times, |_| 0);
-        }
-    }
-
-    fn backward(&mut self, step: &StepTimes, place: StagePlace<'_>, slot: usize) {
-        let StagePlace { chain, inner, stage, is_llm } = place;
-        let cell = stage * step.ranks;
-        let cells = slot * chain.lanes..(slot + 1) * chain.lanes;
-        let times = &chain.passes_ns(inner, 1)[cells.clone()];
-        let (before, after) = self.backward_out_ns.split_at_mut(cell + step.ranks);
-        let ends = &mut self.end_ns[cell..cell + chain.lanes];
-        let outs = &mut before[cell..cell + chain.lanes];
-        let sent_ns = &mut self.backward_sent_ns[cell..cell + step.ranks];
-        if inner + 1 < chain.stages.len() {
-            pass_all(ends, outs, times, arrivals(after, sent_ns, chain.hop_ns.get(cells)));
-        } else if is_llm {
-            pass_all(ends, outs, times, |_| 0);
-        } else {
-            let returned = &self.returned_ns[slot * step.ranks..(slot + 1) * step.ranks];
-            let arrival = |lane: usize| {
-                let hop_ns = hop(&chain.out_hop_ns, slot * chain.lanes + lane);
-                // A shared encoder waits for all ranks.
-                let ranks = if chain.lanes == 1 { 0..step.ranks } else { lane..lane + 1 };
-                let arrivals = ranks.map(|rank| send(&mut sent_ns[rank], returned[rank], hop_ns));
-                arrivals.max().unwrap_or(0)
-            };
-            pass_all(ends, outs, times, arrival);
-        }
-        if is_llm && inner == 0 {
-            self.returned_ns[slot * step.ranks..(slot + 1) * step.ranks].copy_from_slice(outs);
-        }
-    }
-
-    /// Returns the end time for a step with one LLM rank and at most one encoder, where every stage has one
-    /// time per slot and one neighbor on each side.
-    fn chain_ns<'a>(&mut self, step: &'a StepTimes, order: &StepOrder) -> u64 {
-        let places = places(step);
-        let encoder_stages = places.iter().filter(|place| !place.is_llm).count();
-        let rows: Vec<[&[u64]; 2]> =
-            places.iter().map(|place| [0, 1].map(|way| place.chain.passes_ns(place.inner, way))).collect();
-        // Message between a stage and the previous stage.
-        let hop_before = |place: StagePlace<'a>| -> &'a [u64] {
-            match (place.inner, step.encoders.first()) {
-                (0, Some(encoder)) if place.is_llm => &encoder.out_hop_ns,
-                (0, _) => &[],
-                _ => &place.chain.hop_ns,
-            }
-        };
-        let hops: Vec<&[u64]> = places.iter().copied().map(hop_before).collect();
-        let stages = rows.len();
-        // One extra stage on each side, whose end stays 0.
-        self.clear(stages + 2, step.shape.slots);
-        for pass in &order.passes {
-            let (stage, slot) = (pass.stage as usize, pass.slot as usize);
-            let cell = stage + 1;
-            let (out_ns, input_ns, way) = if pass.is_forward {
-                let sent_ns = &mut self.forward_sent_ns[cell - 1];
-                let sent_ns = send(sent_ns, self.forward_out_ns[cell - 1], hop(hops[stage], slot));
-                let gathered_ns = if slot == 0 { step.gathered_ns(stage, rows[stage][0][0]) } else { 0 };
-                (&mut self.forward_out_ns, sent_ns.max(gathered_ns), 0)
-            } else {
-                let hop_ns = hops.get(stage + 1).map_or(0, |hops_ns| hop(hops_ns, slot));
-                let is_border = stage + 1 == encoder_stages;
-                let made_ns = if is_border { self.returned_ns[slot] } else { self.backward_out_ns[cell + 1] };
-                let input_ns = send(&mut self.backward_sent_ns[cell], made_ns, hop_ns);
-                (&mut self.backward_out_ns, input_ns, 1)
-            };
-            let end_ns = self.end_ns[cell].max(input_ns) + rows[stage][way][slot];
-            self.end_ns[cell] = end_ns;
-            out_ns[cell] = end_ns;
-            if stage == encoder_stages && !pass.is_forward {
-                self.returned_ns[slot] = end_ns;
+            chain.rows_ns.iter().flatten().for_each(|row_ns| self.passes_ns.extend(row_ns));
+            for (hops, hop_ns) in [&chain.hop_ns, &chain.out_hop_ns].into_iter().enumerate() {
+                self.messages_ns.extend(hop_ns);
+                // Messages over free links take no time.
+                self.messages_ns.resize(messages + (hops + 1) * cells, 0);
             }
         }
-        let reduced = |stage: usize| {
-            self.end_ns[stage + 1] + step.exposed_reduce_ns(stage, rows[stage][1][step.shape.slots - 1])
-        };
-        (0..stages).map(reduced).max().unwrap_or(0)
+        StepLanes { ranks: step.ranks, stages }
     }
 }
 
-/// Lists the stages in a step, encoder by encoder, then LLM stages.
-fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
-    let chains = step.encoders.iter().chain([&step.llm]);
-    let inside = chains.enumerate().flat_map(|(index, chain)| {
-        let is_llm = index == step.encoders.len();
-        (0..chain.stages.len()).map(move |inner| StagePlace { chain, inner, stage: 0, is_llm })
-    });
-    inside.enumerate().map(|(stage, place)| StagePlace { stage, ..place }).collect()
+/// Ends of all passes in a step.
+struct PassEnds<'a> {
+    step: &'a StepTimes,
+    passes_ns: &'a [u64],
+    messages_ns: &'a [u64],
 }
 
-/// Returns each rank's input arrival: when it was produced, or, if links are not free, when the message ends.
-///
-/// - `sent`: arrival time of the last message in every lane
-fn arrivals<'a>(
-    made: &'a [u64],
-    sent: &'a mut [u64],
-    hops_ns: Option<&'a [u64]>,
-) -> impl FnMut(usize) -> u64 {
-    move |rank| send(&mut sent[rank], made[rank], hops_ns.map_or(0, |hops_ns| hops_ns[rank]))
-}
+impl StepNodes for PassEnds<'_> {
+    /// End time, nanoseconds.
+    type Node = u64;
 
-/// Sends a message after the lane's last message, and returns the arrival time; a zero-time message needs no
-/// lane.
-fn send(lane_ns: &mut u64, made_ns: u64, hop_ns: u64) -> u64 {
-    if hop_ns == 0 {
-        return made_ns;
+    fn start(&self) -> u64 {
+        0
     }
-    *lane_ns = made_ns.max(*lane_ns) + hop_ns;
-    *lane_ns
+
+    fn later(&mut self, _: &LanePasses, _: usize, [first_ns, second_ns]: [u64; 2]) -> u64 {
+        first_ns.max(second_ns)
+    }
+
+    /// A zero-time message does not wait for the previous message.
+    fn send(&mut self, time: usize, previous_ns: &mut u64, output_ns: u64) -> u64 {
+        let hop_ns = self.messages_ns[time];
+        if hop_ns == 0 {
+            return output_ns;
+        }
+        *previous_ns = output_ns.max(*previous_ns) + hop_ns;
+        *previous_ns
+    }
+
+    fn run(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64, input_ns: u64) -> u64 {
+        previous_ns.max(input_ns) + self.passes_ns[passes.time as usize + lane]
+    }
+
+    fn gather(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64) -> u64 {
+        let pass_ns = self.passes_ns[passes.time as usize + lane];
+        previous_ns.max(self.step.gathered_ns(passes.pass.stage as usize, pass_ns))
+    }
+
+    fn announce(&mut self, _: &LanePasses, _: &[u64], _: usize) {}
 }
 
-/// Runs a pass on every rank.
-fn pass_all(ends: &mut [u64], outs: &mut [u64], times: &[u64], mut arrival: impl FnMut(usize) -> u64) {
-    for (rank, ((end, out), time)) in ends.iter_mut().zip(outs).zip(times).enumerate() {
-        *end = (*end).max(arrival(rank)) + time;
-        *out = *end;
+/// Ends of all passes in a step, with a record of each pass.
+struct Recorder<'a> {
+    ends: PassEnds<'a>,
+    passes: Vec<LanePass>,
+}
+
+impl StepNodes for Recorder<'_> {
+    /// End time, nanoseconds.
+    type Node = u64;
+
+    fn start(&self) -> u64 {
+        self.ends.start()
+    }
+
+    fn later(&mut self, passes: &LanePasses, lane: usize, inputs: [u64; 2]) -> u64 {
+        self.ends.later(passes, lane, inputs)
+    }
+
+    fn send(&mut self, time: usize, previous_ns: &mut u64, output_ns: u64) -> u64 {
+        self.ends.send(time, previous_ns, output_ns)
+    }
+
+    fn run(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64, input_ns: u64) -> u64 {
+        let end_ns = self.ends.run(passes, lane, previous_ns, input_ns);
+        let start_ns = previous_ns.max(input_ns);
+        let (stage, slot, is_forward) =
+            (passes.pass.stage as usize, passes.pass.slot as usize, passes.pass.is_forward);
+        self.passes.push(LanePass { stage, slot, lane, is_forward, start_ns, end_ns });
+        end_ns
+    }
+
+    fn gather(&mut self, passes: &LanePasses, lane: usize, previous_ns: u64) -> u64 {
+        self.ends.gather(passes, lane, previous_ns)
+    }
+
+    fn announce(&mut self, passes: &LanePasses, outputs: &[u64], messages: usize) {
+        self.ends.announce(passes, outputs, messages);
     }
 }
 
@@ -376,7 +274,6 @@ mod tests {
             let doubled = |chain: &ChainTimes| ChainTimes {
                 lanes: 2,
                 stages: chain.stages.clone(),
-                weights_ns: Vec::new(),
                 rows_ns: chain.rows_ns.iter().map(|row| [twice(&row[0]), twice(&row[1])]).collect(),
                 hop_ns: twice(&chain.hop_ns),
                 out_hop_ns: twice(&chain.out_hop_ns),
