@@ -1,8 +1,8 @@
 //! Walks through a step: passes on every lane and messages between them, each after everything it waits for.
 //!
-//! A stage has one *lane* per rank, or a single lane if all ranks share the stage: then the forward pass sends
-//! to the next stage on every rank, and the backward pass waits for all ranks. The last module's first stage
-//! receives the outputs from all parallel encoders. The schedule orders the passes.
+//! A stage has one *lane* per rank, or a single lane if all ranks share the stage: then the forward pass
+//! sends to the next stage on every rank, and the backward pass waits for all ranks. The last module's first
+//! stage receives the outputs from all parallel encoders. The schedule orders the passes.
 //!
 //! This is the only place that connects the passes in a step. [`StepNodes`] turns what a walk visits into end
 //! times, or into a graph for many evaluations; [`simulate`](crate::simulate) runs action lists instead, and
