@@ -277,6 +277,7 @@ mod tests {
                 rows_ns: chain.rows_ns.iter().map(|row| [twice(&row[0]), twice(&row[1])]).collect(),
                 hop_ns: twice(&chain.hop_ns),
                 out_hop_ns: twice(&chain.out_hop_ns),
+                weights_ns: Vec::new(),
             };
             let encoder = |(chain, (_, is_shared)): (&ChainTimes, &(usize, bool))| {
                 if *is_shared { chain.clone() } else { doubled(chain) }
