@@ -115,6 +115,6 @@ impl StepTimes {
 }
 
 /// Returns the time for a stage or message; 0 if links are free.
-fn time_at(times_ns: &[u64], at: usize) -> u64 {
+pub(super) fn time_at(times_ns: &[u64], at: usize) -> u64 {
     times_ns.get(at).copied().unwrap_or(0)
 }
