@@ -204,13 +204,13 @@ impl StepWalk {
         state.inputs.resize(self.ranks, start);
         state.outputs.resize(2 * self.slots * lanes, start);
         for passes in &self.passes {
-            self.run(nodes, state, passes);
+            Self::run(nodes, state, passes);
         }
         &state.last
     }
 
     /// Runs a pass on all lanes of the stage.
-    fn run<N: StepNodes>(&self, nodes: &mut N, state: &mut WalkState<N::Node>, passes: &LanePasses) {
+    fn run<N: StepNodes>(nodes: &mut N, state: &mut WalkState<N::Node>, passes: &LanePasses) {
         let [lanes, queue, own] = [passes.lanes, passes.queue, passes.output].map(|index| index as usize);
         let WalkState { last, inputs, outputs, sent } = state;
         let last = &mut last[queue..][..lanes];
