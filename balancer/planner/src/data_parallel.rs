@@ -21,6 +21,8 @@ use super::workload::ItemSize;
 const SEARCH_WORK: u64 = 4_000;
 /// Number of batches that tell whether a number of microbatches fits; all batches confirm it.
 const FITTING_BATCHES: usize = 4;
+/// Number of samples in the batches that layouts are judged on.
+const JUDGED_SAMPLES: usize = 8192;
 
 /// Data-parallel layout with its score.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,6 +129,8 @@ struct LayoutStudy<'a> {
     memory: &'a ReplicaMemory<'a>,
     modules: Vec<WholeModule<'a>>,
     batches: Vec<BatchLoads>,
+    /// Tokens in a batch, mean over all batches, divided by the mean over these.
+    scale: f64,
     links: Option<DeviceLinks>,
     memory_max: f64,
 }
@@ -166,9 +170,13 @@ impl<'a> LayoutStudy<'a> {
         };
         // Large batches differ less from each other.
         let workload = problem.workload;
-        let batches = &workload.batches()[..workload.batches_like(workload.batches().len())];
+        let enough = (JUDGED_SAMPLES / samples as usize).max(FITTING_BATCHES);
+        let batches = &workload.batches()[..enough.min(workload.batches().len())];
+        let tokens = |batch: &Vec<ItemSize>| batch.iter().map(|item| f64::from(item.tokens)).sum::<f64>();
+        let batch_tokens = batches.iter().map(tokens).sum::<f64>() / batches.len() as f64;
         Ok(Self {
             batches: batches.iter().map(loads).collect(),
+            scale: workload.batch_tokens / batch_tokens,
             links: problem.cluster.links.map(DeviceLinks::from),
             memory_max: problem.cluster.memory_bytes as f64 / problem.memory_margin,
             problem,
@@ -256,7 +264,7 @@ impl<'a> LayoutStudy<'a> {
                 ranks_ns.push(times);
             }
             let step = rank_step(&ranks_ns, layout, &traffic);
-            seconds.push(step.seconds());
+            seconds.push(step.seconds() * self.scale);
             exposed_seconds += step.exposed_seconds;
         }
         let steps = seconds.len().max(1) as f64;

@@ -43,7 +43,7 @@ const AHEAD: [u16; 4] = [1, 2, 4, 8];
 /// Number of plans tried with encoders that run ahead.
 const AHEAD_PLANS: usize = 6;
 /// Number of plans tried under other schedules.
-const OTHER_SCHEDULE_PLANS: usize = 4;
+const OTHER_SCHEDULE_PLANS: usize = 2;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
 /// plans that are as fast on the first batches, then the best plan with other degrees; all but

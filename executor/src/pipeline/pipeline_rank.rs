@@ -66,8 +66,9 @@ impl<D: Device> PipelineRank<D> {
     /// Tensors move through the host; [`over`](Self::over) uses a different transport.
     ///
     /// - `stages`: one for each range in [`Job::ranges`] for all roles of this rank
-    ///   ([`JobLayout::roles`](super::JobLayout::roles)), in order: built from the range ([`build_stages`](crate::train)), or any other [`Stage`]
-    ///   that accepts the same rows and returns rows of the same size, or a loss if it is the last stage
+    ///   ([`JobLayout::roles`](super::JobLayout::roles)), in order: built from the range
+    ///   ([`build_stages`](crate::train)), or any other [`Stage`] that accepts the same rows and returns rows
+    ///   of the same size, or a loss if it is the last stage
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the

@@ -15,7 +15,6 @@ mod padded_partition;
 mod padding;
 mod partition;
 mod planner;
-mod random_batches;
 mod settings;
 mod stage_layers;
 mod step_plan;
@@ -26,10 +25,10 @@ pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate
 pub use self::config::PadTo;
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::data_parallel::{
-    LayoutSummary, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,
+    LayoutSummary, RandomBatches, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,
+    deal_random_batches,
 };
 pub use self::lockstep::Synchronization;
 pub use self::media_shares::{BlankMedia, SampleMedium};
 pub use self::planner::StepPlanner;
-pub use self::random_batches::{RandomBatches, deal_random_batches};
 pub use self::step_plan::StepPlan;

@@ -6,8 +6,7 @@
 //!
 //! Gradient sums in the chunks of a rank run one after another, as do weight gathers.
 
-use super::step_timeline::LanePass;
-use super::step_times::{ChainTimes, StepTimes, time_at};
+use super::step_times::{ChainTimes, LanePass, StepTimes, time_at};
 use dflop_balancer::schedule::{Pass, PassKind, ScheduleKind, StepShape};
 
 /// Whether a schedule is simulated here.

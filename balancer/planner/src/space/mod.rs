@@ -105,8 +105,8 @@ pub(super) struct SearchSpace<'a> {
     pub(super) phase_shares: RefCell<PhaseShares>,
 }
 
-/// Largest shares of a colocated encoder's ranks by batch, encoder, part, and whether tiles are divided: tiles
-/// and layer times in nanoseconds.
+/// Largest shares of a colocated encoder's ranks by batch, encoder, part, and whether tiles are divided:
+/// tiles, and layer times in nanoseconds.
 pub(super) type PhaseShares = BTreeMap<(usize, usize, EncoderPart, bool), (Vec<u64>, Vec<f64>)>;
 
 /// Mean sample in a module: units, and query-key pairs in native-resolution media.
