@@ -82,7 +82,7 @@ pub use order::{
 };
 pub use permutation::Permutation;
 pub use plan::{
-    BlankMedia, CostFault, CostFunction, CostInput, PadTo, RankBalance, RankSummary, RankTraining,
-    SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary, Synchronization, compare_ranks,
-    compare_strategies, simulate_plan,
+    BlankMedia, CostFault, CostFunction, CostInput, ExchangedMedium, PadTo, RankBalance, RankSummary,
+    RankTraining, SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary, Synchronization,
+    compare_ranks, compare_strategies, simulate_plan,
 };

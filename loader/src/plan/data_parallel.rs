@@ -6,9 +6,9 @@
 
 use std::num::NonZeroU32;
 
-use dflop_balancer::{Strategy, lockstep_ns};
+use dflop_balancer::{Strategy, lockstep_ns, shard_groups_ns};
 use dflop_costmodel::memory::{RankMemory, ReplicaMemory};
-use dflop_costmodel::{DeviceLinks, ModuleTraffic, RankLayout, SampleShape};
+use dflop_costmodel::{DeviceLinks, Module, ModuleTraffic, RankLayout, SampleShape};
 
 use super::compare_strategies::{StepSums, StrategySummary};
 use super::lockstep::{Synchronization, times_ns};
@@ -43,6 +43,10 @@ pub struct RankSummary {
     pub steps: StrategySummary,
     /// Mean seconds per step in which ranks wait for parameters and gradients; `None` without links.
     pub exposed_seconds: Option<f64>,
+    /// Mean seconds per step if ranks that meet in every layer also exchange media
+    /// ([`StepPlanner::media_exchange`]), without the time for messages; `None` if ranks meet at the end of a
+    /// step only, or there is no encoder.
+    pub exchanged_seconds: Option<f64>,
     /// Memory on a rank with the largest microbatch of all steps.
     pub memory: RankMemory,
     /// Tokens inside every module in that microbatch, encoders first.
@@ -94,6 +98,7 @@ pub fn compare_ranks(
                 RankBalance::Tokens => planner.plan_by_tokens(step)?,
             };
             sums.add(&planner, &plan, training)?;
+            sums.exchanged_ns += u128::from(exchanged_ns(&planner, &plan, synchronization));
             if let Some(traffic) = &traffic {
                 sums.exposed_seconds += exposed_seconds(&plan, traffic, synchronization);
             }
@@ -112,6 +117,7 @@ pub fn compare_ranks(
 struct RankSums {
     steps: StepSums,
     exposed_seconds: f64,
+    exchanged_ns: u128,
     largest_bytes: u64,
     largest_tokens: Vec<u64>,
 }
@@ -142,8 +148,11 @@ impl RankSums {
         let shard_ranks = u32::try_from(synchronization.shard_ranks(planner.dp_size()).get()).ok();
         let shard_ranks = shard_ranks.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MAX);
         let steps = self.steps.summary(strategy);
-        let exposed_seconds = self.exposed_seconds / steps.step_seconds.len().max(1) as f64;
+        let count = steps.step_seconds.len().max(1) as f64;
+        let exposed_seconds = self.exposed_seconds / count;
+        let is_exchanged = synchronization.meets_in_layers() && planner.model().modules().len() > 1;
         Ok(RankSummary {
+            exchanged_seconds: is_exchanged.then_some(self.exchanged_ns as f64 / 1e9 / count),
             exposed_seconds: has_links.then_some(exposed_seconds),
             memory: training.memory.rank(shard_ranks, &self.largest_tokens).map_err(Error::Model)?,
             microbatch_tokens: self.largest_tokens,
@@ -192,6 +201,32 @@ fn exposed_seconds(plan: &StepPlan, traffic: &[ModuleTraffic], synchronization: 
     (step_seconds - plan.makespan_ns as f64 / 1e9).max(0.0)
 }
 
+/// Returns the step time in nanoseconds if the ranks in a shard group encode equal shares of their media, with
+/// the same microbatches.
+fn exchanged_ns(planner: &StepPlanner, plan: &StepPlan, synchronization: Synchronization) -> u64 {
+    let modules = planner.model().modules();
+    let encoders = modules.len().saturating_sub(1);
+    let mut times = times_ns(plan);
+    let shard_ranks = synchronization.shard_ranks(times.len());
+    for first in (0..times.len()).step_by(shard_ranks.get()) {
+        let group = first..times.len().min(first + shard_ranks.get());
+        for slot in 0..times[first].len() {
+            let mut loads = vec![vec![0_u64; modules.len()]; group.len()];
+            for (at, &module) in modules[..encoders].iter().enumerate() {
+                for exchanged in planner.media_exchange(plan, slot, group.clone(), module) {
+                    let load = &mut loads[exchanged.encoder_rank - first][at];
+                    *load = load.saturating_add(exchanged.medium.cost_ns);
+                }
+            }
+            for (rank, load) in group.clone().zip(loads) {
+                let encoded = plan.constants.microbatch_ns(load);
+                times[rank][slot][..encoders].copy_from_slice(&encoded[..encoders]);
+            }
+        }
+    }
+    shard_groups_ns(&times, shard_ranks)
+}
+
 /// Returns the seconds in which ranks that meet in every layer wait for communication.
 ///
 /// - `ranks_ns`: time by rank, slot and module
@@ -210,8 +245,6 @@ fn waits_seconds(ranks_ns: &[Vec<Vec<u64>>], traffic: &[ModuleTraffic]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use dflop_costmodel::Module;
-
     use super::*;
 
     #[test]
