@@ -307,7 +307,9 @@ mod tests {
     #[test]
     fn video_frames_are_paired_and_limited() {
         for (frames, pairs) in [(1, 1), (2, 1), (3, 2), (16, 8), (768, 384), (5395, 384)] {
-            let work = RULE.video(VideoShape { frames, width: 1920, height: 1080 }).unwrap();
+            let video = VideoShape { frames, width: 1920, height: 1080 };
+            assert_eq!(RULE.video_grid(video), Ok([pairs, 40, 72]));
+            let work = RULE.video(video).unwrap();
             assert_eq!((work.items, work.tokens), (2880 * pairs, 720 * pairs + 2));
             assert_eq!(work.attention_pairs, 2880 * 2880 * pairs);
             assert_eq!(work.window_pairs, 2880 * 64 * pairs);

@@ -57,9 +57,9 @@ class BalancedEncoder:
     A medium of a sample that was skipped is replaced by zeros. Media that differ from the plan, such as those
     of a transform that resizes, are encoded where they are, with a warning.
 
-    Every microbatch needs a medium on every rank, which ``Processor(blank_media="auto")`` ensures. The encoder
-    takes pixels and, with ``grid_thw``, their grids. It returns rows in the order of the pixels: a tensor, or
-    an output of ``transformers`` with ``pooler_output`` and possibly ``deepstack_features``.
+    Every microbatch needs a medium on every rank, which ``Processor(blank_media="auto")`` ensures. The
+    encoder takes pixels and, with ``grid_thw``, their grids. It returns rows in the order of the pixels: a
+    tensor, or an output of ``transformers`` with ``pooler_output`` and possibly ``deepstack_features``.
 
     Args:
         encoder: module of the vision encoder, such as ``model.model.visual``, before or after
