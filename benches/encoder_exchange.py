@@ -2,7 +2,7 @@
 
     python3 benches/encoder_exchange.py [--ranks 64] [--microbatches 2] [--steps 4] [--out FILE]
 
-The package plans data sets of headers without pixels; times are FLOPs over the stated rate of an H100. A microbatch takes
+The package plans datasets of headers without pixels; times are FLOPs over the stated rate of an H100. A microbatch takes
 the slowest rank's encoder and the slowest rank's LLM, a step the sum of both over microbatches; the table has it over the
 mean of all ranks. With an exchange, computed here independently of the package, encoders take the largest share by LPT of
 all media in the microbatch, if media do not stay where they are; messages take no time. Columns:
@@ -11,7 +11,7 @@ all media in the microbatch, if media do not stay where they are; messages take 
 - `+exchange`: as `apart`, with an exchange; `llm`: LLMs balanced alone, with an exchange
 - `gain`: `apart` over the better of both
 
-Figures of the data, drawn from a fixed seed, follow published data sets: photos as in COCO 2017
+Figures of the data, drawn from a fixed seed, follow published datasets: photos as in COCO 2017
 (pixels 274,000, coefficient of variation 0.17), scans as in SROIE receipts (pixels 0.43 to 35 million, median 1.4, 0.6
 in the logarithm, one in ten at 35), texts as in the Alpaca demonstration data (words from 12 to 444, median 96).
 """

@@ -248,7 +248,7 @@ class EncoderExchange(unittest.TestCase):
                 self.assertEqual(found["errors"]["after"], "none")
 
 
-class Mistakes(unittest.TestCase):
+class OneRank(unittest.TestCase):
     def setUp(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.addCleanup(dist.destroy_process_group)
@@ -267,6 +267,31 @@ class Mistakes(unittest.TestCase):
             encoder(one["pixel_values"][:4], grid_thw=one["image_grid_thw"])
         with self.assertRaisesRegex(dflop.ConfigError, "tensors besides pixels"):
             encoder(one["pixel_values"], one["image_grid_thw"], torch.zeros(1))
+        balanced.close()
+
+    def test_images_and_videos_are_encoded_together(self) -> None:
+        encoder, one = Pooled(), microbatch(0, 0)
+        grids = [*one["image_grid_thw"].tolist(), [2, 2, 3]]
+        video = torch.randn(12, WIDTH)
+        one["pixel_values_videos"], one["video_grid_thw"] = video, torch.tensor(grids[2:])
+        kinds = ["image", "video", "image"]  # in the order of the samples
+        media = [
+            dflop.ExchangedMedium(key, kind, 0, sample, 0, 0, rows, tuple(grid), 1.0)
+            for key, kind, sample, rows, grid in zip(
+                ["0-0", "0-0", "0-1"], kinds, [0, 0, 1], [8, 12, 4], [grids[0], grids[2], grids[1]], strict=True
+            )
+        ]
+        calls = [(one["pixel_values"], one["image_grid_thw"]), (video, one["video_grid_thw"])]
+        wanted = [encoder(*call).pooler_output for call in calls]
+        passed = []
+        encoder.inner.register_forward_hook(lambda _, given, __: passed.append(given[0].shape[0]))
+        loader = SimpleNamespace(dp_rank=0, dp_size=1, media_exchange=lambda *_, **__: media)
+        balanced = BalancedEncoder(encoder, loader)
+        for _ in balanced.microbatches(SimpleNamespace(step=0, microbatches=[one])):
+            for _ in range(2):  # a second pass encodes again
+                for call, own in zip(calls, wanted, strict=True):
+                    torch.testing.assert_close(encoder(*call).pooler_output, own)
+        self.assertEqual(passed, [24, 24])
         balanced.close()
 
     def test_outside_of_steps_the_encoder_is_unchanged(self) -> None:

@@ -391,7 +391,9 @@ def _with_grids(
         return args, kwargs
     if any(grid is None for grid in grids):
         raise ConfigError("the encoder needs `grid_thw`, which the model's files do not give for its media")
-    replaced = torch.tensor(grids, dtype=given.dtype, device=given.device)
+    replaced = torch.tensor(grids, dtype=given.dtype)
+    if given.is_cuda:  # a copy from pinned memory does not wait for the device
+        replaced = replaced.pin_memory().to(given.device, non_blocking=True)
     return ((replaced, *args[1:]), kwargs) if args else (args, kwargs | {"grid_thw": replaced})
 
 
