@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use dflop_balancer::{Strategy, lockstep_ns, shard_groups_ns};
 use dflop_costmodel::memory::{RankMemory, ReplicaMemory};
-use dflop_costmodel::{DeviceLinks, Module, ModuleTraffic, RankLayout, SampleShape};
+use dflop_costmodel::{DeviceLinks, ModuleTraffic, RankLayout, SampleShape};
 
 use super::compare_strategies::{StepSums, StrategySummary};
 use super::lockstep::{Synchronization, times_ns};
@@ -98,7 +98,9 @@ pub fn compare_ranks(
                 RankBalance::Tokens => planner.plan_by_tokens(step)?,
             };
             sums.add(&planner, &plan, training)?;
-            sums.exchanged_ns += u128::from(exchanged_ns(&planner, &plan, synchronization));
+            if synchronization.meets_in_layers() {
+                sums.exchanged_ns += u128::from(exchanged_ns(&planner, &plan, synchronization));
+            }
             if let Some(traffic) = &traffic {
                 sums.exposed_seconds += exposed_seconds(&plan, traffic, synchronization);
             }
@@ -245,6 +247,8 @@ fn waits_seconds(ranks_ns: &[Vec<Vec<u64>>], traffic: &[ModuleTraffic]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use dflop_costmodel::Module;
+
     use super::*;
 
     #[test]
