@@ -197,7 +197,7 @@ fn ways_to_balance_ranks_are_compared_with_communication_and_memory() {
     assert!(fsdp[2].steps.bound_seconds > 0.0 && fsdp[2].steps.bound_seconds <= seconds[2]);
     for summary in &fsdp {
         let exchanged = summary.exchanged_seconds.unwrap();
-        assert!(exchanged > 0.0 && exchanged <= summary.steps.mean_seconds(), "{exchanged}");
+        assert!(0.0 < exchanged && exchanged <= summary.steps.mean_seconds() * 1.000_001, "{exchanged}");
         assert_eq!((summary.steps.step_seconds.len(), summary.microbatch_tokens.len()), (2, 3));
         assert!((0.0..1.0).contains(&summary.steps.bubble_fraction));
         assert!(summary.exposed_seconds.is_some_and(|seconds| seconds >= 0.0));

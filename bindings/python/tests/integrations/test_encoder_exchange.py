@@ -1,4 +1,4 @@
-"""Tests `dflop.torch.BalancedEncoder` on real ranks: features and gradients are those without the exchange."""
+"""Tests `dflop.torch.BalancedEncoder` on real ranks, against the same encoder without the exchange."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dflop.torch import BalancedEncoder
 from trainers import torchrun
 
 WIDTH, MERGE = 6, 4
-# Patches of the images of each rank's samples, by microbatch: unequal counts, ranks without media, all on one.
+# Patches of the images of each rank's samples, by microbatch: unequal counts, ranks without media.
 MICROBATCHES = [
     [[8, 4], [16], [4, 4, 12], []],
     [[], [40, 4], [], [8]],
@@ -193,7 +193,7 @@ class EncoderExchange(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.found = {}
-        for ranks in (2, 3, 4):
+        for ranks in (3, 4):  # also groups of two
             torchrun(__file__, directory.name, ranks=ranks)
             files = [Path(directory.name) / f"found-{ranks}-{rank}" for rank in range(ranks)]
             cls.found[ranks] = [torch.load(file) for file in files]
@@ -226,7 +226,7 @@ class EncoderExchange(unittest.TestCase):
                 least = min((medium.rows for medium in media), default=0)
                 self.assertEqual(rows, wanted or least)
         self.assertNotEqual(
-            self.found[2][0]["plain"][True]["rows"], self.found[2][0]["plain"][False]["rows"]
+            self.found[3][0]["plain"][True]["rows"], self.found[3][0]["plain"][False]["rows"]
         )
 
     def test_media_that_differ_from_the_plan_stay_with_a_warning(self) -> None:
@@ -274,12 +274,13 @@ class OneRank(unittest.TestCase):
         grids = [*one["image_grid_thw"].tolist(), [2, 2, 3]]
         video = torch.randn(12, WIDTH)
         one["pixel_values_videos"], one["video_grid_thw"] = video, torch.tensor(grids[2:])
-        kinds = ["image", "video", "image"]  # in the order of the samples
         media = [
-            dflop.ExchangedMedium(key, kind, 0, sample, 0, 0, rows, tuple(grid), 1.0)
-            for key, kind, sample, rows, grid in zip(
-                ["0-0", "0-0", "0-1"], kinds, [0, 0, 1], [8, 12, 4], [grids[0], grids[2], grids[1]], strict=True
-            )
+            dflop.ExchangedMedium(f"0-{sample}", kind, 0, sample, 0, 0, rows, tuple(grid), 1.0)
+            for kind, sample, rows, grid in [
+                ("image", 0, 8, grids[0]),
+                ("video", 0, 12, grids[2]),
+                ("image", 1, 4, grids[1]),
+            ]
         ]
         calls = [(one["pixel_values"], one["image_grid_thw"]), (video, one["video_grid_thw"])]
         wanted = [encoder(*call).pooler_output for call in calls]

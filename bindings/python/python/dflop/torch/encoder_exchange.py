@@ -342,7 +342,7 @@ class _Exchange:
         return [self._rows(of_rank) for of_rank in places]
 
     def _local_rows(self, kind: str) -> int:
-        """Number of rows that are encoded where they are: blank media, and media that differ from the plan."""
+        """Number of rows that are encoded where they are: blank media, media that differ from the plan."""
         return self._pixels[kind].shape[0] - self._rows(self._present[kind])
 
     def _before(self, kind: str) -> list[str]:
