@@ -54,7 +54,18 @@ GROUPS = (
         "Batches and steps",
         "Classes that the loaders deliver.",
         "dflop",
-        ("Step", "Microbatch", "StepPlan", "Sample", "Batch", "Medium", "Audio", "Video", "Array"),
+        (
+            "Step",
+            "Microbatch",
+            "StepPlan",
+            "Sample",
+            "Batch",
+            "Medium",
+            "ExchangedMedium",
+            "Audio",
+            "Video",
+            "Array",
+        ),
     ),
     Group(
         "costs",
@@ -163,6 +174,7 @@ GROUPS = (
             "TitanDataLoader",
             "assign_media",
             "encoder_cost_fn",
+            "BalancedEncoder",
         ),
     ),
     Group(

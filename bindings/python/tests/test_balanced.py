@@ -171,6 +171,31 @@ class Balanced(WithExample):
             with self.assertRaises(dflop.errors.ConfigError):
                 loader.media_shares(step, microbatch, ranks)
 
+    def test_ranks_plan_the_same_exchange_of_media(self) -> None:
+        loaders = [self.loader(microbatches=2, dp_rank=rank, dp_size=4) for rank in range(4)]
+        steps = [next(iter(loader)).hold() for loader in loaders]
+        for at in range(2):
+            plans = [loader.media_exchange(step, at) for loader, step in zip(loaders, steps, strict=True)]
+            self.assertEqual(plans, [plans[0]] * 4)
+            self.assertTrue(any(medium.rank != medium.encoder_rank for medium in plans[0]))
+            for rank, step in enumerate(steps):
+                own = [medium for medium in plans[0] if medium.rank == rank]
+                grids = step.microbatches[at]["image_grid_thw"].tolist()[: len(own)]
+                self.assertEqual([list(medium.grid) for medium in own], grids)
+            pairs = [loader.media_exchange(steps[0], at, group_size=2) for loader in loaders]
+            for rank, pair in enumerate(pairs):
+                group = {0, 1} if rank < 2 else {2, 3}
+                self.assertLessEqual({medium.rank for medium in pair}, group)
+                self.assertLessEqual({medium.encoder_rank for medium in pair}, group)
+        for settings, message in [
+            ({"microbatch": 2}, "there is no 2"),
+            ({"group_size": 3}, "expected a divisor of the 4 ranks, found 3"),
+            ({"group_size": 0}, "found 0"),
+            ({"module": "audio"}, "`audio`"),
+        ]:
+            with self.assertRaisesRegex(dflop.ConfigError, message):
+                loaders[0].media_exchange(steps[0], **{"microbatch": 0} | settings)
+
     def test_stage_times_change_later_plans(self) -> None:
         loader = self.loader(microbatches=4)
         reports = []

@@ -207,6 +207,20 @@ impl VisionRule {
         matches!(self, Self::Native(_) | Self::LongestEdge(_))
     }
 
+    /// Returns the patch layers, rows and columns in the only medium of a shape; `None` if the encoder does
+    /// not process media in native resolution in layers of patches.
+    ///
+    /// # Errors
+    /// The errors of [`VisionRule::images`] and [`VisionRule::video`].
+    pub fn patch_grid(&self, medium: &SampleShape) -> Result<Option<[u64; 3]>> {
+        let Self::Native(rule) = self else { return Ok(None) };
+        match (medium.images.as_slice(), medium.videos.as_slice()) {
+            ([image], []) => rule.grid(*image).map(|[columns, rows]| Some([1, rows, columns])),
+            ([], [video]) => rule.video_grid(*video).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Returns the marker tokens around an image, or around each tile if tiles have separate markers, in
     /// addition to the feature tokens.
     #[must_use]

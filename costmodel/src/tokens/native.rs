@@ -113,14 +113,25 @@ impl NativeResolution {
             return Ok(EncoderWork::default());
         }
         let layer = self.layer(self.resized_video(video)?);
-        let frames = video.frames.min(self.frames_max);
-        let layers = u64::from(frames.div_ceil(u32::from(self.frames_per_patch.get())));
+        let [layers, ..] = self.video_grid(video)?;
         if self.timed_video.is_none() {
             return Ok(self.enclosed(layer.repeat(layers)));
         }
         let mut layer = self.enclosed(layer);
         layer.tokens = layer.tokens.saturating_add(LABEL_TOKENS);
         Ok(self.enclosed(layer.repeat(layers)))
+    }
+
+    /// Returns the patch layers, rows and columns in a video; layers hold several frames.
+    ///
+    /// # Errors
+    /// The errors of [`NativeResolution::image`], for the frames.
+    pub fn video_grid(&self, video: VideoShape) -> Result<[u64; 3]> {
+        let [width, height] = self.resized_video(video)?;
+        let frames = video.frames.min(self.frames_max);
+        let layers = frames.div_ceil(u32::from(self.frames_per_patch.get()));
+        let patch = u64::from(self.patch_pixels.get());
+        Ok([u64::from(layers), height / patch, width / patch])
     }
 
     /// Returns width and height in pixels that an image is resized to, multiples of patch x merge.
@@ -296,7 +307,9 @@ mod tests {
     #[test]
     fn video_frames_are_paired_and_limited() {
         for (frames, pairs) in [(1, 1), (2, 1), (3, 2), (16, 8), (768, 384), (5395, 384)] {
-            let work = RULE.video(VideoShape { frames, width: 1920, height: 1080 }).unwrap();
+            let video = VideoShape { frames, width: 1920, height: 1080 };
+            assert_eq!(RULE.video_grid(video), Ok([pairs, 40, 72]));
+            let work = RULE.video(video).unwrap();
             assert_eq!((work.items, work.tokens), (2880 * pairs, 720 * pairs + 2));
             assert_eq!(work.attention_pairs, 2880 * 2880 * pairs);
             assert_eq!(work.window_pairs, 2880 * 64 * pairs);

@@ -5,7 +5,7 @@
 //! hide that, and hold the activations of their largest microbatch. Random batches show how unevenly a trainer
 //! without regard to cost loads its ranks.
 
-use dflop_balancer::{Strategy, lockstep_ns, rank_step};
+use dflop_balancer::{Strategy, lockstep_ns, rank_step, shard_groups_ns};
 use dflop_costmodel::memory::{LargestMicrobatch, RankMemory, ReplicaMemory};
 use dflop_costmodel::random::{SplitMix64, seed_from};
 use dflop_costmodel::{
@@ -45,6 +45,10 @@ pub struct RankSummary {
     pub steps: StrategySummary,
     /// Mean seconds per step in which ranks wait for parameters and gradients; `None` without links.
     pub exposed_seconds: Option<f64>,
+    /// Mean seconds per step if ranks that meet in every layer also exchange media
+    /// ([`StepPlanner::media_exchange`]), without the time for messages; `None` if ranks meet at the end of a
+    /// step only, or there is no encoder.
+    pub exchanged_seconds: Option<f64>,
     /// Memory on a rank with the largest microbatch of all steps.
     pub memory: RankMemory,
     /// Tokens inside every module in that microbatch, encoders first.
@@ -99,6 +103,7 @@ pub fn compare_ranks(
     training: &RankTraining<'_>,
 ) -> Result<Vec<RankSummary>> {
     let layout = training.layout(planner).ok_or_else(no_ranks)?;
+    let synchronization = planner.synchronization().unwrap_or_default();
     let traffic = training.traffic(layout);
     let summarize = |balance: &RankBalance| {
         let mut sums = RankSums::default();
@@ -113,6 +118,9 @@ pub fn compare_ranks(
             };
             sums.steps.add_lockstep(&plan);
             add_microbatches(&mut sums.largest, &planner, &plan, training)?;
+            if synchronization.meets_in_layers() {
+                sums.exchanged_ns += u128::from(exchanged_ns(&planner, &plan, synchronization));
+            }
             if let Some(traffic) = &traffic {
                 sums.exposed_seconds += rank_step(&times_ns(&plan), layout, traffic).exposed_seconds;
             }
@@ -121,7 +129,9 @@ pub fn compare_ranks(
             RankBalance::Strategy(strategy) => *strategy,
             RankBalance::Tokens => Strategy::KARMARKAR_KARP,
         };
-        sums.summary(strategy, layout, traffic.is_some(), training)
+        let summary = sums.summary(strategy, layout, traffic.is_some(), training)?;
+        let is_exchanged = synchronization.meets_in_layers() && planner.model().modules().len() > 1;
+        Ok(RankSummary { exchanged_seconds: summary.exchanged_seconds.filter(|_| is_exchanged), ..summary })
     };
     balances.iter().map(summarize).collect()
 }
@@ -215,6 +225,7 @@ impl PlannedSteps {
 struct RankSums {
     steps: StepSums,
     exposed_seconds: f64,
+    exchanged_ns: u128,
     largest: LargestMicrobatch,
 }
 
@@ -227,8 +238,10 @@ impl RankSums {
         training: &RankTraining<'_>,
     ) -> Result<RankSummary> {
         let steps = self.steps.summary(strategy);
-        let exposed_seconds = self.exposed_seconds / steps.step_seconds.len().max(1) as f64;
+        let count = steps.step_seconds.len().max(1) as f64;
+        let exposed_seconds = self.exposed_seconds / count;
         Ok(RankSummary {
+            exchanged_seconds: Some(self.exchanged_ns as f64 / 1e9 / count),
             exposed_seconds: has_links.then_some(exposed_seconds),
             memory: training.memory.rank(layout, self.largest.tokens()).map_err(Error::Model)?,
             microbatch_tokens: self.largest.tokens().to_vec(),
@@ -279,6 +292,32 @@ fn microbatch_tokens(planner: &StepPlanner, samples: &[Vec<u64>], places: &[u32]
         *llm = llm.saturating_add(to.padding_tokens(places.len(), *llm));
     }
     tokens
+}
+
+/// Returns the step time in nanoseconds if the ranks in a shard group encode equal shares of their media, with
+/// the same microbatches.
+fn exchanged_ns(planner: &StepPlanner, plan: &StepPlan, synchronization: Synchronization) -> u64 {
+    let modules = planner.model().modules();
+    let encoders = modules.len().saturating_sub(1);
+    let mut times = times_ns(plan);
+    let shard_ranks = synchronization.shard_ranks(times.len());
+    for first in (0..times.len()).step_by(shard_ranks.get()) {
+        let group = first..times.len().min(first + shard_ranks.get());
+        for slot in 0..times[first].len() {
+            let mut loads = vec![vec![0_u64; modules.len()]; group.len()];
+            for (at, &module) in modules[..encoders].iter().enumerate() {
+                for exchanged in planner.media_exchange(plan, slot, group.clone(), module) {
+                    let load = &mut loads[exchanged.encoder_rank - first][at];
+                    *load = load.saturating_add(exchanged.medium.cost_ns);
+                }
+            }
+            for (rank, load) in group.clone().zip(loads) {
+                let encoded = plan.constants.microbatch_ns(load);
+                times[rank][slot][..encoders].copy_from_slice(&encoded[..encoders]);
+            }
+        }
+    }
+    shard_groups_ns(&times, shard_ranks)
 }
 
 /// Unevenness of random microbatches on ranks that meet in every module.

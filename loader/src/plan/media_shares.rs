@@ -68,7 +68,7 @@ impl StepPlanner {
 }
 
 /// Lists each medium in a sample with a shape for this medium only.
-fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, SampleShape)> + '_ {
+pub(super) fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, SampleShape)> + '_ {
     let images = shape
         .images
         .iter()
@@ -91,7 +91,7 @@ fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, Sam
 
 /// Returns the rank for each cost: the longest first, to the rank with the smallest sum; ties go to the lower
 /// index.
-fn longest_first(costs_ns: &[u64], ranks: usize) -> Vec<usize> {
+pub(super) fn longest_first(costs_ns: &[u64], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..costs_ns.len()).collect();
     order.sort_by_key(|&at| Reverse(costs_ns[at]));
     let mut loads: BinaryHeap<Reverse<(u64, usize)>> = (0..ranks).map(|rank| Reverse((0, rank))).collect();

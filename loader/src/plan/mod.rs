@@ -10,6 +10,7 @@ mod config;
 mod cost_function;
 mod data_parallel;
 mod lockstep;
+mod media_exchange;
 mod media_shares;
 mod padded_partition;
 mod padding;
@@ -29,6 +30,7 @@ pub use self::data_parallel::{
     deal_random_batches,
 };
 pub use self::lockstep::Synchronization;
+pub use self::media_exchange::ExchangedMedium;
 pub use self::media_shares::{BlankMedia, SampleMedium};
 pub use self::planner::StepPlanner;
 pub use self::step_plan::StepPlan;

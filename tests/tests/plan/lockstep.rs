@@ -232,11 +232,15 @@ fn ways_to_balance_ranks_are_compared_with_communication_and_memory() {
     assert!(seconds[2] < seconds[1] && seconds[2] < seconds[0], "{seconds:?}");
     assert!(fsdp[2].steps.bound_seconds > 0.0 && fsdp[2].steps.bound_seconds <= seconds[2]);
     for summary in &fsdp {
+        let exchanged = summary.exchanged_seconds.unwrap();
+        assert!(0.0 < exchanged && exchanged <= summary.steps.mean_seconds() * 1.000_001, "{exchanged}");
         assert_eq!((summary.steps.step_seconds.len(), summary.microbatch_tokens.len()), (2, 3));
         assert!((0.0..1.0).contains(&summary.steps.bubble_fraction));
         assert!(summary.exposed_seconds.is_some_and(|seconds| seconds >= 0.0));
     }
+    assert!(fsdp[0].exchanged_seconds < Some(seconds[0]), "{seconds:?}");
     let ddp = compared(Synchronization::PerStep);
+    assert_eq!(ddp[0].exchanged_seconds, None, "ranks wait for each other at the end of a step only");
     assert_eq!(ddp[0].memory.activations, fsdp[0].memory.activations, "the same microbatches");
     assert!(ddp[0].memory.optimizer >= 4 * fsdp[0].memory.optimizer - 48);
     let unlinked = RankTraining { links: None, ..training.clone() };

@@ -1,8 +1,10 @@
 //! Checks the microbatch media shares in a tensor-parallel group.
 
-use dflop_costmodel::SampleShape;
-use dflop_loader::SampleMedium;
+use std::collections::BTreeSet;
+
+use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::media::Modality;
+use dflop_loader::{ExchangedMedium, SampleMedium};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::loaders;
 
@@ -46,4 +48,39 @@ fn every_medium_of_a_microbatch_has_one_rank() {
         }
     }
     assert!(media_in_all > 12, "{media_in_all}");
+}
+
+#[test]
+fn ranks_that_exchange_media_encode_equal_shares_of_all_media() {
+    let data = TempDataset::new(2, 30, Compression::Plain);
+    let planner = planning::builder(data.index(), 24, 4).microbatches(2).build().unwrap();
+    let plan = planner.plan(0).unwrap();
+    let mut moved = 0;
+    for microbatch in 0..2 {
+        for ranks in [0..4, 0..2, 2..4, 3..4] {
+            let exchange = || planner.media_exchange(&plan, microbatch, ranks.clone(), Module::Vision);
+            let media = exchange();
+            assert_eq!(media, exchange());
+            assert!(media.is_sorted_by_key(|medium| medium.rank));
+            let own =
+                ranks.clone().flat_map(|rank| planner.media_shares(&plan, [rank, microbatch], 1).concat());
+            let expected: BTreeSet<SampleMedium> =
+                own.filter(|medium| medium.modality != Modality::Audio).collect();
+            let found: BTreeSet<SampleMedium> = media.iter().map(|medium| medium.medium).collect();
+            assert_eq!((&found, found.len()), (&expected, media.len()));
+            let mut loads = vec![0; ranks.len()];
+            for ExchangedMedium { medium, rank, encoder_rank, items, grid } in &media {
+                assert!(ranks.contains(rank) && ranks.contains(encoder_rank));
+                assert!(plan.ranks[*rank][microbatch].contains(&medium.place));
+                assert!(*items > 0 && grid.is_none_or(|grid| grid.iter().product::<u64>() == *items));
+                loads[encoder_rank - ranks.start] += medium.cost_ns;
+                moved += usize::from(rank != encoder_rank);
+            }
+            let longest = media.iter().map(|medium| medium.medium.cost_ns).max().unwrap_or(0);
+            let mean = loads.iter().sum::<u64>() / loads.len() as u64;
+            assert!(loads.iter().all(|load| *load <= mean + longest), "{loads:?}");
+        }
+        assert!(planner.media_exchange(&plan, microbatch, 0..4, Module::Llm).is_empty());
+    }
+    assert!(moved > 0);
 }

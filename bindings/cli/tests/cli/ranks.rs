@@ -28,6 +28,8 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
     let bound = number(&report, "/lower_bound_seconds");
     assert!(0.0 < bound && seconds.iter().all(|own| *own >= bound * 0.999_999), "{bound} {seconds:?}");
     assert!(seconds[3] <= seconds[0] && number(&strategies[3], "/speedup") >= 1.0, "{seconds:?}");
+    let exchanged = number(&report, "/exchanged_step_seconds");
+    assert!(0.0 < exchanged && exchanged <= seconds[3] * 1.000_001, "{exchanged} {seconds:?}");
     for strategy in strategies {
         assert!((0.0..1.0).contains(&number(strategy, "/bubble_fraction")));
         assert!(number(strategy, "/exposed_communication_seconds") >= 0.0);
@@ -37,6 +39,7 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
     assert!(table.starts_with("simulated: FSDP over 2 GPUs, 2 steps of 16 samples"), "{table}");
     let parts = [
         "\ntokens ",
+        "\nand exchange ",
         "\nlower bound ",
         "exposed s",
         "communication per step",

@@ -51,7 +51,7 @@ from dflop._native import (
     balance,
     mix,
 )
-from dflop.batches import Audio, Batch, Medium, Microbatch, Sample, Step, Video
+from dflop.batches import Audio, Batch, ExchangedMedium, Medium, Microbatch, Sample, Step, Video
 from dflop.custom import Custom, ModelDescription
 from dflop.errors import (
     ConfigError,
@@ -111,6 +111,7 @@ __all__ = [
     "Dataset",
     "Error",
     "ErrorBudgetError",
+    "ExchangedMedium",
     "ForkError",
     "Image",
     "Loader",

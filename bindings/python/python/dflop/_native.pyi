@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, TypeAlias, final, overload
 
-from dflop.batches import Batch, Medium, Microbatch, Sample, Step
+from dflop.batches import Batch, ExchangedMedium, Medium, Microbatch, Sample, Step
 from dflop.custom import Custom, ModelDescription
 from dflop.schedule import Action, MicrobatchRows, RankRole, RoleInputs, RoutedMedium
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
@@ -331,6 +331,9 @@ class BalancedLoader:
         self, step: Step, seconds: Mapping[str, Sequence[Sequence[float]]], *, interval: int = 32
     ) -> dict[str, Any] | None: ...
     def media_shares(self, step: Step, microbatch: int, ranks: int) -> list[list[Medium]]: ...
+    def media_exchange(
+        self, step: Step, microbatch: int, *, module: str = "vision", group_size: int | None = None
+    ) -> list[ExchangedMedium]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *, accept_changed_data: bool = False

@@ -372,6 +372,40 @@ class Medium:
 
 
 @dataclass(frozen=True)
+class ExchangedMedium:
+    """A medium in a microbatch and the rank that encodes it, see `BalancedLoader.media_exchange`.
+
+    Attributes:
+        key: key of the sample.
+        kind: ``"image"``, ``"video"`` or ``"audio"``.
+        index: index among the media of this kind of the sample, in the order in which they occur.
+        sample: index of the sample in the global batch.
+        rank: data-parallel rank whose microbatch has the medium.
+        encoder_rank: data-parallel rank that encodes the medium.
+        rows: rows of the medium in the tensor of pixels: patches, or tiles.
+        grid: layers, rows and columns of patches; ``None`` for tiles.
+        seconds: predicted time in the whole encoder, forward and backward.
+
+    Examples:
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8)
+        >>> medium = loader.media_exchange(next(iter(loader)), 0)[0]
+        >>> layers, rows, columns = medium.grid
+        >>> medium.kind, medium.rank, medium.encoder_rank, medium.rows == layers * rows * columns
+        ('image', 0, 0, True)
+    """
+
+    key: str
+    kind: str
+    index: int
+    sample: int
+    rank: int
+    encoder_rank: int
+    rows: int
+    grid: tuple[int, int, int] | None
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Audio:
     """Decoded audio.
 

@@ -315,6 +315,45 @@ impl PyBalancedLoader {
         step_microbatches::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
 
+    /// Assigns the media in a microbatch of all ranks to the ranks that encode them, if ranks send media to
+    /// each other before the encoder: each rank has about an equal share by predicted time, and as many
+    /// media as that permits stay where they are. The result is the same on all ranks.
+    ///
+    /// `dflop.torch.BalancedEncoder` does the exchange.
+    ///
+    /// Args:
+    ///     step (Step): a delivered step.
+    ///     microbatch (int): microbatch index in the step.
+    ///     module (str): encoder, ``vision`` or ``audio``.
+    ///     group_size (int): number of consecutive ranks that exchange media. Default: all ranks.
+    ///
+    /// Returns:
+    ///     list[ExchangedMedium]: media by rank, and then in microbatch order, of this rank's group.
+    ///
+    /// Raises:
+    ///     ConfigError: the step has no such microbatch, the model no such encoder, or the number of ranks is
+    ///         not a multiple of ``group_size``.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, dp_size=2)
+    ///     >>> media = loader.media_exchange(next(iter(loader)), 0)
+    ///     >>> {medium.rank for medium in media} == {medium.encoder_rank for medium in media} == {0, 1}
+    ///     True
+    #[pyo3(signature = (step, microbatch, *, module="vision", group_size=None))]
+    fn media_exchange<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+        microbatch: usize,
+        module: &str,
+        group_size: Option<usize>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
+        let running = self.running().clone();
+        let place = [self.config.dp_rank, microbatch];
+        step_microbatches::media_exchange(py, &running, &plan, place, group_size, module)
+    }
+
     /// Returns the run state: small, and equal on all ranks at the same step.
     ///
     /// Returns:

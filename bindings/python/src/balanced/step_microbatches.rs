@@ -8,10 +8,11 @@ use crate::error::DflopError;
 use crate::model::module_seconds;
 use crate::runtime;
 use crate::runtime::Threaded;
+use dflop_costmodel::Module;
 use dflop_loader::error::Skipped;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::processors::image::Normalization;
-use dflop_loader::{Dataset, Error, Microbatch, SampleMedium, StepPlan, StepPlanner};
+use dflop_loader::{Dataset, Error, ExchangedMedium, Microbatch, SampleMedium, StepPlan, StepPlanner};
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice};
@@ -310,11 +311,7 @@ pub(super) fn media_shares<'py>(
     ranks: usize,
 ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
     let [rank, microbatch] = place;
-    let planned = plan.ranks.get(rank).map_or(0, Vec::len);
-    if microbatch >= planned {
-        let reason = format!("step {} has {planned} microbatches, so there is no {microbatch}", plan.step);
-        return Err(DflopError::config("microbatch", reason).into());
-    }
+    check_microbatch(plan, rank, microbatch)?;
     if ranks == 0 {
         return Err(DflopError::config("ranks", "must be at least 1".to_owned()).into());
     }
@@ -325,4 +322,52 @@ pub(super) fn media_shares<'py>(
         medium.call1((key, of.modality.name(), of.index, of.cost_ns as f64 / 1e9))
     };
     shares.into_iter().map(|share| share.into_iter().map(convert).collect()).collect()
+}
+
+/// Returns `dflop.batches.ExchangedMedium` for the media of an encoder in a microbatch of all ranks in a group.
+///
+/// - `group_size`: number of consecutive ranks that exchange media; all ranks by default
+pub(super) fn media_exchange<'py>(
+    py: Python<'py>,
+    running: &RunningLoader,
+    plan: &StepPlan,
+    [rank, microbatch]: [usize; 2],
+    group_size: Option<usize>,
+    module: &str,
+) -> PyResult<Vec<Bound<'py, PyAny>>> {
+    check_microbatch(plan, rank, microbatch)?;
+    let dp_size = plan.ranks.len();
+    let group_size = group_size.unwrap_or(dp_size);
+    if group_size == 0 || !dp_size.is_multiple_of(group_size) {
+        let reason = format!("expected a divisor of the {dp_size} ranks, found {group_size}");
+        return Err(DflopError::config("group_size", reason).into());
+    }
+    let model = running.planner.model();
+    let encoders: Vec<Module> = model.spec().encoders().map(|(module, ..)| module).collect();
+    let Some(&module) = encoders.iter().find(|own| own.name() == module) else {
+        let known: Vec<&str> = encoders.iter().map(|own| own.name()).collect();
+        let reason = format!("expected an encoder of the model ({}), found `{module}`", known.join(", "));
+        return Err(DflopError::config("module", reason).into());
+    };
+    let first = rank / group_size * group_size;
+    let ranks = first..first + group_size;
+    let media = py.detach(|| running.planner.media_exchange(plan, microbatch, ranks, module));
+    let class = class(py, "ExchangedMedium")?;
+    let convert = |exchanged: ExchangedMedium| {
+        let ExchangedMedium { medium, rank, encoder_rank, items, grid } = exchanged;
+        let key = running.planner.row(plan.samples[medium.place as usize]).key().to_owned();
+        let grid = grid.map(|[layers, rows, columns]| (layers, rows, columns));
+        let (kind, seconds) = (medium.modality.name(), medium.cost_ns as f64 / 1e9);
+        class.call1((key, kind, medium.index, medium.place, rank, encoder_rank, items, grid, seconds))
+    };
+    media.into_iter().map(convert).collect()
+}
+
+fn check_microbatch(plan: &StepPlan, rank: usize, microbatch: usize) -> Result<(), DflopError> {
+    let planned = plan.ranks.get(rank).map_or(0, Vec::len);
+    if microbatch < planned {
+        return Ok(());
+    }
+    let reason = format!("step {} has {planned} microbatches, so there is no {microbatch}", plan.step);
+    Err(DflopError::config("microbatch", reason))
 }

@@ -42,8 +42,9 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// A pipeline schedule sums predicted times; no device is measured. With `--gpus` and a dataset, every GPU
 /// runs the whole model: FSDP, DDP with `plan.schedule=step`, HSDP in groups of N with
 /// `plan.schedule=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
-/// added; parameters of a layer are gathered while the layer before computes, and a layer waits for what
-/// takes longer. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
+/// added, and for FSDP and HSDP dflop's step if GPUs exchange media, so that each encodes an equal share;
+/// parameters of a layer are gathered while the layer before computes, and a layer waits for what takes
+/// longer. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
 /// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`

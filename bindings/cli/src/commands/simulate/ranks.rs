@@ -49,6 +49,9 @@ struct RanksReport {
     /// Lower bound on the step time for every plan, mean over the steps.
     lower_bound_seconds: f64,
     strategies: Vec<RankReport>,
+    /// Mean step of the last strategy if GPUs exchange media before the encoder, without the time for
+    /// messages; `None` if GPUs meet at the end of a step only, or the model has no encoder.
+    exchanged_step_seconds: Option<f64>,
     /// Communication per step; `None` if the links are unknown.
     communication: Option<CommunicationReport>,
     /// Step time of several layouts, with the same global batches and number of microbatches.
@@ -194,6 +197,7 @@ pub(super) fn run(
         launch_limits: planner.model().launch_limits(),
         lower_bound_seconds: ours.steps.bound_seconds,
         strategies: strategies(&names, &summaries, memory_max),
+        exchanged_step_seconds: ours.exchanged_seconds,
         communication: communication(planner, &training),
         memory: memories(&by_layout, memory_max),
         layouts: by_layout.iter().map(|layout| LayoutReport::new(layout, memory_max)).collect(),
@@ -352,10 +356,15 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
         )?;
         writeln!(out, " {exposed:>10} {:>8}{}", gib(*memory_bytes), excess(*fits, memory_gib))?;
     }
-    let bound = report.lower_bound_seconds;
     let blind = report.strategies.first().map_or(0.0, |blind| blind.strategy.step_seconds);
-    let speedup = if bound > 0.0 { blind / bound } else { 1.0 };
-    writeln!(out, "{:<12} {bound:>12.5} {:>12} {:>8} {speedup:>8.2}x", "lower bound", "", "")?;
+    let mut print_mean = |name: &str, seconds: f64| {
+        let speedup = if seconds > 0.0 { blind / seconds } else { 1.0 };
+        writeln!(out, "{name:<12} {seconds:>12.5} {:>12} {:>8} {speedup:>8.2}x", "", "")
+    };
+    if let Some(seconds) = report.exchanged_step_seconds {
+        print_mean("and exchange", seconds)?;
+    }
+    print_mean("lower bound", report.lower_bound_seconds)?;
     Ok(())
 }
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from dflop.torch.dataset import keep as keep
     from dflop.torch.encoder_balance import assign_media as assign_media
     from dflop.torch.encoder_balance import encoder_cost_fn as encoder_cost_fn
+    from dflop.torch.encoder_exchange import BalancedEncoder as BalancedEncoder
     from dflop.torch.megatron import MegatronIterator as MegatronIterator
     from dflop.torch.megatron import megatron_batch as megatron_batch
     from dflop.torch.megatron import megatron_bridge_provider as megatron_bridge_provider
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from dflop.torch.trainer import BalancedTrainerMixin as BalancedTrainerMixin
 
 _PLACES = {
+    "BalancedEncoder": "encoder_exchange",
     "BalancedTrainer": "trainer",
     "BalancedTrainerMixin": "trainer",
     "HostRegistry": "pinning",
@@ -56,6 +58,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "BalancedEncoder",
     "BalancedTrainer",
     "BalancedTrainerMixin",
     "HostRegistry",
