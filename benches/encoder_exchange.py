@@ -108,10 +108,10 @@ def step_times(options: argparse.Namespace, data: pathlib.Path, model: str, froz
         return [{"vision": 0.0, "llm": times["llm"]} for times in predicted(batch)]
 
     plans = {
-        "blind": dflop.Plan(strategy="data-blind", synchronize="microbatch", cost=predicted),
-        "sum": dflop.Plan(synchronize="step", cost=predicted),
-        "apart": dflop.Plan(synchronize="microbatch", cost=predicted),
-        "llm": dflop.Plan(synchronize="microbatch", cost=of_llm),
+        "blind": dflop.Plan(strategy="data-blind", schedule="microbatch", cost=predicted),
+        "sum": dflop.Plan(schedule="step", cost=predicted),
+        "apart": dflop.Plan(schedule="microbatch", cost=predicted),
+        "llm": dflop.Plan(schedule="microbatch", cost=of_llm),
     }
     totals, mean = dict.fromkeys(ROWS, 0.0), 0.0
     settings = {"microbatches": options.microbatches, "dp_size": options.ranks, "steps": options.steps}

@@ -41,7 +41,7 @@ if __name__ == "__main__":
     directory = dflop.example.directory()  # the same on every rank; yours must be readable by all ranks
     model, ranks = model_of(directory), {"dp_rank": dist.get_rank(), "dp_size": dist.get_world_size()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    plan = dflop.Plan(synchronize="microbatch")  # ranks wait for each other in every microbatch
+    plan = dflop.Plan(schedule="microbatch")  # ranks wait for each other in every microbatch
     settings = {"global_batch_size": 16, "microbatches": 3, "steps": 6, "plan": plan, **ranks}
     loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", **settings)
     encoder = dflop.torch.BalancedEncoder(model.model.visual, loader)

@@ -53,7 +53,7 @@ fn every_medium_of_a_microbatch_has_one_rank() {
 #[test]
 fn ranks_that_exchange_media_encode_equal_shares_of_all_media() {
     let data = TempDataset::new(2, 30, Compression::Plain);
-    let planner = planning::builder(data.index(), 24, 4).microbatches(2).build().unwrap();
+    let planner = loaders::builder(data.index(), 24, 4).microbatches(2).build().unwrap();
     let plan = planner.plan(0).unwrap();
     let mut moved = 0;
     for microbatch in 0..2 {

@@ -64,7 +64,7 @@ class BalancedEncoder:
     Args:
         encoder: module of the vision encoder, such as ``model.model.visual``, before or after
             ``fully_shard``.
-        loader: the `dflop.BalancedLoader` of this rank, with ``Plan(synchronize="microbatch")`` for FSDP.
+        loader: the `dflop.BalancedLoader` of this rank, with ``Plan(schedule="microbatch")`` for FSDP.
         group: process group of consecutive data-parallel ranks that exchange media, such as those of a node.
             Default: all ranks.
 
