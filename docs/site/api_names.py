@@ -159,7 +159,7 @@ GROUPS = (
         "dflop.hugging_face",
         "",
         "dflop.hugging_face",
-        ("Inputs", "TokenCounts", "messages_of", "media_of", "aligned"),
+        ("describe", "Inputs", "TokenCounts", "messages_of", "media_of", "aligned"),
     ),
     Group(
         "example",
