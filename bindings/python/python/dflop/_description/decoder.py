@@ -66,10 +66,11 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
         ModelError: it does not run on shapes alone, or counts follow no polynomial.
     """
     hidden, head = width(model), model.get_output_embeddings()
-    run = _runnable(decoder, hidden)
-    units = [fits.Units(1, length) for length in LENGTHS]
+    lengths = _lengths(decoder.config)
+    run = _runnable(decoder, hidden, lengths[0])
+    units = [fits.Units(1, length) for length in lengths]
     counts = []
-    for length in LENGTHS:
+    for length in lengths:
         states = torch.empty((1, length, hidden), device="meta", requires_grad=True)
         counts.append(counting.count(lambda states=states: run(states), decoder.layers.modules, model.parameters()))  # type: ignore[misc]
     patterns = _patterns(decoder, run, hidden)
@@ -94,7 +95,15 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
     }
 
 
-def _runnable(decoder: Decoder, hidden: int) -> Callable[[Any], Any]:
+def _lengths(config: Any) -> tuple[int, ...]:
+    """Returns sample lengths that the decoder has positions for."""
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = positions if isinstance(positions, int) and positions > 0 else LENGTHS[-1]
+    parts_count = max(1, -(-LENGTHS[-1] // longest))
+    return tuple(max(at + 1, length // parts_count) for at, length in enumerate(LENGTHS))
+
+
+def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any]:
     """Returns a function that runs the decoder on embeddings, with arguments that it accepts."""
     problems = []
     for names in ((), ("attention_mask",), ("attention_mask", "position_ids")):
@@ -110,7 +119,7 @@ def _runnable(decoder: Decoder, hidden: int) -> Callable[[Any], Any]:
 
         try:
             with counting.executed(decoder.module) as ran, shapes_only(), torch.no_grad():
-                run(torch.empty((1, LENGTHS[0], hidden), device="meta"))
+                run(torch.empty((1, tokens, hidden), device="meta"))
             return run
         except Exception as error:  # noqa: BLE001  A model may raise anything.
             last = next(reversed(list(ran)), "") or type(decoder.module).__name__
@@ -175,7 +184,7 @@ def _patterns(decoder: Decoder, run: Callable[[Any], Any], hidden: int) -> list[
     """Returns what the attention of each layer reaches, by the pairs that its mask leaves."""
     windows = sorted(set(_windows(decoder.config)))
     seen = [window for window in windows if window + 256 <= MASK_TOKENS_MAX]
-    length = max([LENGTHS[1], *(window + 256 for window in seen)])
+    length = max([_lengths(decoder.config)[1], *(window + 256 for window in seen)])
     pairs: dict[int, int | None] = {}
     with contextlib.ExitStack() as hooks:
         for number, layer in enumerate(decoder.layers.modules):

@@ -30,7 +30,17 @@ def describe(directory: str | os.PathLike[str], trust_remote_code: bool) -> dict
         ModelError: it cannot be described; the message tells what to do.
     """
     opened = checkpoint.open_checkpoint(directory, trust_remote_code)
-    return from_parts(opened, hashlib.sha256((opened.directory / "config.json").read_bytes()).hexdigest())
+    try:
+        return from_parts(opened, hashlib.sha256((opened.directory / "config.json").read_bytes()).hexdigest())
+    except ModelError:
+        raise
+    except Exception as error:
+        # A model's own code runs, which may raise anything.
+        kind = type(opened.model).__name__
+        raise ModelError(
+            f"`{kind}` cannot be counted on shapes alone: {type(error).__name__}: {error}; "
+            "describe the model by its sizes with `dflop.ModelDescription`"
+        ) from error
 
 
 def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, Any]:
