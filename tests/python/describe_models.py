@@ -62,7 +62,15 @@ IMAGE_PROCESSOR = {
 CONFIG = {
     "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 8192}},
+    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
     "internvl": {"tie_word_embeddings": False},
+    "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14}},
+    "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
+    "smolvlm": {"vision_config": {"image_size": 364, "patch_size": 14}},
+    "glm4v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
+    "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
+                                                      "partial_rotary_factor": 0.5}}},
 }
 LAYERS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
 CPU_FLOPS_PER_SECOND = 40_000 * 1e6
@@ -90,16 +98,19 @@ def shrunk(values, layers=3):
 
 def merged(values, more):
     """Returns nested values with some replaced."""
-    return values | {key: merged(values[key], one) if isinstance(one, dict) else one for key, one in more.items()}
+    return values | {key: merged(values.get(key) or {}, one) if isinstance(one, dict) else one for key, one in more.items()}
 
 
-def parent_type(model_type):
-    return model_type.removesuffix("_thinker")
+def relatives(model_type):
+    """Returns the type and those whose processor it shares."""
+    parent = model_type.removesuffix("_thinker")
+    return model_type, parent, parent.removesuffix("_moe"), "qwen3_vl" if parent.startswith("qwen3") else parent
 
 
 def make_processor(model_type, config):
     """Returns the default processor of a type, with the small tokenizer, for images as the configuration has them."""
-    name = processing_auto.PROCESSOR_MAPPING_NAMES.get(model_type) or processing_auto.PROCESSOR_MAPPING_NAMES.get(parent_type(model_type))
+    names = processing_auto.PROCESSOR_MAPPING_NAMES
+    name = next((names[key] for key in relatives(model_type) if key in names), None)
     if name is None:
         raise ModelError("transformers has no processor for it")
     tokenizer = hf.AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)
@@ -113,7 +124,7 @@ def make_processor(model_type, config):
         if "tokenizer" in attribute:
             arguments[attribute] = tokenizer
         elif "feature_extractor" in attribute or "audio_processor" in attribute:
-            arguments[attribute] = part(kind, attribute, model_type, "FEATURE_EXTRACTOR_MAPPING_NAMES")
+            arguments[attribute] = part(kind, attribute, model_type, "FEATURE_EXTRACTOR_MAPPING_NAMES", config)
         elif "video" in attribute:
             arguments[attribute] = part(kind, attribute, model_type, "VIDEO_PROCESSOR_MAPPING_NAMES")
         else:
@@ -124,7 +135,8 @@ def make_processor(model_type, config):
 def image_settings(found, config):
     """Returns patch and image size of the configuration for an image processor whose defaults are others."""
     vision, defaults = getattr(config, "vision_config", None), found()
-    settings = {}
+    bins = getattr(getattr(config, "audio_config", None), "num_mel_bins", None)
+    settings = {"feature_size": bins} if bins and hasattr(defaults, "feature_size") else {}
     patch, side = (getattr(vision, name, None) for name in ("patch_size", "image_size"))
     if isinstance(patch, int) and isinstance(getattr(defaults, "patch_size", None), int):
         settings["patch_size"] = patch
@@ -132,6 +144,8 @@ def image_settings(found, config):
     size = dict(getattr(defaults, "size", None) or {})
     if isinstance(side, int) and set(size) == {"height", "width"}:
         settings["size"] = {"height": side, "width": side}
+    elif isinstance(side, int) and getattr(defaults, "max_image_size", None):
+        settings["max_image_size"] = {"longest_edge": side}
     elif isinstance(side, int) and set(size) == {"shortest_edge"} and getattr(defaults, "crop_size", None):
         settings |= {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     return settings
@@ -143,7 +157,7 @@ def part(kind, attribute, model_type, mapping, config=None):
 
     for module in (image_processing_auto, feature_extraction_auto, video_processing_auto):
         names = getattr(module, mapping, {})
-        for key in (model_type, parent_type(model_type)):
+        for key in relatives(model_type):
             found = names.get(key)
             if isinstance(found, dict):
                 found = found.get("torchvision") or found.get("pil")
@@ -160,11 +174,13 @@ def make_checkpoint(model_type, directory):
     """Writes `config.json` and returns the opened checkpoint."""
     config = hf.CONFIG_MAPPING[model_type]
     made = config.from_dict(merged(shrunk(config().to_dict()), CONFIG.get(model_type, {})))
-    names = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES | modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     made.architectures = [names[model_type]]
     made.save_pretrained(directory)
     model = checkpoint.build(made)
     processor = make_processor(model_type, made) if checkpoint.feature_functions(model) else None
+    if hasattr(processor, "image_processor"):
+        processor.image_processor.save_pretrained(directory)
     return checkpoint.Checkpoint(directory, made, model, processor)
 
 
@@ -201,8 +217,9 @@ def differences(opened, description):
     costs = dflop.CostModel(str(opened.directory), device="cpu")
     own = {one["module"]: one["parameters"] for one in dflop.models(str(opened.directory))["modules"]}
     described = {one["module"]: one for one in description["modules"]}
-    found = [f"{name}: {described[name]['parameters']:,} parameters, dflop has {own.get(name)!r}"
-             for name in described if own.get(name) != described[name]["parameters"]]
+    counted = {name: one["parameters"] for name, one in described.items()}
+    found = [f"{name}: {counted.get(name)} parameters, dflop has {own.get(name)}"
+             for name in sorted({*own, *counted}) if own.get(name) != counted.get(name)]
     for tokens in (1000, 4096):
         llm = described["llm"]
         flops = polynomial(llm, fits.Units(1, tokens), causal_pairs(tokens))
@@ -211,7 +228,22 @@ def differences(opened, description):
         found += differs(f"llm, {tokens} tokens", flops, expected)
     if "vision" in described:
         found += vision_differences(opened, described["vision"], costs)
+    if "audio" in described:
+        found += audio_differences(described["audio"], costs)
     return found
+
+
+def audio_differences(audio, costs):
+    """Compares FLOPs of a window of 30 seconds; dflop cuts longer clips, where processors drop the rest."""
+    cost = costs.cost(audio=[(480_000, 16_000)])
+    items, tokens = cost["encoder_items"], cost["encoder_tokens"]
+    units = fits.Units(items, 0) if audio["unit"] == "items" else fits.Units(1, tokens)
+
+    def squares(attention):
+        return units.chunk_pairs(attention["window"]) if attention["window"] else units.full_pairs
+
+    flops = polynomial(audio, units, squares)
+    return differs("audio, 30 s", flops, cost["seconds"]["audio"] * CPU_FLOPS_PER_SECOND)
 
 
 def vision_differences(opened, vision, costs):
@@ -221,7 +253,7 @@ def vision_differences(opened, vision, costs):
         inputs = media.features_inputs(opened.processor, "image", media.image(width, height),
                                        checkpoint.feature_functions(opened.model)["image"])
         grids = tuple(map(tuple, inputs["image_grid_thw"].tolist())) if "image_grid_thw" in inputs else ()
-        items, tokens = number(cost["encoder_items"]), number(cost["encoder_tokens"])
+        items, tokens = cost["encoder_items"], cost["encoder_tokens"]
         units = fits.Units(items, 0) if vision["unit"] == "items" else fits.Units(1, tokens, grids)
 
         def squares(attention, units=units):
@@ -244,10 +276,6 @@ def vision_differences(opened, vision, costs):
         off = sum(one != min(wrong, key=abs) for one in wrong)
         found.append(f"tokens differ on {off} of {compared} sizes ({rule['kind']})")
     return found
-
-
-def number(value):
-    return sum(value.values()) if isinstance(value, dict) else value
 
 
 def differs(name, flops, expected):

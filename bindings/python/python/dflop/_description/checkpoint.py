@@ -61,9 +61,25 @@ def feature_functions(model: Any) -> dict[str, Any]:
         function = getattr(model, f"get_{medium}_features", None)
         if function is None:
             function = getattr(getattr(model, "base_model", None), f"get_{medium}_features", None)
+        if function is None and medium == "audio":
+            function = _tower_and_projector(model)
         if function is not None:
             found[medium] = function
     return found
+
+
+def _tower_and_projector(model: Any) -> Any:
+    """Returns the function from spectrograms to embeddings of a model that has only the parts of it."""
+    base = getattr(model, "base_model", model)
+    tower = getattr(base, "audio_tower", None)
+    projector = getattr(base, "multi_modal_projector", None)
+    if tower is None or projector is None:
+        return None
+
+    def get_audio_features(input_features: Any) -> Any:
+        return projector(tower(input_features).last_hidden_state)
+
+    return get_audio_features
 
 
 def check_packages() -> None:

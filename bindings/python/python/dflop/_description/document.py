@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dflop._description import checkpoint, decoder, encoder, parts, token_rules
+from dflop._description import checkpoint, decoder, encoder, fits, parts, token_rules
 from dflop.errors import ModelError
 
 FORMAT, VERSION = "dflop model", 1
@@ -63,6 +63,7 @@ def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, A
         entry["parameters"] = sum(divided[entry["module"]].values())
     # Parameters beside the parts, such as newline embeddings, belong to the only encoder if there is one.
     beside = sum(divided[""].values())
+    _check_beside(model, divided[""], parts.parameter_count([model]))
     if len(modules) == 1:
         modules[0]["parameters"] += beside
         beside = 0
@@ -96,6 +97,26 @@ def write(description: dict[str, Any], path: str | os.PathLike[str]) -> None:
             os.unlink(file.name)
             raise
     os.replace(file.name, target)
+
+
+def _check_beside(model: Any, beside: dict[int, int], total: int) -> None:
+    """Checks that hardly any parameters are outside the modules.
+
+    Raises:
+        ModelError: a part of the model is reached neither by the decoder nor by a features function.
+    """
+    if sum(beside.values()) <= total * fits.ERROR_MAX:
+        return
+    sizes: dict[str, int] = {}
+    for path, parameter in model.named_parameters():
+        if id(parameter) in beside:
+            name = ".".join(path.split(".")[:2])
+            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    name = max(sizes, key=lambda one: sizes[one])
+    raise ModelError(
+        f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
+        "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
+    )
 
 
 def _encoders(opened: checkpoint.Checkpoint, width: int) -> list[dict[str, Any]]:
