@@ -116,6 +116,9 @@ def describe(
         >>> [module["module"] for module in description["modules"]]
         ['vision', 'llm']
     """
+    from dflop._description import checkpoint
+
+    checkpoint.check_packages()
     from dflop._description import document
 
     description = document.describe(checkpoint_directory, trust_remote_code)

@@ -46,9 +46,9 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor.is_floating_point()]
 
 
-def hidden_states(args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Returns the first tensor among a module's arguments that depends on weights."""
-    return next((tensor for tensor in tensors((args, kwargs)) if tensor.is_meta), None)
+def _is_states(value: Any) -> bool:
+    """Whether an argument is hidden states: a tensor that depends on weights."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_meta
 
 
 def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters: Any) -> Counted:
@@ -56,7 +56,7 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
 
     Args:
         run: runs a part of the model and returns the outputs that the backward pass begins at.
-        watched: modules, none within another, whose FLOPs are counted separately.
+        watched: modules whose FLOPs are counted separately.
         parameters: parameters, whose gradients are dropped afterwards.
     """
     counted = Counted(Flops())
@@ -91,15 +91,21 @@ class _Marks:
     def attach(self, number: int, module: torch.nn.Module, hooks: contextlib.ExitStack) -> None:
         open_passes: list[dict[str, int]] = []
 
-        def before(_: Any, args: Any, kwargs: Any) -> None:
+        def before(_: Any, args: Any, kwargs: Any) -> Any:
             self._entered[number] = self.forward_total()
             one: dict[str, int] = {}
             open_passes.append(one)
-            states = hidden_states(args, kwargs)
-            if states is not None:
-                self.counted.shapes.setdefault(number, tuple(states.shape))
-                if states.requires_grad:
-                    states.register_hook(lambda _: self._leave(number, one))
+            named = {**dict(enumerate(args)), **kwargs}
+            name = next((name for name, value in named.items() if _is_states(value)), None)
+            if name is None:
+                return None
+            self.counted.shapes.setdefault(number, tuple(named[name].shape))
+            if not named[name].requires_grad:
+                return None
+            # A tensor of this module alone: the gradient is complete when the module's backward pass ends.
+            named[name] = named[name].view_as(named[name])
+            named[name].register_hook(lambda _: self._leave(number, one))
+            return tuple(named[at] for at in range(len(args))), {key: named[key] for key in kwargs}
 
         def after(_: Any, args: Any, output: Any) -> None:
             self.counted.modules[number].forward += self.forward_total() - self._entered[number]

@@ -45,13 +45,21 @@ def find(model: Any) -> Decoder:
     Raises:
         ModelError: the model has none with a list of layers.
     """
-    module = model.get_decoder()
+    module = innermost(model)
     path = next((path for path, one in model.named_modules() if one is module), "")
     layers = parts.find_layers(module, within=path)
     if layers is None:
         raise ModelError(f"`{path or type(model).__name__}` has no list of layers: it is no decoder")
     config = getattr(module, "config", model.config)
     return Decoder(module, path, layers, getattr(config, "text_config", config))
+
+
+def innermost(model: Any) -> Any:
+    """Returns the decoder, without a head that it may have."""
+    module = model.get_decoder()
+    while hasattr(module, "get_decoder") and module.get_decoder() is not module:
+        module = module.get_decoder()
+    return module
 
 
 def width(model: Any) -> int:
@@ -69,16 +77,26 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
     lengths = _lengths(decoder.config)
     run = _runnable(decoder, hidden, lengths[0])
     units = [fits.Units(1, length) for length in lengths]
+    experts = [parts.find_experts(layer) for layer in decoder.layers.modules]
+    watched = [*decoder.layers.modules, *(one.module for one in experts if one is not None)]
     counts = []
     for length in lengths:
         states = torch.empty((1, length, hidden), device="meta", requires_grad=True)
-        counts.append(counting.count(lambda states=states: run(states), decoder.layers.modules, model.parameters()))  # type: ignore[misc]
+        counts.append(counting.count(lambda states=states: run(states), watched, model.parameters()))  # type: ignore[misc]
     patterns = _patterns(decoder, run, hidden)
-    layers = [_layer(decoder, units, counts, number, patterns[number]) for number in range(len(patterns))]
+    layers = []
+    for number, pattern in enumerate(patterns):
+        layer = _layer(decoder, units, counts, number, pattern)
+        one = experts[number]
+        if one is not None:
+            place = len(patterns) + sum(before is not None for before in experts[:number])
+            layer |= _routed(decoder, units, counts, number, place, one, layer)
+        layers.append(layer)
     outside = {}
     for way in ("forward", "backward"):
         values = [
-            getattr(one.total, way) - sum(getattr(part, way) for part in one.modules.values()) for one in counts
+            getattr(one.total, way) - sum(getattr(one.modules[at], way) for at in range(len(patterns)))
+            for one in counts
         ]
         name = f"{decoder.path or 'decoder'}, outside the layers"
         found = fits.best(units, values, fits.outside_hypotheses(None))
@@ -145,13 +163,37 @@ def _layer(
     shape = counts[0].shapes.get(number)
     described["message_width"] = None if shape is None else shape[-1]
     described["attention"] = pattern if has_pairs else {"pattern": "linear", "window": None}
-    experts, one = parts.expert_parameters(module)
-    if experts:
-        described["experts"] = {
-            "count": experts,
-            "parameters_each": one,
-            "per_token": _experts_per_token(decoder.config, name, experts),
-        }
+    return described
+
+
+def _routed(
+    decoder: Decoder,
+    units: Sequence[fits.Units],
+    counts: Sequence[counting.Counted],
+    number: int,
+    place: int,
+    experts: parts.Experts,
+    layer: dict[str, Any],
+) -> dict[str, Any]:
+    """Describes a layer's experts, with the FLOPs of those that a token is routed to.
+
+    Some models run all experts on all tokens, which their counts then contain.
+    """
+    name = f"{decoder.layers.path}.{number}"
+    per_token = _experts_per_token(decoder.config, name, experts.count)
+    described: dict[str, Any] = {
+        "experts": {"count": experts.count, "parameters_each": experts.parameters_each, "per_token": per_token}
+    }
+    forward = counts[0].modules[place].forward
+    ran = round(forward / (2 * experts.weights_each * units[0].tokens))
+    if ran not in (per_token, experts.count):
+        raise ModelError(
+            f"a token goes through {ran} experts of `{name}`, and its configuration has {per_token} per token"
+        )
+    idle = 2 * experts.weights_each * (ran - per_token)
+    for way, passes in (("forward", 1), ("backward", 2)):
+        terms = layer[f"flops_{way}"]
+        described[f"flops_{way}"] = terms | {"per_token": terms["per_token"] - passes * idle}
     return described
 
 

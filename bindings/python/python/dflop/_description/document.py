@@ -172,7 +172,7 @@ def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> A
 
 def _roots(model: Any, ran: list[str]) -> list[str]:
     """Returns the highest modules that ran, below those that hold the decoder as well."""
-    holds = {path for path, one in model.named_modules() if one is model.get_decoder()}
+    holds = {path for path, one in model.named_modules() if one is decoder.innermost(model)}
     holds |= {".".join(path.split(".")[:end]) for path in holds for end in range(path.count(".") + 1)}
     roots = []
     for path in ran:

@@ -189,6 +189,8 @@ def _part(
         hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
         found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
+        if found.window:
+            described["chunk_tokens"] = found.window
     return described
 
 

@@ -10,6 +10,8 @@ from fractions import Fraction
 ERROR_MAX = Fraction(5, 1000)
 # Largest side of an attention window in patches, and longest window in tokens, that are tried.
 WINDOW_SIDE_MAX, WINDOW_TOKENS_MAX = 64, 4096
+# Longest chunk in tokens, to which a stem pads, that is tried.
+CHUNK_TOKENS_MAX = 256
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,8 @@ def outside_hypotheses(window: int | None) -> Iterator[tuple[str, Sequence[Term]
     yield "none", (ITEMS,)
     yield "none", (TOKENS, ITEMS)
     yield "none", (TOKENS, FULL_PAIRS)
-    if window:
-        chunks = Term("per_chunk", lambda units: units.chunks(window), window)
+    for length in [*([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]:
+        chunks = Term("per_chunk", lambda units, length=length: units.chunks(length), length)  # type: ignore[misc]
         yield "none", (chunks,)
         yield "none", (TOKENS, chunks)
 

@@ -72,8 +72,8 @@ def template_text(processor: Any, medium: str | None) -> str | None:
     return made if isinstance(made, str) else None
 
 
-def processed(processor: Any, medium: str, value: Any) -> Mapping[str, Any]:
-    """Returns what the processor makes of one medium and the text that stands for it.
+def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any], str]:
+    """Returns what the processor makes of one medium, and the text that it was given with it.
 
     Raises:
         ModelError: it accepts no text that stands for the medium.
@@ -87,7 +87,7 @@ def processed(processor: Any, medium: str, value: Any) -> Mapping[str, Any]:
             except Exception as error:  # noqa: BLE001  A processor may raise anything.
                 problems.append(f"{type(error).__name__}: {error}")
                 continue
-            return made
+            return made, text
     raise ModelError(
         f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
     )
@@ -113,7 +113,7 @@ def features_inputs(processor: Any, medium: str, value: Any, function: Callable[
             made = {}
         if required <= set(made):
             return {name: found for name, found in made.items() if name in signature}
-    made = dict(processed(processor, medium, value))
+    made = dict(processed(processor, medium, value)[0])
     missing = sorted(required - set(made))
     if missing:
         raise ModelError(

@@ -102,18 +102,39 @@ def runs_of_equal(values: Sequence[Any]) -> list[tuple[int, int, Any]]:
     return found
 
 
-def expert_parameters(layer: nn.Module) -> tuple[int, int]:
-    """Returns the number of experts in a layer and the parameters of one; zeros without experts."""
+@dataclass(frozen=True)
+class Experts:
+    """Experts of a layer.
+
+    Attributes:
+        module: holds all of them.
+        count: number of experts.
+        parameters_each: parameters of one.
+        weights_each: parameters of one that are matrices.
+    """
+
+    module: nn.Module
+    count: int
+    parameters_each: int
+    weights_each: int
+
+
+def find_experts(layer: nn.Module) -> Experts | None:
+    """Returns the experts of a layer; nothing without experts."""
     for path, module in layer.named_modules():
         if path.split(".")[-1] not in ("experts", "expert"):
             continue
+        parameters = list(module.parameters())
         if isinstance(module, nn.ModuleList) and len(module):
-            return len(module), parameter_count(list(module)) // len(module)
-        sizes = {one.shape[0] for one in module.parameters() if one.dim() >= 2}
-        if len(sizes) == 1:
-            experts = sizes.pop()
-            return experts, sum(one.numel() for one in module.parameters()) // experts
-    return 0, 0
+            count, least = len(module), 2
+        else:
+            sizes = {one.shape[0] for one in parameters if one.dim() >= 3}
+            if len(sizes) != 1:
+                continue
+            count, least = sizes.pop(), 3
+        weights = sum(one.numel() for one in parameters if one.dim() >= least)
+        return Experts(module, count, sum(one.numel() for one in parameters) // count, weights // count)
+    return None
 
 
 def owners(model: nn.Module, modules: dict[str, Sequence[str]]) -> dict[str, dict[int, int]]:

@@ -97,28 +97,20 @@ def _image_table(processor: Any) -> tuple[list[Row], str]:
         rows = [(width, height, _counted(count, width, height)) for width in SIDES for height in SIDES]
         if any(tokens is not None for _, _, tokens in rows):
             return rows, "_get_num_multimodal_tokens"
-    text_tokens = None
     rows = []
     for width in MADE_SIDES:
         for height in MADE_SIDES:
-            made = media.processed(processor, "image", media.image(width, height))
-            ids = made["input_ids"][0]
-            text_tokens = _placeholder_ids(processor) if text_tokens is None else text_tokens
-            rows.append((width, height, sum(int(one) in text_tokens for one in ids)))
+            made, text = media.processed(processor, "image", media.image(width, height))
+            rows.append((width, height, len(made["input_ids"][0]) - _text_tokens(processor, text)))
     return rows, "processor"
 
 
-def _placeholder_ids(processor: Any) -> set[int]:
-    """Returns the ids that stand for an image's embeddings."""
-    ids = getattr(processor, "image_token_id", None), getattr(processor, "image_ids", None)
-    found = {one for one in ids if isinstance(one, int)}
-    found |= {int(one) for many in ids if isinstance(many, list | tuple) for one in many}
-    if not found:
-        tokenizer = processor.tokenizer
-        unknown = getattr(tokenizer, "unk_token_id", None)
-        tokens = map(tokenizer.convert_tokens_to_ids, media.placeholders(processor, "image"))
-        found = {one for one in tokens if isinstance(one, int) and one != unknown}
-    return found
+def _text_tokens(processor: Any, text: str) -> int:
+    """Returns the tokens of a text without the placeholder in it."""
+    for token in media.placeholders(processor, "image"):
+        if token in text:
+            return len(processor.tokenizer(text.replace(token, "", 1))["input_ids"])
+    return len(processor.tokenizer(text)["input_ids"])
 
 
 def _counted(count: Callable[..., Any], width: int, height: int) -> int | None:
