@@ -275,10 +275,9 @@ test-models:
 	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/model_runs_omni.py
 
 # Types that transformers has, described by themselves, against dflop's own numbers where it reads them. TYPES="qwen3_vl llava"
-# selects types. Needs what `make test-integrations` installs, and torchvision.
+# selects types. Needs what `make test-integrations` installs.
 describe-models:
 	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
-	$(INTEGRATIONS_VENV)/bin/pip install --quiet torchvision
 	$(INTEGRATIONS_VENV)/bin/python tests/python/describe_models.py $(TYPES)
 
 # Mixtures of experts, and Gemma 3 with crops of images: transformers' random weights train with `dflop train`, and

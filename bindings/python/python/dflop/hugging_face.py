@@ -92,7 +92,7 @@ def describe(
     *,
     path: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Describes a checkpoint by itself: parameters, FLOPs, widths and token rules, as ``model.json`` has them.
+    """Describes a checkpoint by itself: parameters, FLOPs, widths and token rules, as in ``model.json``.
 
     The model is built from ``config.json`` without weights, its parts are found by structure and counted;
     every count is checked at sizes that it was not fitted on. Nothing is downloaded. Requires ``torch`` and

@@ -1,4 +1,4 @@
-"""Describes models of transformers by themselves: counts against dflop's own, and answers to bad checkpoints."""
+"""Describes models of transformers: counts against dflop's own numbers, and answers to bad checkpoints."""
 
 from __future__ import annotations
 

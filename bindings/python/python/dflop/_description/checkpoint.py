@@ -114,7 +114,9 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"expected a checkpoint directory with a `config.json`, found none at {file}") from error
+        raise ModelError(
+            f"expected a checkpoint directory with a `config.json`, found none at {file}"
+        ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"could not read {file}: {error}") from error
     if not isinstance(document, dict):
@@ -130,7 +132,7 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
 
         raise ModelError(
             f"transformers {transformers.__version__} does not know the `model_type` "
-            f"\"{document['model_type']}\" in {file}: install a version that does"
+            f'"{document["model_type"]}" in {file}: install a version that does'
         )
     return document
 
@@ -197,7 +199,7 @@ def _parsed_config(path: Path, document: dict[str, Any], trust_remote_code: bool
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:
         raise ModelError(
-            f"transformers does not read {path / 'config.json'} of type \"{document['model_type']}\": {error}"
+            f'transformers does not read {path / "config.json"} of type "{document["model_type"]}": {error}'
         ) from error
 
 
@@ -219,7 +221,7 @@ def _model_class(config: Any, trust_remote_code: bool) -> Any:
 
             return get_class_from_dynamic_module(auto_map[name], config._name_or_path, local_files_only=True)
     raise ModelError(
-        f"transformers has no generating model of type \"{config.model_type}\": name its class as "
+        f'transformers has no generating model of type "{config.model_type}": name its class as '
         "`architectures` in `config.json`"
     )
 

@@ -71,9 +71,7 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
         with FlopCounterMode(display=False) as backward:
             marks.backward_total = backward.get_total_flops
             if outputs:
-                torch.autograd.backward(
-                    outputs, [torch.empty_like(output) for output in outputs]
-                )
+                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
         counted.total.backward = backward.get_total_flops()
     for parameter in parameters:
         parameter.grad = None

@@ -19,7 +19,14 @@ LENGTHS = (256, 512, 768, 1280)
 # Longest sample whose attention masks are made, to see the windows in them.
 MASK_TOKENS_MAX = 8448
 _WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "chunk_size")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k", "top_k")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "top_k_experts",
+    "moe_k",
+    "top_k",
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,9 @@ def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any
                 "attention_mask": torch.ones((1, length), dtype=torch.long),
                 "position_ids": torch.arange(length)[None],
             }
-            output = decoder.module(inputs_embeds=states, use_cache=False, **{name: made[name] for name in names})
+            output = decoder.module(
+                inputs_embeds=states, use_cache=False, **{name: made[name] for name in names}
+            )
             return output[0] if isinstance(output, tuple) else output.last_hidden_state
 
         try:
@@ -182,7 +191,11 @@ def _routed(
     name = f"{decoder.layers.path}.{number}"
     per_token = _experts_per_token(decoder.config, name, experts.count)
     described: dict[str, Any] = {
-        "experts": {"count": experts.count, "parameters_each": experts.parameters_each, "per_token": per_token}
+        "experts": {
+            "count": experts.count,
+            "parameters_each": experts.parameters_each,
+            "per_token": per_token,
+        }
     }
     forward = counts[0].modules[place].forward
     ran = round(forward / (2 * experts.weights_each * units[0].tokens))
@@ -269,7 +282,9 @@ def _causal(tokens: int) -> int:
 def _mask_pairs(args: Any, kwargs: Any, length: int) -> int | None:
     """Counts the pairs that a layer's mask leaves; nothing without a mask whose values are known."""
     named = kwargs.get("attention_mask")
-    masks = [named] if isinstance(named, torch.Tensor) else [one for one in args if isinstance(one, torch.Tensor)]
+    masks = (
+        [named] if isinstance(named, torch.Tensor) else [one for one in args if isinstance(one, torch.Tensor)]
+    )
     for mask in masks:
         if mask.is_meta or mask.dim() != 4 or mask.shape[-1] != length or mask.shape[-2] != length:
             continue

@@ -197,7 +197,9 @@ def _path(model: Any, module: Any) -> str:
 
 
 def _tower_config(config: Any, module: str) -> Any:
-    names = {"vision": ("vision_config", "visual_config"), "audio": ("audio_config", "encoder_config")}[module]
+    names = {"vision": ("vision_config", "visual_config"), "audio": ("audio_config", "encoder_config")}[
+        module
+    ]
     found = (getattr(config, name, None) for name in names)
     return next((one for one in found if one is not None), None)
 

@@ -55,8 +55,9 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
             function(**inputs)
     except Exception as error:
         last = next(reversed(list(ran)), "the model")
+        problem = f"{type(error).__name__}: {error}"
         raise ModelError(
-            f"`{function.__name__}` does not run on shapes alone, in `{last}`: {type(error).__name__}: {error}"
+            f"`{function.__name__}` does not run on shapes alone, in `{last}`: {problem}"
         ) from error
     layers = parts.find_layers(model, ran=list(ran))
     if layers is None:
@@ -80,7 +81,9 @@ def feature_tokens(output: Any, width: int) -> int:
     return sum(one.numel() // width for one in found)
 
 
-def measure(model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int) -> dict[str, Any]:
+def measure(
+    model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int
+) -> dict[str, Any]:
     """Counts an encoder on media of several sizes and returns its description without token rule.
 
     Raises:
@@ -97,7 +100,8 @@ def measure(model: Any, processor: Any, function: Callable[..., Any], encoder: E
     described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
     window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
     connectors = [
-        _part(runs, [layers + at], path, is_fixed, window) | {
+        _part(runs, [layers + at], path, is_fixed, window)
+        | {
             "path": path,
             "parameters": parts.parameter_count([modules[path]]),
         }
@@ -181,7 +185,8 @@ def _part(
     for way in ("forward", "backward"):
         if watched is None:
             values = [
-                getattr(run.counted.total, way) - sum(getattr(one, way) for one in run.counted.modules.values())
+                getattr(run.counted.total, way)
+                - sum(getattr(one, way) for one in run.counted.modules.values())
                 for run in runs
             ]
         else:
@@ -213,7 +218,11 @@ def checked(
         if rest == 0:
             return fits.Polynomial({fits.ITEMS.name: each}, fits.Fraction(0), "full")
     if found is None or found.error > fits.ERROR_MAX:
-        off = "no polynomial in tokens fits" if found is None else f"the best fit is off by {float(found.error):.1%}"
+        off = (
+            "no polynomial in tokens fits"
+            if found is None
+            else f"the best fit is off by {float(found.error):.1%}"
+        )
         raise ModelError(
             f"the {way} FLOPs of `{name}` are no polynomial in its tokens: {off}, at most "
             f"{float(fits.ERROR_MAX):.1%} is allowed; profile the model with `dflop.torch.profile`"

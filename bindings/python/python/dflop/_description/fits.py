@@ -1,4 +1,4 @@
-"""Fits counts as exact polynomials in the units of a run, and checks them on runs that the fit has not used."""
+"""Fits counts as exact polynomials in a run's units, and checks them on runs that the fit has not used."""
 
 from __future__ import annotations
 
@@ -176,5 +176,7 @@ def _solved(rows: list[list[Fraction]]) -> list[Fraction]:
         for at in range(count):
             if at != column and rows[at][column]:
                 factor = rows[at][column]
-                rows[at] = [value - factor * other for value, other in zip(rows[at], rows[column], strict=True)]
+                rows[at] = [
+                    value - factor * other for value, other in zip(rows[at], rows[column], strict=True)
+                ]
     return [row[-1] for row in rows]

@@ -1,8 +1,8 @@
 """Runs a model whose weights are on the meta device: shapes are computed, weights and activations are not.
 
-Models read some values, such as image grids and sequence lengths, to decide on shapes. Everything that does not
-depend on a weight is therefore computed on the CPU, although the model asks for the device of its weights; an
-operation with a weight, or with a tensor that depends on one, runs on the meta device.
+Models read some values, such as image grids and sequence lengths, to decide on shapes. Everything that does
+not depend on a weight is therefore computed on the CPU, although the model asks for the device of its
+weights; an operation with a weight, or with a tensor that depends on one, runs on the meta device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the LLM tokens of media by the checkpoint's own processor, and proves a rule for them where it can."""
+"""Counts LLM tokens by the checkpoint's own processor, and proves a rule for them where it can."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def audio_rule(processor: Any, feature_tokens: Callable[[Any], int]) -> dict[str
         candidate = {"rule": "mel_windows", "max_windows": windows}
         if _audio_agrees(candidate, rate, rows):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
-    return rule | {"kind": "measured", "table": {"columns": ["samples", "tokens"], "rows": [list(row) for row in rows]}}
+    return rule | {
+        "kind": "measured",
+        "table": {"columns": ["samples", "tokens"], "rows": [list(row) for row in rows]},
+    }
 
 
 def marker_tokens(processor: Any, medium: str) -> int | None:
@@ -131,25 +134,42 @@ def _candidates(processor: Any, sizes: Mapping[str, Any]) -> Iterator[dict[str, 
     low = getattr(part, "min_pixels", None) or size.get("shortest_edge")
     high = getattr(part, "max_pixels", None) or size.get("longest_edge")
     if low and high:
-        yield {"rule": "native", "patch_size": patch, "merge_size": merge, "min_pixels": low, "max_pixels": high}
-    tile = _number(size.get("height")) or _number(size.get("shortest_edge")) or _number(sizes.get("image_size"))
+        yield {
+            "rule": "native",
+            "patch_size": patch,
+            "merge_size": merge,
+            "min_pixels": low,
+            "max_pixels": high,
+        }
+    tile = (
+        _number(size.get("height")) or _number(size.get("shortest_edge")) or _number(sizes.get("image_size"))
+    )
     if tile is None:
         return
-    side = max(1, round(1 / float(getattr(processor, "downsample_ratio", 0) or sizes.get("downsample_ratio") or 1)))
+    side = max(
+        1, round(1 / float(getattr(processor, "downsample_ratio", 0) or sizes.get("downsample_ratio") or 1))
+    )
     most = getattr(part, "max_patches", None)
     for merged in sorted({merge, side, 2}):
         for tiles in sorted({one for one in (most, 12) if one}):
             for markers in (0, 2):
                 yield {
-                    "rule": "tiles", "tile_size": tile, "patch_size": patch, "merge_size": merged,
-                    "max_tiles": tiles, "marker_tokens": markers,
+                    "rule": "tiles",
+                    "tile_size": tile,
+                    "patch_size": patch,
+                    "merge_size": merged,
+                    "max_tiles": tiles,
+                    "marker_tokens": markers,
                 }
     pinpoints = getattr(part, "image_grid_pinpoints", None)
     if pinpoints:
         longest = max(max(pair) for pair in pinpoints) // tile
         for features in (9, 16, 4):
             yield {
-                "rule": "any_res", "tile_size": tile, "patch_size": patch, "max_grid_side": longest,
+                "rule": "any_res",
+                "tile_size": tile,
+                "patch_size": patch,
+                "max_grid_side": longest,
                 "max_feature_tiles": features,
             }
 
