@@ -72,7 +72,7 @@ CONFIG = {
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
     "glm4_moe": {"head_dim": 128},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}},
+                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
     "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
                                  "vision_output_dim": 4096}},
 }
@@ -119,7 +119,7 @@ def make_processor(model_type, config):
         raise ModelError("transformers has no processor for it")
     tokenizer = hf.AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)
     tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
-    for role, token in ROLES.get(model_type, {}).items():
+    for role, token in ROLES.get(model_type, dict(image_token="<image>", boi_token="<img>", eoi_token="</img>", video_token="<video>", audio_token="<|audio|>")).items():
         setattr(tokenizer, role, token)
         setattr(tokenizer, f"{role}_id", tokenizer.convert_tokens_to_ids(token))
     kind = getattr(hf, name)

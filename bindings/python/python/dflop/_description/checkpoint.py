@@ -123,7 +123,8 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
         raise ModelError(f"expected an object in {file}, found {type(document).__name__}")
     if "auto_map" in document and not trust_remote_code and not _is_known(document.get("model_type")):
         raise ModelError(
-            f"the model of {path} is Python code in the checkpoint: read it, then pass `trust_remote_code=True`"
+            f"the model of {path} is Python code in the checkpoint: "
+            "read it, then pass `trust_remote_code=True`"
         )
     if not isinstance(document.get("model_type"), str):
         raise ModelError(f"{file} has no `model_type`: add the type that transformers has for this model")

@@ -1,4 +1,4 @@
-"""Describes the decoder: parameters, FLOPs by tokens and pairs, experts, and what the attention of layers reaches."""
+"""Describes the decoder: parameters, FLOPs by tokens and pairs, experts, and the reach of attention."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ def innermost(model: Any) -> Any:
     module = model.get_decoder()
     while hasattr(module, "get_decoder") and module.get_decoder() is not module:
         module = module.get_decoder()
+    if hasattr(module, "lm_head") and hasattr(module, "model"):
+        return module.model
     return module
 
 

@@ -1,4 +1,4 @@
-"""Describes a checkpoint as a document, ``model.json``, whose format ``docs/reference/formats.md`` defines."""
+"""Describes a checkpoint as a document, ``model.json``; ``docs/reference/formats.md`` defines the format."""
 
 from __future__ import annotations
 
