@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import dflop
 import transformers
@@ -109,11 +112,9 @@ class Describe(unittest.TestCase):
         self.assert_refused({"model_type": "llava"}, "no processor that transformers loads")
 
     def test_an_old_transformers_is_named(self) -> None:
-        version, transformers.__version__ = transformers.__version__, "4.57.1"
-        try:
+        old = SimpleNamespace(__version__="4.57.1")
+        with mock.patch.dict(sys.modules, {"transformers": old}):
             self.assert_refused(QWEN3, "expected transformers 5.0 or newer, found 4.57.1")
-        finally:
-            transformers.__version__ = version
 
     def test_a_module_off_its_polynomial_is_named(self) -> None:
         layer = transformers.models.qwen3.modeling_qwen3.Qwen3MLP
