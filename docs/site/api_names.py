@@ -189,7 +189,7 @@ GROUPS = (
         "dflop.hugging_face",
         "",
         "dflop.hugging_face",
-        ("Inputs", "TokenCounts", "messages_of", "media_of", "aligned"),
+        ("describe", "Inputs", "TokenCounts", "messages_of", "media_of", "aligned"),
     ),
     Group(
         "example",

@@ -8,11 +8,13 @@
     >>> own = dflop.CustomProcessor(batch=inputs)  # doctest: +SKIP
 
 `Inputs` calls the processor with all samples of a microbatch and makes labels of the assistant's turns;
-`TokenCounts` asks it for the tokens of images by their size. Nothing is imported from ``transformers`` here.
+`TokenCounts` asks it for the tokens of images by their size. `describe` counts the parameters, FLOPs and
+tokens of any model that ``transformers`` builds. Nothing is imported from ``transformers`` here.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
@@ -82,6 +84,47 @@ def media_of(sample: Sample) -> dict[str, list[Any]]:
         ):
             media["image"].append(value)
     return media
+
+
+def describe(
+    checkpoint_directory: str | os.PathLike[str],
+    trust_remote_code: bool = False,
+    *,
+    path: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Describes a checkpoint by itself: parameters, FLOPs, widths and token rules, as in ``model.json``.
+
+    The model is built from ``config.json`` without weights, its parts are found by structure and counted;
+    every count is checked at sizes that it was not fitted on. Nothing is downloaded. Requires ``torch`` and
+    ``transformers``. ``docs/reference/formats.md`` defines the format.
+
+    Args:
+        checkpoint_directory: ``config.json``, and the files of the processor if the model has encoders.
+        trust_remote_code: runs Python code in the checkpoint, if its model or processor is such code.
+        path: file to write the description to, such as ``model.json``. Default: none.
+
+    Returns:
+        dict: the description.
+
+    Raises:
+        ModelError: the checkpoint cannot be described; the message tells what to do, and nothing is written.
+        OSError: the file cannot be written.
+
+    Examples:
+        >>> import torch, transformers
+        >>> description = dflop.hugging_face.describe("model/", path="model.json")
+        >>> [module["module"] for module in description["modules"]]
+        ['vision', 'llm']
+    """
+    from dflop._description import checkpoint
+
+    checkpoint.check_packages()
+    from dflop._description import document
+
+    description = document.describe(checkpoint_directory, trust_remote_code)
+    if path is not None:
+        document.write(description, path)
+    return description
 
 
 class Inputs:

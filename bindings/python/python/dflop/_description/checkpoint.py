@@ -1,0 +1,263 @@
+"""Opens a checkpoint directory: the configuration, the model on the meta device, and the processor.
+
+Nothing is downloaded, and no weights are read. Code in the checkpoint runs only on request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflop.errors import ModelError
+
+# First release whose models share the interfaces that a description reads.
+TRANSFORMERS_MIN = (5, 0)
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_AUTO_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint.
+
+    Attributes:
+        directory: of the checkpoint.
+        config: as transformers reads it.
+        model: on the meta device, in evaluation mode.
+        processor: of the checkpoint; nothing if the model has no encoders.
+    """
+
+    directory: Path
+    config: Any
+    model: Any
+    processor: Any
+
+
+def open_checkpoint(directory: str | os.PathLike[str], trust_remote_code: bool) -> Checkpoint:
+    """Opens a checkpoint.
+
+    Raises:
+        ModelError: the checkpoint cannot be described; the message tells what to do.
+    """
+    path = Path(directory)
+    check_packages()
+    document = read_config(path, trust_remote_code)
+    with _offline():
+        config = _parsed_config(path, document, trust_remote_code)
+        model = build(config, trust_remote_code)
+        processor = _processor(path, trust_remote_code) if feature_functions(model) else None
+    return Checkpoint(path, config, model, processor)
+
+
+def feature_functions(model: Any) -> dict[str, Any]:
+    """Returns the model's functions from media to LLM embeddings, by medium."""
+    found = {}
+    for medium in ("image", "video", "audio"):
+        function = getattr(model, f"get_{medium}_features", None)
+        if function is None:
+            function = getattr(getattr(model, "base_model", None), f"get_{medium}_features", None)
+        if function is None and medium == "audio":
+            function = _tower_and_projector(model)
+        if function is not None:
+            found[medium] = function
+    return found
+
+
+def _tower_and_projector(model: Any) -> Any:
+    """Returns the function from spectrograms to embeddings of a model that has only the parts of it."""
+    base = getattr(model, "base_model", model)
+    tower = getattr(base, "audio_tower", None)
+    projector = getattr(base, "multi_modal_projector", None)
+    if tower is None or projector is None:
+        return None
+
+    def get_audio_features(input_features: Any) -> Any:
+        return projector(tower(input_features).last_hidden_state)
+
+    return get_audio_features
+
+
+def check_packages() -> None:
+    """Checks that PyTorch and a recent transformers are installed.
+
+    Raises:
+        ModelError: one is missing, or transformers is too old.
+    """
+    try:
+        import torch  # noqa: F401
+        import transformers
+    except ImportError as error:
+        raise ModelError(
+            f"a description needs torch and transformers: pip install torch transformers ({error})"
+        ) from error
+    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if found < TRANSFORMERS_MIN:
+        needed = ".".join(map(str, TRANSFORMERS_MIN))
+        raise ModelError(
+            f"expected transformers {needed} or newer, found {transformers.__version__}: "
+            "pip install --upgrade transformers"
+        )
+
+
+def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Reads ``config.json`` and checks that transformers can tell the model from it.
+
+    Raises:
+        ModelError: there is none, it has no known type, or the model is code that was not asked to run.
+    """
+    file = path / "config.json"
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(
+            f"expected a checkpoint directory with a `config.json`, found none at {file}"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"could not read {file}: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelError(f"expected an object in {file}, found {type(document).__name__}")
+    if "auto_map" in document and not trust_remote_code and not _is_known(document.get("model_type")):
+        raise ModelError(
+            f"the model of {path} is Python code in the checkpoint: "
+            "read it, then pass `trust_remote_code=True`"
+        )
+    if not isinstance(document.get("model_type"), str):
+        raise ModelError(f"{file} has no `model_type`: add the type that transformers has for this model")
+    if not _is_known(document["model_type"]) and "auto_map" not in document:
+        import transformers
+
+        raise ModelError(
+            f"transformers {transformers.__version__} does not know the `model_type` "
+            f'"{document["model_type"]}" in {file}: install a version that does'
+        )
+    return document
+
+
+def build(config: Any, trust_remote_code: bool = False) -> Any:
+    """Builds the model of a configuration on the meta device, with attention that is counted pair by pair.
+
+    Raises:
+        ModelError: the class is unknown or does not build.
+    """
+    import torch
+    import transformers
+
+    prepare(config)
+    model_class = _model_class(config, trust_remote_code)
+    problems = []
+    for attention in ("eager", "sdpa", None):
+        arguments = {} if attention is None else {"attn_implementation": attention}
+        try:
+            with torch.device("meta"), _without_initial_values(transformers):
+                made = model_class._from_config(config, **arguments)
+            made.tie_weights()
+            break
+        except Exception as error:  # noqa: BLE001  Any class of a model may raise anything.
+            problems.append(f"{type(error).__name__}: {error}")
+    else:
+        raise ModelError(
+            f"`{model_class.__name__}` cannot be built without weights: {problems[0]}; "
+            "describe the model by its sizes with `dflop.ModelDescription`"
+        )
+    if getattr(made.config, "is_encoder_decoder", False):
+        raise ModelError(
+            f"`{model_class.__name__}` has a text encoder beside the decoder: dflop plans decoders only"
+        )
+    return made.eval()
+
+
+def prepare(config: Any) -> None:
+    """Asks for experts whose products are counted for the rows that are routed, in all parts."""
+    for part in [config, *sub_configs(config)]:
+        with contextlib.suppress(Exception):
+            part._experts_implementation = "batched_mm"
+
+
+def sub_configs(config: Any) -> list[Any]:
+    """Returns the configurations of the parts, parts of parts included."""
+    found: list[Any] = []
+    for value in vars(config).values():
+        if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+            found += [value, *sub_configs(value)]
+    return found
+
+
+def _is_known(model_type: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
+
+
+def _parsed_config(path: Path, document: dict[str, Any], trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:
+        raise ModelError(
+            f'transformers does not read {path / "config.json"} of type "{document["model_type"]}": {error}'
+        ) from error
+
+
+def _model_class(config: Any, trust_remote_code: bool) -> Any:
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for name in _AUTO_CLASSES:
+        mapping = getattr(getattr(transformers, name, None), "_model_mapping", {})
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    auto_map = getattr(config, "auto_map", None) or {}
+    for name in (*_AUTO_CLASSES, "AutoModel"):
+        if trust_remote_code and name in auto_map:
+            from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+            return get_class_from_dynamic_module(auto_map[name], config._name_or_path, local_files_only=True)
+    raise ModelError(
+        f'transformers has no generating model of type "{config.model_type}": name its class as '
+        "`architectures` in `config.json`"
+    )
+
+
+def _processor(path: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:
+        raise ModelError(
+            f"{path} has encoders but no processor that transformers loads: copy `preprocessor_config.json`, "
+            f"`processor_config.json` and the tokenizer's files into it ({type(error).__name__}: {error})"
+        ) from error
+
+
+@contextlib.contextmanager
+def _without_initial_values(transformers: Any) -> Iterator[None]:
+    """Skips random initial values, which nobody reads."""
+    module = getattr(transformers, "initialization", None)
+    skip = getattr(module, "no_init_weights", contextlib.nullcontext)
+    with skip():
+        yield
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keeps the libraries of Hugging Face from the network."""
+    before = {name: os.environ.get(name) for name in _OFFLINE}
+    os.environ.update(dict.fromkeys(_OFFLINE, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,154 @@
+"""Counts the FLOPs of a run on the meta device, forward and backward, and how they divide over modules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from dflop._description.shape_mode import shapes_only
+
+
+@dataclass
+class Flops:
+    """FLOPs of a pass forward and backward."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass
+class Counted:
+    """FLOPs of a run.
+
+    Attributes:
+        total: of everything.
+        modules: of each watched module, by its number.
+        shapes: shape of the hidden states that each watched module received first.
+        output: what the run returned.
+    """
+
+    total: Flops
+    modules: dict[int, Flops] = field(default_factory=lambda: defaultdict(Flops))
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    output: Any = None
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the floating-point tensors in nested outputs or arguments."""
+    found = [leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor)]
+    return [tensor for tensor in found if tensor.is_floating_point()]
+
+
+def _is_states(value: Any) -> bool:
+    """Whether an argument is hidden states: a tensor that depends on weights."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_meta
+
+
+def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters: Any) -> Counted:
+    """Counts a forward pass and the backward pass from the sum of its outputs.
+
+    Args:
+        run: runs a part of the model and returns the outputs that the backward pass begins at.
+        watched: modules whose FLOPs are counted separately.
+        parameters: parameters, whose gradients are dropped afterwards.
+    """
+    counted = Counted(Flops())
+    with shapes_only(), torch.enable_grad():
+        with FlopCounterMode(display=False) as forward, contextlib.ExitStack() as hooks:
+            marks = _Marks(counted, forward.get_total_flops)
+            for number, module in enumerate(watched):
+                marks.attach(number, module, hooks)
+            counted.output = run()
+        counted.total.forward = forward.get_total_flops()
+        outputs = [tensor for tensor in tensors(counted.output) if tensor.requires_grad]
+        with FlopCounterMode(display=False) as backward:
+            marks.backward_total = backward.get_total_flops
+            if outputs:
+                torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+        counted.total.backward = backward.get_total_flops()
+    for parameter in parameters:
+        parameter.grad = None
+    return counted
+
+
+class _Marks:
+    """Reads the counter where the forward pass and the backward pass enter and leave modules."""
+
+    def __init__(self, counted: Counted, forward_total: Callable[[], int]) -> None:
+        self.counted, self.forward_total = counted, forward_total
+        self.backward_total: Callable[[], int] = lambda: 0
+        self._entered: dict[int, int] = {}
+
+    def attach(self, number: int, module: torch.nn.Module, hooks: contextlib.ExitStack) -> None:
+        open_passes: list[dict[str, int]] = []
+
+        def before(_: Any, args: Any, kwargs: Any) -> Any:
+            self._entered[number] = self.forward_total()
+            one: dict[str, int] = {}
+            open_passes.append(one)
+            named = {**dict(enumerate(args)), **kwargs}
+            name = next((name for name, value in named.items() if _is_states(value)), None)
+            if name is None:
+                return None
+            self.counted.shapes.setdefault(number, tuple(named[name].shape))
+            if not named[name].requires_grad:
+                return None
+            # A tensor of this module alone: the gradient is complete when the module's backward pass ends.
+            named[name] = named[name].view_as(named[name])
+            named[name].register_hook(lambda _: self._leave(number, one))
+            return tuple(named[at] for at in range(len(args))), {key: named[key] for key in kwargs}
+
+        def after(_: Any, args: Any, output: Any) -> None:
+            self.counted.modules[number].forward += self.forward_total() - self._entered[number]
+            one = open_passes.pop()
+            for tensor in tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self._enter(one))
+                    break
+
+        for handle in (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ):
+            hooks.callback(handle.remove)
+
+    def _enter(self, one: dict[str, int]) -> None:
+        one.setdefault("start", self.backward_total())
+
+    def _leave(self, number: int, one: dict[str, int]) -> None:
+        if "start" in one:
+            self.counted.modules[number].backward += self.backward_total() - one.pop("start")
+
+
+@contextlib.contextmanager
+def executed(model: torch.nn.Module) -> Iterator[dict[str, int]]:
+    """Collects the modules that run, by path, with the width of their output, in order of their start."""
+    names = {id(module): path for path, module in model.named_modules()}
+    found: dict[str, int] = {}
+
+    def before(module: torch.nn.Module, _: Any) -> None:
+        if id(module) in names:
+            found.setdefault(names[id(module)], 0)
+
+    def after(module: torch.nn.Module, _: Any, output: Any) -> None:
+        states = tensors(output)
+        if id(module) in names and states and states[0].dim():
+            found[names[id(module)]] = int(states[0].shape[-1])
+
+    register = torch.nn.modules.module
+    handles = [
+        register.register_module_forward_pre_hook(before),
+        register.register_module_forward_hook(after),
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

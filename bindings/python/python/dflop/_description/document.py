@@ -1,0 +1,213 @@
+"""Describes a checkpoint as a document, ``model.json``; ``docs/reference/formats.md`` defines the format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from dflop._description import checkpoint, decoder, encoder, fits, parts, token_rules
+from dflop.errors import ModelError
+
+FORMAT, VERSION = "dflop model", 1
+# Sizes in configurations that planning needs beside the counts: names in the document, in configurations.
+_SIZES = {
+    "hidden": ("hidden_size", "d_model", "embed_dim", "n_embd"),
+    "heads": ("num_attention_heads", "num_heads", "encoder_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "ffn": ("intermediate_size", "encoder_ffn_dim", "ffn_dim"),
+}
+
+
+def describe(directory: str | os.PathLike[str], trust_remote_code: bool) -> dict[str, Any]:
+    """Describes a checkpoint.
+
+    Raises:
+        ModelError: it cannot be described; the message tells what to do.
+    """
+    opened = checkpoint.open_checkpoint(directory, trust_remote_code)
+    try:
+        return from_parts(opened, hashlib.sha256((opened.directory / "config.json").read_bytes()).hexdigest())
+    except ModelError:
+        raise
+    except Exception as error:
+        # A model's own code runs, which may raise anything.
+        kind = type(opened.model).__name__
+        raise ModelError(
+            f"`{kind}` cannot be counted on shapes alone: {type(error).__name__}: {error}; "
+            "describe the model by its sizes with `dflop.ModelDescription`"
+        ) from error
+
+
+def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, Any]:
+    """Describes an opened checkpoint.
+
+    Raises:
+        ModelError: a part cannot be described; the message names it.
+    """
+    import torch
+    import transformers
+
+    model, config = opened.model, opened.config
+    found = decoder.find(model)
+    modules = _encoders(opened, decoder.width(model))
+    described = decoder.measure(model, found)
+    llm = {"module": "llm", "path": found.path, "sizes": _sizes(found.config), **described}
+    owned = {entry["module"]: entry.pop("owned") for entry in modules}
+    divided = parts.owners(model, {"llm": _llm_paths(model, found)} | owned)
+    for entry in [*modules, llm]:
+        entry["parameters"] = sum(divided[entry["module"]].values())
+    # Parameters beside the parts, such as newline embeddings, belong to the only encoder if there is one.
+    beside = sum(divided[""].values())
+    _check_beside(model, divided[""], parts.parameter_count([model]))
+    if len(modules) == 1:
+        modules[0]["parameters"] += beside
+        beside = 0
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": opened.directory.resolve().name,
+        "model_type": config.model_type,
+        "config_sha256": config_sha256,
+        "made_with": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "parameters": parts.parameter_count([model]),
+        "parameters_beside_modules": beside,
+        "modules": [*modules, llm],
+    }
+
+
+def write(description: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Writes a description, whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    target = Path(path)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+    ) as file:
+        try:
+            json.dump(description, file, indent=1)
+            file.write("\n")
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    os.replace(file.name, target)
+
+
+def _check_beside(model: Any, beside: dict[int, int], total: int) -> None:
+    """Checks that hardly any parameters are outside the modules.
+
+    Raises:
+        ModelError: a part of the model is reached neither by the decoder nor by a features function.
+    """
+    if sum(beside.values()) <= total * fits.ERROR_MAX:
+        return
+    sizes: dict[str, int] = {}
+    for path, parameter in model.named_parameters():
+        if id(parameter) in beside:
+            name = ".".join(path.split(".")[:2])
+            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    name = max(sizes, key=lambda one: sizes[one])
+    raise ModelError(
+        f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
+        "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
+    )
+
+
+def _encoders(opened: checkpoint.Checkpoint, width: int) -> list[dict[str, Any]]:
+    functions, entries = checkpoint.feature_functions(opened.model), []
+    for medium, module in (("image", "vision"), ("audio", "audio")):
+        if medium not in functions:
+            continue
+        function = functions[medium]
+        try:
+            entries.append(_encoder(opened, medium, module, function, width))
+        except ModelError as error:
+            raise ModelError(f"{module}: {error}") from error
+    return entries
+
+
+def _encoder(
+    opened: checkpoint.Checkpoint, medium: str, module: str, function: Any, width: int
+) -> dict[str, Any]:
+    model, processor = opened.model, opened.processor
+    found = encoder.find(model, processor, medium, function, width)
+    described = encoder.measure(model, processor, function, found, width)
+    config = _tower_config(opened.config, module)
+    sizes = vars(opened.config) | ({} if config is None else vars(config))
+    if medium == "image":
+        rule = token_rules.image_rule(processor, sizes)
+    else:
+        rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width))
+    embedding = _path(model, model.get_input_embeddings())
+    return {
+        "module": module,
+        "media": [medium],
+        "sizes": _sizes(config),
+        "token_rule": rule,
+        "owned": [path for path in _roots(model, found.ran) if path != embedding],
+        **described,
+    }
+
+
+def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> Any:
+    """Returns a function that counts the embeddings of a clip."""
+    import torch
+
+    from dflop._description import media
+    from dflop._description.shape_mode import shapes_only
+
+    def count(clip: Any) -> int:
+        inputs = media.features_inputs(opened.processor, "audio", clip, function)
+        with shapes_only(), torch.no_grad():
+            return encoder.feature_tokens(function(**inputs), width)
+
+    return count
+
+
+def _roots(model: Any, ran: list[str]) -> list[str]:
+    """Returns the highest modules that ran, below those that hold the decoder as well."""
+    holds = {path for path, one in model.named_modules() if one is decoder.innermost(model)}
+    holds |= {".".join(path.split(".")[:end]) for path in holds for end in range(path.count(".") + 1)}
+    roots = []
+    for path in ran:
+        pieces = path.split(".")
+        for end in range(1, len(pieces) + 1):
+            head = ".".join(pieces[:end])
+            if head not in holds:
+                roots.append(head)
+                break
+    return sorted(set(roots))
+
+
+def _llm_paths(model: Any, found: decoder.Decoder) -> list[str]:
+    if not found.path:
+        raise ModelError("the decoder is the whole model: it has no head of its own")
+    embeddings = model.get_input_embeddings(), model.get_output_embeddings()
+    return [found.path, *(_path(model, one) for one in embeddings if one is not None)]
+
+
+def _path(model: Any, module: Any) -> str:
+    return next((path for path, one in model.named_modules() if one is module), "")
+
+
+def _tower_config(config: Any, module: str) -> Any:
+    names = {"vision": ("vision_config", "visual_config"), "audio": ("audio_config", "encoder_config")}[
+        module
+    ]
+    found = (getattr(config, name, None) for name in names)
+    return next((one for one in found if one is not None), None)
+
+
+def _sizes(config: Any) -> dict[str, int | None]:
+    """Returns the sizes that a configuration declares; nothing for those that it does not."""
+    sizes: dict[str, int | None] = {}
+    for name, fields in _SIZES.items():
+        values = (getattr(config, field, None) for field in fields)
+        sizes[name] = next((value for value in values if isinstance(value, int)), None)
+    return sizes

@@ -1,0 +1,230 @@
+"""Describes an encoder: parameters, FLOPs by unit, widths, and how many LLM tokens media become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dflop._description import counting, fits, media, parts
+from dflop._description.shape_mode import shapes_only
+from dflop.errors import ModelError
+
+# Images and clips that counts are fitted on and checked with: width and height in pixels; seconds.
+IMAGES = ((448, 448), (672, 448), (336, 616), (896, 700), (1008, 1008), (1400, 640))
+CLIPS = (2.0, 5.0, 9.4, 14.0, 22.5, 30.0, 41.0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of an encoder on one medium."""
+
+    units: fits.Units
+    counted: counting.Counted
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An encoder's parts in the model.
+
+    Attributes:
+        medium: ``image`` or ``audio``.
+        layers: the layers.
+        connectors: paths of the modules that project into the LLM.
+        ran: paths of all modules that run, in order.
+    """
+
+    medium: str
+    layers: parts.Layers
+    connectors: list[str]
+    ran: list[str]
+
+
+def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], width: int) -> Encoder:
+    """Finds an encoder by running it.
+
+    Raises:
+        ModelError: it does not run on shapes alone, or has no list of layers.
+    """
+    inputs = features_inputs(processor, medium, IMAGES[0] if medium == "image" else CLIPS[1], function)
+    try:
+        with counting.executed(model) as ran, shapes_only(), torch.no_grad():
+            function(**inputs)
+    except Exception as error:
+        last = next(reversed(list(ran)), "the model")
+        problem = f"{type(error).__name__}: {error}"
+        raise ModelError(
+            f"`{function.__name__}` does not run on shapes alone, in `{last}`: {problem}"
+        ) from error
+    layers = parts.find_layers(model, ran=list(ran))
+    if layers is None:
+        raise ModelError(f"`{function.__name__}` runs no list of layers")
+    connectors = parts.find_connectors(model, layers, ran, width)
+    return Encoder(medium, layers, connectors, [path for path in ran if path])
+
+
+def features_inputs(processor: Any, medium: str, size: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments of a features function for an image of a size or a clip of some seconds."""
+    if medium == "audio":
+        value = media.clip(int(size * media.sample_rate_hz(processor)))
+    else:
+        value = media.image(*size)
+    return media.features_inputs(processor, medium, value, function)
+
+
+def feature_tokens(output: Any, width: int) -> int:
+    """Returns the number of LLM embeddings in what a features function returns."""
+    found = [one for one in counting.tensors(_features(output)) if one.dim() and one.shape[-1] == width]
+    return sum(one.numel() // width for one in found)
+
+
+def measure(
+    model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int
+) -> dict[str, Any]:
+    """Counts an encoder on media of several sizes and returns its description without token rule.
+
+    Raises:
+        ModelError: counts follow no polynomial; the message names the module.
+    """
+    modules = dict(model.named_modules())
+    watched = [*encoder.layers.modules, *(modules[path] for path in encoder.connectors)]
+    runs = []
+    for size in IMAGES if encoder.medium == "image" else CLIPS:
+        inputs = features_inputs(processor, encoder.medium, size, function)
+        runs.append(_run(function, inputs, watched, model, width))
+    layers = len(encoder.layers.modules)
+    is_fixed = len({run.units.length for run in runs}) == 1
+    described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
+    window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
+    connectors = [
+        _part(runs, [layers + at], path, is_fixed, window)
+        | {
+            "path": path,
+            "parameters": parts.parameter_count([modules[path]]),
+        }
+        for at, path in enumerate(encoder.connectors)
+    ]
+    outside = _part(runs, None, f"{encoder.layers.path}, outside the layers", is_fixed, window)
+    return {
+        "layers_path": encoder.layers.path,
+        "unit": "items" if is_fixed else "tokens",
+        "tokens_per_item": runs[0].units.length if is_fixed else None,
+        "layer_runs": [
+            {"first": first, "count": count, **layer}
+            for first, count, layer in parts.runs_of_equal(described)
+        ],
+        "outside_layers": outside,
+        "connectors": connectors,
+        "output_width": width,
+        "feature_tokens": [[run.units.items, run.units.tokens, run.tokens] for run in runs],
+    }
+
+
+def _run(
+    function: Callable[..., Any], inputs: dict[str, Any], watched: Sequence[Any], model: Any, width: int
+) -> Run:
+    counted = counting.count(lambda: _features(function(**inputs)), watched, model.parameters())
+    shape = counted.shapes.get(0)
+    if shape is None:
+        raise ModelError(f"`{function.__name__}` gives the first layer no hidden states")
+    items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
+    if len(shape) == 4:
+        items, length = shape[0], shape[1] * shape[2]
+    units = fits.Units(items, length, _grids(inputs))
+    return Run(units, counted, feature_tokens(counted.output, width))
+
+
+def _grids(inputs: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    for name, value in inputs.items():
+        if name.endswith("grid_thw"):
+            return tuple((int(t), int(h), int(w)) for t, h, w in value.tolist())
+        if name.endswith(("grid_hw", "spatial_shapes")):
+            return tuple((1, int(h), int(w)) for h, w in value.tolist())
+    return ()
+
+
+def _features(output: Any) -> Any:
+    """Returns the embeddings for the LLM among the outputs, those of earlier layers included."""
+    if getattr(output, "pooler_output", None) is None:
+        states = getattr(output, "last_hidden_state", None)
+        return output if states is None else states
+    deep = [value for name, value in output.items() if "deepstack" in name]
+    return [output.pooler_output, *deep]
+
+
+def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -> dict[str, Any]:
+    name = f"{encoder.layers.path}.{number}"
+    module = encoder.layers.modules[number]
+    shape = runs[0].counted.shapes.get(number)
+    units = [run.units for run in runs]
+    counts = [run.counted.modules[number] for run in runs]
+    described: dict[str, Any] = {
+        "parameters": parts.parameter_count([module]),
+        "message_width": None if shape is None else shape[-1],
+    }
+    pattern, window = "none", None
+    for way in ("forward", "backward"):
+        values = [getattr(one, way) for one in counts]
+        hypotheses = iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units)
+        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        described[f"flops_{way}"] = found.coefficients
+        if way == "forward":
+            pattern, window = found.pattern, found.window
+    return described | {"attention": {"pattern": pattern, "window": window}}
+
+
+def _part(
+    runs: Sequence[Run], watched: Sequence[int] | None, name: str, is_fixed: bool, window: int | None
+) -> dict[str, Any]:
+    """Describes watched modules, or what remains of the total without them."""
+    units = [run.units for run in runs]
+    described: dict[str, Any] = {}
+    for way in ("forward", "backward"):
+        if watched is None:
+            values = [
+                getattr(run.counted.total, way)
+                - sum(getattr(one, way) for one in run.counted.modules.values())
+                for run in runs
+            ]
+        else:
+            values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
+        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
+        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        described[f"flops_{way}"] = found.coefficients
+        if found.window:
+            described["chunk_tokens"] = found.window
+    return described
+
+
+def checked(
+    name: str,
+    way: str,
+    counts: Sequence[int],
+    found: fits.Polynomial | None,
+    is_fixed: bool,
+    units: Sequence[fits.Units],
+) -> fits.Polynomial:
+    """Returns the polynomial if it is exact enough.
+
+    Raises:
+        ModelError: it is not; the message names the module.
+    """
+    if found is None and is_fixed and len({one.items for one in units}) == 1 and len(set(counts)) == 1:
+        # Every medium becomes the same items: the counts of all runs are one number.
+        each, rest = divmod(counts[0], units[0].items)
+        if rest == 0:
+            return fits.Polynomial({fits.ITEMS.name: each}, fits.Fraction(0), "full")
+    if found is None or found.error > fits.ERROR_MAX:
+        off = (
+            "no polynomial in tokens fits"
+            if found is None
+            else f"the best fit is off by {float(found.error):.1%}"
+        )
+        raise ModelError(
+            f"the {way} FLOPs of `{name}` are no polynomial in its tokens: {off}, at most "
+            f"{float(fits.ERROR_MAX):.1%} is allowed; profile the model with `dflop.torch.profile`"
+        )
+    return found

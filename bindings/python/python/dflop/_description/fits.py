@@ -1,0 +1,182 @@
+"""Fits counts as exact polynomials in a run's units, and checks them on runs that the fit has not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+# Largest relative difference between a count and its polynomial.
+ERROR_MAX = Fraction(5, 1000)
+# Largest side of an attention window in patches, and longest window in tokens, that are tried.
+WINDOW_SIDE_MAX, WINDOW_TOKENS_MAX = 64, 4096
+# Longest chunk in tokens, to which a stem pads, that is tried.
+CHUNK_TOKENS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Units:
+    """Units of one run: what counts are polynomials of.
+
+    Attributes:
+        items: sequences in the batch, such as tiles.
+        length: positions in each sequence.
+        grids: frames, rows and columns of the patches of each medium, if the model reads them.
+    """
+
+    items: int
+    length: int
+    grids: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.items * self.length
+
+    @property
+    def full_pairs(self) -> int:
+        if self.grids and sum(t * h * w for t, h, w in self.grids) == self.tokens:
+            return sum(t * (h * w) ** 2 for t, h, w in self.grids)
+        return self.items * self.length**2
+
+    def square_pairs(self, side: int) -> int:
+        """Returns the query-key pairs if attention stays within squares of ``side`` x ``side`` patches."""
+        return sum(t * _squares(h, side) * _squares(w, side) for t, h, w in self.grids)
+
+    def chunk_pairs(self, length: int) -> int:
+        """Returns the query-key pairs if attention stays within chunks of ``length`` positions."""
+        return self.items * _squares(self.length, length)
+
+    def chunks(self, length: int) -> int:
+        return self.items * -(-self.length // length)
+
+
+@dataclass(frozen=True)
+class Term:
+    """A unit that counts depend on, under its name in the description."""
+
+    name: str
+    value: Callable[[Units], int]
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """Integer coefficients by term, and the largest relative error on runs that the fit has not used."""
+
+    coefficients: Mapping[str, int]
+    error: Fraction
+    pattern: str = "none"
+    window: int | None = None
+
+
+ITEMS = Term("per_item", lambda units: units.items)
+TOKENS = Term("per_token", lambda units: units.tokens)
+FULL_PAIRS = Term("per_pair", lambda units: units.full_pairs)
+
+
+def fit(runs: Sequence[Units], counts: Sequence[int], terms: Sequence[Term]) -> Polynomial | None:
+    """Returns the polynomial through as many runs as there are terms, checked on all others.
+
+    Returns:
+        Polynomial | None: nothing if the runs do not determine the coefficients, if one is negative, or if no
+        run is left for the check.
+    """
+    rows = [[Fraction(term.value(units)) for term in terms] for units in runs]
+    chosen = _independent(rows, len(terms))
+    if chosen is None or len(chosen) == len({tuple(row) for row in rows}):
+        return None
+    solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
+    coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
+    if any(value < 0 for value in coefficients.values()):
+        return None
+    error = Fraction(0)
+    for row, count in zip(rows, counts, strict=True):
+        predicted = sum(int(value) * coefficients[term.name] for value, term in zip(row, terms, strict=True))
+        error = max(error, Fraction(abs(predicted - count), max(count, 1)))
+    return Polynomial(coefficients, error)
+
+
+def best(
+    runs: Sequence[Units], counts: Sequence[int], hypotheses: Iterator[tuple[str, Sequence[Term]]]
+) -> Polynomial | None:
+    """Returns the first exact polynomial among hypotheses, or the most exact.
+
+    Args:
+        runs: units of each run.
+        counts: FLOPs of each run.
+        hypotheses: attention pattern and terms.
+    """
+    found: Polynomial | None = None
+    for pattern, terms in hypotheses:
+        fitted = fit(runs, counts, terms)
+        if fitted is None or (found is not None and fitted.error >= found.error):
+            continue
+        window = next((term.window for term in terms if term.window), None)
+        found = Polynomial(fitted.coefficients, fitted.error, pattern, window)
+        if found.error == 0:
+            break
+    return found
+
+
+def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what a layer's FLOPs may depend on: tokens, and pairs within what attention reaches."""
+    yield "none", (TOKENS,)
+    yield "full", (TOKENS, FULL_PAIRS)
+    if all(units.grids for units in runs):
+        for side in range(2, WINDOW_SIDE_MAX + 1):
+            pairs = Term("per_pair", lambda units, side=side: units.square_pairs(side), side)  # type: ignore[misc]
+            yield "window", (TOKENS, pairs)
+    longest = max(units.length for units in runs)
+    for length in range(2, min(longest, WINDOW_TOKENS_MAX)):
+        pairs = Term("per_pair", lambda units, length=length: units.chunk_pairs(length), length)  # type: ignore[misc]
+        yield "chunk", (TOKENS, pairs)
+
+
+def outside_hypotheses(window: int | None) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what FLOPs outside the layers may depend on: tokens, items, padding to whole chunks."""
+    yield "none", (TOKENS,)
+    yield "none", (ITEMS,)
+    yield "none", (TOKENS, ITEMS)
+    yield "none", (TOKENS, FULL_PAIRS)
+    for length in [*([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]:
+        chunks = Term("per_chunk", lambda units, length=length: units.chunks(length), length)  # type: ignore[misc]
+        yield "none", (chunks,)
+        yield "none", (TOKENS, chunks)
+
+
+def _squares(length: int, part: int) -> int:
+    return length // part * part**2 + (length % part) ** 2
+
+
+def _independent(rows: Sequence[Sequence[Fraction]], count: int) -> list[int] | None:
+    """Returns the first rows that are linearly independent, as many as there are columns."""
+    kept: list[list[Fraction]] = []
+    chosen = []
+    for at, row in enumerate(rows):
+        rest = list(row)
+        for base in kept:
+            lead = next(column for column, value in enumerate(base) if value)
+            factor = rest[lead] / base[lead]
+            rest = [value - factor * other for value, other in zip(rest, base, strict=True)]
+        if any(rest):
+            kept.append(rest)
+            chosen.append(at)
+        if len(chosen) == count:
+            return chosen
+    return None
+
+
+def _solved(rows: list[list[Fraction]]) -> list[Fraction]:
+    """Solves a system of independent equations, whose last column is the right side."""
+    count = len(rows)
+    for column in range(count):
+        pivot = next(at for at in range(column, count) if rows[at][column])
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [value / rows[column][column] for value in rows[column]]
+        for at in range(count):
+            if at != column and rows[at][column]:
+                factor = rows[at][column]
+                rows[at] = [
+                    value - factor * other for value, other in zip(rows[at], rows[column], strict=True)
+                ]
+    return [row[-1] for row in rows]

@@ -1,0 +1,130 @@
+"""Makes media of given sizes and has the checkpoint's own processor turn them into inputs of the model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dflop.errors import ModelError
+
+SAMPLE_RATE_HZ = 16_000
+# Roles of placeholders in processors and tokenizers, by medium.
+_PLACEHOLDERS = {
+    "image": ("image_token", "boi_token", "fake_image_token", "image_placeholder"),
+    "video": ("video_token",),
+    "audio": ("audio_token", "audio_soft_token", "boa_token"),
+}
+_COMMON = {
+    "image": ("<image>", "<|image|>", "<|image_pad|>", "<image_soft_token>", "<start_of_image>", "[IMG]"),
+    "video": ("<video>", "<|video_pad|>"),
+    "audio": ("<|AUDIO|>", "<audio>", "<|audio|>", "<audio_soft_token>"),
+}
+
+
+@lru_cache(maxsize=4)
+def image(width: int, height: int) -> Any:
+    """Returns an image of noise: blank ones are taken for padding by some models."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+def clip(samples: int) -> Any:
+    """Returns an audio clip of noise at `sample_rate_hz`."""
+    return np.random.default_rng(0).normal(0, 0.1, samples).astype(np.float32)
+
+
+def sample_rate_hz(processor: Any) -> int:
+    """Returns the sample rate of a processor's clips."""
+    return int(getattr(getattr(processor, "feature_extractor", None), "sampling_rate", SAMPLE_RATE_HZ))
+
+
+def placeholders(processor: Any, medium: str) -> list[str]:
+    """Returns the texts that may stand for a medium, the processor's own first."""
+    found = []
+    for owner in (processor, getattr(processor, "tokenizer", None)):
+        for name in _PLACEHOLDERS[medium]:
+            token = getattr(owner, name, None)
+            token = getattr(token, "content", token)
+            if isinstance(token, str) and token not in found:
+                found.append(token)
+    return found + [token for token in _COMMON[medium] if token not in found]
+
+
+def template_text(processor: Any, medium: str | None) -> str | None:
+    """Returns what the chat template makes of a user's turn, with a medium or of text alone.
+
+    Returns:
+        str | None: nothing without a chat template, or if it rejects the medium.
+    """
+    content: list[dict[str, str]] = [{"type": "text", "text": "a"}]
+    if medium is not None:
+        content.insert(0, {"type": medium})
+    try:
+        made = processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+    except Exception:  # noqa: BLE001  A template may raise anything.
+        return None
+    return made if isinstance(made, str) else None
+
+
+def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any], str]:
+    """Returns what the processor makes of one medium, and the text that it was given with it.
+
+    Raises:
+        ModelError: it accepts no text that stands for the medium.
+    """
+    texts = [text for text in (template_text(processor, medium),) if text]
+    problems = []
+    for text in texts + placeholders(processor, medium):
+        for arguments in _arguments(processor, medium, value):
+            try:
+                made: Mapping[str, Any] = processor(text=[text], return_tensors="pt", **arguments)
+            except Exception as error:  # noqa: BLE001  A processor may raise anything.
+                problems.append(f"{type(error).__name__}: {error}")
+                continue
+            return made, text
+    raise ModelError(
+        f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
+    )
+
+
+def features_inputs(processor: Any, medium: str, value: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the arguments that a model's function from a medium to embeddings takes.
+
+    Raises:
+        ModelError: the processor does not make an argument that the function requires.
+    """
+    signature = inspect.signature(function).parameters
+    required = {
+        name
+        for name, one in signature.items()
+        if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    part = getattr(processor, {"image": "image_processor", "video": "video_processor"}.get(medium, ""), None)
+    if part is not None:
+        try:
+            made = dict(part(**{f"{medium}s": [value]}, return_tensors="pt"))
+        except Exception:  # noqa: BLE001  The whole processor tells what is wrong.
+            made = {}
+        if required <= set(made):
+            return {name: found for name, found in made.items() if name in signature}
+    made = dict(processed(processor, medium, value)[0])
+    missing = sorted(required - set(made))
+    if missing:
+        raise ModelError(
+            f"`{function.__name__}` requires {', '.join(missing)}, and {type(processor).__name__} makes "
+            f"{', '.join(sorted(made))}"
+        )
+    return {name: found for name, found in made.items() if name in signature and name != "input_ids"}
+
+
+def _arguments(processor: Any, medium: str, value: Any) -> list[dict[str, Any]]:
+    if medium == "audio":
+        rate = sample_rate_hz(processor)
+        return [{"audio": [value], "sampling_rate": rate}, {"audio": [value]}, {"audios": [value]}]
+    return [{f"{medium}s": [[value]]}, {f"{medium}s": [value]}]

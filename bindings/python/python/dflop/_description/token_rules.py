@@ -1,0 +1,206 @@
+"""Counts LLM tokens by the checkpoint's own processor, and proves a rule for them where it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import dflop
+from dflop._description import media
+from dflop.errors import Error, ModelError
+
+# Sides of the images in the table, in pixels: all pairs if the processor counts by size, else the pairs of
+# some, whose images are made.
+SIDES = (32, 56, 100, 140, 224, 300, 336, 384, 448, 512, 640, 720, 896, 1000, 1280, 1536, 2048, 2480, 3508)
+MADE_SIDES = (56, 224, 448, 640, 1000)
+CLIP_SECONDS = (0.5, 1, 2, 3.3, 5, 8, 10, 15, 20, 25, 29.9, 30, 31, 45, 60)
+_LLM = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8}
+Row = tuple[int, int, int | None]
+
+
+def image_rule(processor: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the token rule of images.
+
+    Args:
+        processor: of the checkpoint.
+        sizes: of the vision configuration: ``patch_size``, ``image_size``.
+
+    Raises:
+        ModelError: the processor counts no image.
+    """
+    rows, source = _image_table(processor)
+    counts = {tokens for _, _, tokens in rows if tokens is not None}
+    if not counts:
+        raise ModelError(f"{type(processor).__name__} counts no tokens of any image")
+    markers = marker_tokens(processor, "image")
+    rule: dict[str, Any] = {"medium": "image", "source": source, "marker_tokens": markers}
+    if len(counts) == 1 and all(tokens is not None for _, _, tokens in rows):
+        return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
+    for candidate in _candidates(processor, sizes):
+        if _agrees(candidate, rows):
+            return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
+    columns = ["width_pixels", "height_pixels", "tokens"]
+    return rule | {"kind": "measured", "table": {"columns": columns, "rows": [list(row) for row in rows]}}
+
+
+def audio_rule(processor: Any, feature_tokens: Callable[[Any], int]) -> dict[str, Any]:
+    """Returns the token rule of audio clips.
+
+    Args:
+        processor: of the checkpoint.
+        feature_tokens: counts the embeddings that the model makes of a clip.
+    """
+    rate = media.sample_rate_hz(processor)
+    rows = []
+    for seconds in CLIP_SECONDS:
+        samples = int(seconds * rate)
+        rows.append((samples, feature_tokens(media.clip(samples))))
+    rule: dict[str, Any] = {
+        "medium": "audio",
+        "source": "features",
+        "sample_rate_hz": rate,
+        "marker_tokens": marker_tokens(processor, "audio"),
+    }
+    counts = {tokens for _, tokens in rows}
+    if len(counts) == 1:
+        return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
+    for windows in (1, 2**16):
+        candidate = {"rule": "mel_windows", "max_windows": windows}
+        if _audio_agrees(candidate, rate, rows):
+            return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
+    return rule | {
+        "kind": "measured",
+        "table": {"columns": ["samples", "tokens"], "rows": [list(row) for row in rows]},
+    }
+
+
+def marker_tokens(processor: Any, medium: str) -> int | None:
+    """Returns the tokens that the chat template puts around a medium.
+
+    Returns:
+        int | None: nothing without a chat template that shows the medium.
+    """
+    tokenizer = getattr(processor, "tokenizer", None)
+    with_medium, without = (media.template_text(processor, kind) for kind in (medium, None))
+    if tokenizer is None or with_medium is None or without is None:
+        return None
+    for token in media.placeholders(processor, medium):
+        if token in with_medium:
+            counts = [
+                len(tokenizer(text, add_special_tokens=False)["input_ids"])
+                for text in (with_medium.replace(token, "", 1), without)
+            ]
+            return counts[0] - counts[1]
+    return None
+
+
+def _image_table(processor: Any) -> tuple[list[Row], str]:
+    count = getattr(processor, "_get_num_multimodal_tokens", None)
+    if count is not None:
+        rows = [(width, height, _counted(count, width, height)) for width in SIDES for height in SIDES]
+        if any(tokens is not None for _, _, tokens in rows):
+            return rows, "_get_num_multimodal_tokens"
+    rows = []
+    for width in MADE_SIDES:
+        for height in MADE_SIDES:
+            made, text = media.processed(processor, "image", media.image(width, height))
+            rows.append((width, height, len(made["input_ids"][0]) - _text_tokens(processor, text)))
+    return rows, "processor"
+
+
+def _text_tokens(processor: Any, text: str) -> int:
+    """Returns the tokens of a text without the placeholder in it."""
+    for token in media.placeholders(processor, "image"):
+        if token in text:
+            return len(processor.tokenizer(text.replace(token, "", 1))["input_ids"])
+    return len(processor.tokenizer(text)["input_ids"])
+
+
+def _counted(count: Callable[..., Any], width: int, height: int) -> int | None:
+    try:
+        return int(count(image_sizes=[(height, width)])["num_image_tokens"][0])
+    except Exception:  # noqa: BLE001  Sizes are rejected by any exception.
+        return None
+
+
+def _candidates(processor: Any, sizes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields rules that the settings of the image processor suggest."""
+    part = getattr(processor, "image_processor", None)
+    patch = _number(getattr(part, "patch_size", None)) or _number(sizes.get("patch_size"))
+    if patch is None:
+        return
+    merge = _number(getattr(part, "merge_size", None)) or 1
+    size = dict(getattr(part, "size", None) or {})
+    low = getattr(part, "min_pixels", None) or size.get("shortest_edge")
+    high = getattr(part, "max_pixels", None) or size.get("longest_edge")
+    if low and high:
+        yield {
+            "rule": "native",
+            "patch_size": patch,
+            "merge_size": merge,
+            "min_pixels": low,
+            "max_pixels": high,
+        }
+    tile = (
+        _number(size.get("height")) or _number(size.get("shortest_edge")) or _number(sizes.get("image_size"))
+    )
+    if tile is None:
+        return
+    side = max(
+        1, round(1 / float(getattr(processor, "downsample_ratio", 0) or sizes.get("downsample_ratio") or 1))
+    )
+    most = getattr(part, "max_patches", None)
+    for merged in sorted({merge, side, 2}):
+        for tiles in sorted({one for one in (most, 12) if one}):
+            for markers in (0, 2):
+                yield {
+                    "rule": "tiles",
+                    "tile_size": tile,
+                    "patch_size": patch,
+                    "merge_size": merged,
+                    "max_tiles": tiles,
+                    "marker_tokens": markers,
+                }
+    pinpoints = getattr(part, "image_grid_pinpoints", None)
+    if pinpoints:
+        longest = max(max(pair) for pair in pinpoints) // tile
+        for features in (9, 16, 4):
+            yield {
+                "rule": "any_res",
+                "tile_size": tile,
+                "patch_size": patch,
+                "max_grid_side": longest,
+                "max_feature_tiles": features,
+            }
+
+
+def _agrees(candidate: Mapping[str, Any], rows: Sequence[Row]) -> bool:
+    """Whether dflop's own rule counts all images like the processor, and rejects those that it rejects."""
+    try:
+        sizes = _LLM | {"tokens": dict(candidate)}
+        costs = dflop.CostModel(dflop.ModelDescription(vision=sizes, llm=_LLM | {"vocab_size": 8}))
+    except Error:
+        return False
+
+    def tokens(width: int, height: int) -> int | None:
+        try:
+            return int(costs.cost(images=[(width, height)])["tokens"])
+        except Error:
+            return None
+
+    return all(tokens(width, height) == expected for width, height, expected in rows)
+
+
+def _audio_agrees(candidate: Mapping[str, Any], rate: int, rows: Sequence[tuple[int, int]]) -> bool:
+    sizes = _LLM | {"tokens": dict(candidate)}
+    costs = dflop.CostModel(dflop.ModelDescription(audio=sizes, llm=_LLM | {"vocab_size": 8}))
+    return all(costs.cost(audio=[(samples, rate)])["tokens"] == tokens for samples, tokens in rows)
+
+
+def _number(value: Any) -> int | None:
+    """Returns a side: a number, or that of a square."""
+    if isinstance(value, Mapping):
+        value = value.get("height")
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return value if isinstance(value, int) and value > 0 else None

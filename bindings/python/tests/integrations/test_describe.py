@@ -1,0 +1,150 @@
+"""Describes models of transformers: counts against dflop's own numbers, and answers to bad checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import dflop
+import transformers
+from dflop._description import checkpoint, fits
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
+}
+
+
+def module(description: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in description["modules"] if one["module"] == name)
+    return found
+
+
+class Describe(unittest.TestCase):
+    def setUp(self) -> None:
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.directory = Path(scratch.name) / "checkpoint"
+        self.directory.mkdir()
+        self.target = Path(scratch.name) / "model.json"
+
+    def describe(self, config: dict[str, Any] | str) -> dict[str, Any]:
+        text = config if isinstance(config, str) else json.dumps(config)
+        (self.directory / "config.json").write_text(text)
+        return dflop.hugging_face.describe(self.directory, path=self.target)
+
+    def assert_refused(self, config: dict[str, Any] | str, message: str) -> None:
+        with self.subTest(message), self.assertRaisesRegex(dflop.ModelError, message):
+            self.describe(config)
+        self.assertFalse(self.target.exists())
+
+    def test_a_vision_model_counts_like_dflop(self) -> None:
+        shutil.rmtree(self.directory)
+        dflop.example.write_model(self.directory)
+        description = dflop.hugging_face.describe(self.directory, path=self.target)
+        self.assertEqual(json.loads(self.target.read_text()), description)
+        own = dflop.models(str(self.directory))
+        self.assertEqual(description["parameters"], own["parameters"])
+        counted = {one["module"]: one["parameters"] for one in description["modules"]}
+        self.assertEqual(counted, {one["module"]: one["parameters"] for one in own["modules"]})
+        rule = module(description, "vision")["token_rule"]
+        self.assertEqual((rule["kind"], rule["rule"]["rule"]), ("rule", "native"))
+        self.assertGreater(rule["checked"], 300)
+        patterns = [run["attention"]["pattern"] for run in module(description, "llm")["layer_runs"]]
+        self.assertEqual(patterns, ["causal"])
+
+    def test_layers_of_a_text_model_have_closed_formulas(self) -> None:
+        description = self.describe(QWEN3)
+        (run,) = module(description, "llm")["layer_runs"]
+        attention, mlp = 64 * 16 * (4 + 2 + 2 + 4), 3 * 64 * 128
+        self.assertEqual(run["flops_forward"], {"per_token": 2 * (attention + mlp), "per_pair": 4 * 64})
+        self.assertEqual(run["flops_backward"], {"per_token": 4 * (attention + mlp), "per_pair": 8 * 64})
+        self.assertEqual((run["first"], run["count"], run["message_width"]), (0, 4, 64))
+        self.assertEqual(module(description, "llm")["head"]["flops_forward"], {"per_token": 2 * 64 * 512})
+
+    def test_windows_are_seen_in_the_masks(self) -> None:
+        types = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+        description = self.describe(
+            QWEN3 | {"layer_types": types, "sliding_window": 300, "use_sliding_window": True}
+        )
+        runs = module(description, "llm")["layer_runs"]
+        sliding, causal = {"pattern": "sliding", "window": 300}, {"pattern": "causal", "window": None}
+        found = [(run["first"], run["count"], run["attention"]) for run in runs]
+        self.assertEqual(found, [(0, 2, sliding), (2, 1, causal), (3, 1, sliding)])
+
+    def test_experts_count_those_that_a_token_goes_through(self) -> None:
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        description = self.describe(QWEN3 | experts | {"model_type": "qwen3_moe"})
+        (run,) = module(description, "llm")["layer_runs"]
+        each = 3 * 64 * 32
+        self.assertEqual(run["experts"], {"count": 8, "parameters_each": each, "per_token": 2})
+        router = 64 * 8
+        weights = 64 * 16 * (4 + 2 + 2 + 4) + router + 2 * each
+        self.assertEqual(run["flops_forward"]["per_token"], 2 * weights)
+
+    def test_bad_checkpoints_are_refused_with_what_to_do(self) -> None:
+        with self.assertRaisesRegex(dflop.ModelError, "found none at"):
+            dflop.hugging_face.describe(self.directory, path=self.target)
+        code = {"auto_map": {"AutoConfig": "configuration_kite.KiteConfig"}}
+        self.assert_refused("{", "could not read")
+        self.assert_refused("[]", "expected an object")
+        self.assert_refused({}, "has no `model_type`")
+        self.assert_refused({"model_type": "kite"}, 'does not know the `model_type` "kite"')
+        self.assert_refused({"model_type": "kite"} | code, "trust_remote_code=True")
+        t5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
+        self.assert_refused(t5, "text encoder beside the decoder")
+        self.assert_refused({"model_type": "vit"}, "no generating model")
+        self.assert_refused(QWEN3 | {"hidden_size": "wide"}, "does not read|cannot be built")
+        self.assert_refused({"model_type": "llava"}, "no processor that transformers loads")
+
+    def test_an_old_transformers_is_named(self) -> None:
+        old = SimpleNamespace(__version__="4.57.1")
+        with mock.patch.dict(sys.modules, {"transformers": old}):
+            self.assert_refused(QWEN3, "expected transformers 5.0 or newer, found 4.57.1")
+
+    def test_a_module_off_its_polynomial_is_named(self) -> None:
+        layer = transformers.models.qwen3.modeling_qwen3.Qwen3MLP
+        forward = layer.forward
+
+        def uneven(one: Any, states: Any) -> Any:
+            repeated = 1 + (states.shape[1] == 768)
+            return sum(forward(one, states) for _ in range(repeated))
+
+        layer.forward = uneven
+        try:
+            self.assert_refused(QWEN3, r"FLOPs of `model.layers.0` are no polynomial.* at most 0.5%")
+        finally:
+            layer.forward = forward
+
+    def test_a_model_without_a_device_of_shapes_is_refused(self) -> None:
+        layer = transformers.models.qwen3.modeling_qwen3.Qwen3MLP
+        forward = layer.forward
+        layer.forward = lambda one, states: forward(one, states) * states.sum().item()
+        try:
+            self.assert_refused(QWEN3, "does not run on shapes alone, in")
+        finally:
+            layer.forward = forward
+
+    def test_nothing_reaches_the_network_or_weights(self) -> None:
+        config = transformers.Qwen3Config(**{key: one for key, one in QWEN3.items() if key != "model_type"})
+        model = checkpoint.build(config)
+        self.assertTrue(all(parameter.is_meta for parameter in model.parameters()))
+        self.assertLessEqual(fits.ERROR_MAX, 0.005)
+
+
+if __name__ == "__main__":
+    unittest.main()
