@@ -90,7 +90,8 @@ def _methods() -> list[str]:
         table(["method", "plan", "microbatches"], rows),
         filled(
             """[Planning](planning.md) describes them. Every simulation has the A100 preset with 80 GiB per
-            GPU, 8 GPUs per node and the links of the preset, and the default search space. Columns *over*
+            GPU, 8 GPUs per node, the links of the preset, and the default search space under 1F1B, the
+            paper's schedule; by default `dflop plan` tries others as well. Columns *over*
             show the step time of a method over that of dflop. \\* marks methods that do not fit into
             memory on some batch, which figures show as well; a dash, methods without a plan that fits. *bound / step* is a lower bound
             for every searched plan over the dflop step: 1 would be optimal. A baseline that is busy half

@@ -61,6 +61,7 @@ def command(case: Case, steps: int) -> Command:
     """Returns the command line of a simulation."""
     arguments = ["simulate", "--model", case.model, "--device", DEVICE, "--shapes", f"{case.shapes}.csv"]
     arguments += ["--gpus", str(case.gpus), "--global-batch-size", str(case.global_batch)]
+    arguments += ["--set", f"plan.schedule={SCHEDULE}"]
     return Command([*arguments, "--steps", str(steps), "--seed", str(SEED)])
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from commands import Command, Runner
-from simulated import DEVICE, GLOBAL_BATCH, GPUS, MODELS, SEED
+from simulated import DEVICE, GLOBAL_BATCH, GPUS, MODELS, SCHEDULE, SEED
 
 # Default time limit of `dflop profile`.
 PROFILE_SECONDS = 300
@@ -26,6 +26,7 @@ def run(runner: Runner, models: list[dict[str, Any]], samples: int, batches: int
             f"{MODELS[row['model']]}.csv",
         ]
         arguments += ["--gpus", str(GPUS), "--global-batch-size", str(GLOBAL_BATCH)]
+        arguments += ["--set", f"plan.schedule={SCHEDULE}"]
         done = runner.run(Command([*arguments, "--batches", str(batches), "--seed", str(SEED)]))
         epoch_seconds = samples / GLOBAL_BATCH * ours["step_seconds"]
         rows.append(
