@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from dflop.torch.microbatches import Microbatches as Microbatches
     from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
+    from dflop.torch.pipeline import Pipeline as Pipeline
+    from dflop.torch.pipeline import PipelineStep as PipelineStep
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
@@ -38,6 +40,8 @@ _PLACES = {
     "IterableDataset": "dataset",
     "MegatronIterator": "megatron",
     "Microbatches": "microbatches",
+    "Pipeline": "pipeline",
+    "PipelineStep": "pipeline",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
     "StepCheckpoint": "step_checkpoint",
@@ -62,6 +66,8 @@ __all__ = [
     "IterableDataset",
     "MegatronIterator",
     "Microbatches",
+    "Pipeline",
+    "PipelineStep",
     "Profile",
     "StageTimer",
     "StepCheckpoint",
