@@ -114,7 +114,7 @@ def one_process(directory: Path, settings: dict[str, Any], frozen: Any = None) -
             loss.backward()
         gradients = {name: one.grad.clone() for name, one in named if one.grad is not None}
         norm = sum(float(one.double().square().sum()) for one in gradients.values()) ** 0.5
-        found.append({"loss": float(loss), "norm": norm, "gradients": gradients})
+        found.append({"loss": loss.item(), "norm": norm, "gradients": gradients})
         update(one for _, one in named)
     return found
 

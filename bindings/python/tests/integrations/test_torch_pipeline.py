@@ -14,7 +14,7 @@ import torch.multiprocessing as multiprocessing
 from pipeline_stages import LAYERS, build, one_process, update
 from trainers import WithData
 
-SETTINGS: dict[str, Any] = {"global_batch_size": 20, "steps": 3, "seed": 1}
+SETTINGS: dict[str, Any] = {"global_batch_size": 12, "steps": 3, "seed": 1}
 RANKS = 8
 FROZEN = {
     "frozen encoder": {"vision": ("",)},
@@ -104,7 +104,7 @@ class Pipelines(WithData):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        multiprocessing.start_processes(rank_of_job, (cls.directory,), RANKS, start_method="spawn")
+        multiprocessing.start_processes(rank_of_job, (cls.directory,), RANKS, start_method="fork")
         cls.wanted: dict[str, Any] = {}
 
     def one_process(self, frozen: Any) -> list[dict[str, Any]]:
