@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dflop
-import dflop.torch
+import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
