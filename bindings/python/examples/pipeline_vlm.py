@@ -1,4 +1,4 @@
-"""Trains an encoder on one rank and an LLM in two stages on two others: modules of one's own, unequal lengths."""
+"""Trains an encoder on one rank and an LLM in two stages on two others, all of them plain modules."""
 
 import dflop
 
@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-WIDTH, WORDS, PATCHES = 64, 640, 4 * 1176
+WIDTH, WORDS, PATCHES = 64, 640, 4 * 1176  # an LLM row has four patches
 
 
-class Vision(torch.nn.Sequential):
+class Vision(torch.nn.Linear):
     def forward(self, rows, microbatch):
         return super().forward(microbatch["pixel_values"].view(-1, PATCHES))
 
 
 class Language(torch.nn.Module):
-    def __init__(self, layers: range, is_first: bool, is_last: bool) -> None:
+    def __init__(self, layers, is_first, is_last, mesh):
         super().__init__()
         self.words = torch.nn.Embedding(WORDS, WIDTH) if is_first else None
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(WIDTH, 3 * WIDTH) for _ in layers)
@@ -28,24 +28,21 @@ class Language(torch.nn.Module):
         if self.words is not None:
             words = self.words(microbatch["input_ids"][0])
             rows = words if rows is None else words.index_copy(0, microbatch.media_rows, rows)
-        places = torch.arange(len(rows))
-        sample = torch.bucketize(places, microbatch.cu_seqlens, right=True)
-        mask = (sample[:, None] == sample) & (places[:, None] >= places)  # attention within each sample
+        sample = torch.bucketize(torch.arange(len(rows)), microbatch.cu_seqlens, right=True)
+        mask = (sample[:, None] == sample).tril()  # attention within each sample
         for block in self.blocks:
             parts = [part[None] for part in block(rows).chunk(3, -1)]
             rows = rows + scaled_dot_product_attention(*parts, attn_mask=mask)[0]
         labels = microbatch["labels"][0, 1:]
-        return rows if self.head is None else cross_entropy(self.head(rows)[:-1], labels, reduction="sum")
+        return cross_entropy(self.head(rows)[:-1], labels, reduction="sum") if self.head else rows
 
 
-def build(module, layers, is_first, is_last, mesh):
-    is_vision = module == "vision"
-    return Vision(torch.nn.Linear(PATCHES, WIDTH)) if is_vision else Language(layers, is_first, is_last)
+def build(module, *place):
+    return Vision(PATCHES, WIDTH) if module == "vision" else Language(*place)
 
 
 def loader(role):
-    settings = {"model": data / "model", "global_batch_size": 16, "steps": 8, "array_type": "torch"}
-    return dflop.BalancedLoader(data / "shards", role=role, **settings)
+    return dflop.BalancedLoader(data / "shards", model=data / "model", global_batch_size=16, steps=8, role=role)
 
 
 if __name__ == "__main__":
@@ -55,8 +52,8 @@ if __name__ == "__main__":
     pipeline = dflop.torch.Pipeline(build, schedule, loader)
     optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=3e-3)
     for step in pipeline:
-        loss, norm = pipeline.step(step), pipeline.clip_grad_norm_(1.0)
-        print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, norm {norm:.3f}", flush=True)
+        print(f"rank {dist.get_rank()}, step {step.step}: loss {pipeline.step(step):.3f}", flush=True)
+        pipeline.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
     dist.destroy_process_group()

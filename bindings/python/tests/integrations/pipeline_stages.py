@@ -27,7 +27,8 @@ class Vision(torch.nn.Module):
     def __init__(self, layers: range, is_first: bool, is_last: bool) -> None:
         super().__init__()
         self.patch = made(1, torch.nn.Linear, PATCH, VISION_WIDTH) if is_first else None
-        blocks = {str(layer): made(10 + layer, torch.nn.Linear, VISION_WIDTH, VISION_WIDTH) for layer in layers}
+        sizes = (VISION_WIDTH, VISION_WIDTH)
+        blocks = {str(layer): made(10 + layer, torch.nn.Linear, *sizes) for layer in layers}
         self.blocks = torch.nn.ModuleDict(blocks)
         self.merge = made(2, torch.nn.Linear, MERGED * VISION_WIDTH, WIDTH) if is_last else None
 
@@ -79,8 +80,11 @@ def freeze(stage: torch.nn.Module, parts: tuple[str, ...]) -> torch.nn.Module:
     return stage
 
 
-def build(module: str, layers: range, is_first: bool, is_last: bool, *, frozen: Any = None, **options: Any) -> Any:
-    stage = Vision(layers, is_first, is_last) if module == "vision" else Language(layers, is_first, is_last, **options)
+def build(
+    module: str, layers: range, is_first: bool, is_last: bool, *, frozen: Any = None, **options: Any
+) -> Any:
+    kind = Vision if module == "vision" else Language
+    stage = kind(layers, is_first, is_last, **options)
     return freeze(stage, (frozen or {}).get(module, ()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unittest
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from pipeline_stages import LAYERS, build, one_process, update
-from trainers import WithData
+from torch.distributed import checkpoint
+from trainers import EXAMPLES, WithData
+from trainers import run as run_program
 
 SETTINGS: dict[str, Any] = {"global_batch_size": 12, "steps": 3, "seed": 1}
 RANKS = 8
@@ -73,19 +76,25 @@ def rank_of_job(rank: int, directory: Path) -> None:
         dist.destroy_process_group()
 
 
-def run(directory: Path, schedule: dflop.Schedule, options: dict[str, Any]) -> list[dict[str, Any]]:
+def pipeline_of(
+    directory: Path, schedule: dflop.Schedule, options: dict[str, Any]
+) -> dflop.torch.pipeline.Pipeline:
     def stage(*arguments: Any) -> torch.nn.Module:
         *arguments, mesh = arguments
         assert mesh.mesh_dim_names == ("dp", "tp")
-        return build(*arguments, **(options if arguments[0] == "llm" else {"frozen": options.get("frozen")}))
+        own = options if arguments[0] == "llm" else {"frozen": options.get("frozen")}
+        return build(*arguments, **own)
 
     def loader(role: dflop.RankRole) -> dflop.BalancedLoader:
         return dflop.BalancedLoader(
             directory / "shards", model=directory / "model", role=role, array_type="torch", **SETTINGS
         )
 
-    pipeline = dflop.torch.Pipeline(stage, schedule, loader, layers=LAYERS, timeout=60)
-    found = []
+    return dflop.torch.Pipeline(stage, schedule, loader, layers=LAYERS, timeout=60)
+
+
+def run(directory: Path, schedule: dflop.Schedule, options: dict[str, Any]) -> list[dict[str, Any]]:
+    pipeline, found = pipeline_of(directory, schedule, options), []
     for step in pipeline:
         loss = pipeline.step(step)
         norm = pipeline.clip_grad_norm_(1e9)
@@ -130,6 +139,50 @@ class Pipelines(WithData):
                                 gradient, expected["gradients"][name], rtol=1e-4, atol=1e-5, msg=name
                             )
                     self.assertEqual(names, expected["gradients"].keys())
+
+    def test_a_checkpoint_resumes(self) -> None:
+        store = dist.FileStore(str(self.directory / "alone"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2, placement="joint")
+        first = pipeline_of(self.directory, schedule, {})
+        steps, losses = iter(first), []
+        losses.append(first.step(next(steps)))
+        update(first.module.parameters())
+        checkpoint.save({"pipeline": first}, checkpoint_id=self.directory / "checkpoint")
+        for step in steps:
+            losses.append(first.step(step))
+            update(first.module.parameters())
+        resumed = pipeline_of(self.directory, schedule, {})
+        checkpoint.load({"pipeline": resumed}, checkpoint_id=self.directory / "checkpoint")
+        for step, expected in zip(resumed, losses[1:], strict=True):
+            self.assertEqual(resumed.step(step), expected)
+            update(resumed.module.parameters())
+
+    def test_gradients_of_steps_add_up(self) -> None:
+        store = dist.FileStore(str(self.directory / "adding"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2, placement="joint")
+        both, single = (pipeline_of(self.directory, schedule, {}) for _ in range(2))
+        sums: dict[str, torch.Tensor] = {}
+        for step, same in zip(both, single, strict=True):
+            both.step(step)
+            single.step(same)
+            for name, one in single.module.named_parameters():
+                sums[name] = sums.get(name, 0) + one.grad
+                one.grad = None
+        for name, one in both.module.named_parameters():
+            torch.testing.assert_close(one.grad, sums[name], msg=name)
+        norm = both.clip_grad_norm_(1e-3)
+        self.assertGreater(norm, 1e-3)
+        self.assertAlmostEqual(both.clip_grad_norm_(1.0), 1e-3, delta=1e-7)
+
+    def test_the_example_starts_its_ranks_itself(self) -> None:
+        printed = run_program(EXAMPLES / "pipeline_vlm.py")
+        losses = [float(loss) for loss in re.findall(r"rank 2, step \d+: loss (\d+\.\d{3})", printed)]
+        self.assertEqual(len(losses), 8, printed)
+        self.assertLess(losses[-1], losses[0] - 0.5)
 
     def test_microbatches_without_media_ran(self) -> None:
         """Checks the premise of the test above."""

@@ -98,10 +98,8 @@ def rank_of_job(rank: int, directory: Path, job: Job) -> None:
 class Failures(WithData):
     def errors(self, failing: int, job: Job) -> dict[int, str]:
         """Runs three ranks, of which one is special; returns the errors, empty for a rank that was killed."""
-        directory = self.directory / self.id().rpartition(".")[2] / str(time.monotonic_ns())
-        directory.mkdir(parents=True)
-        (directory.parent / "shards").exists() or (directory.parent / "shards").symlink_to(self.directory / "shards")
-        (directory.parent / "model").exists() or (directory.parent / "model").symlink_to(self.directory / "model")
+        directory = self.directory / str(time.monotonic_ns())
+        directory.mkdir()
         context = multiprocessing.get_context("fork")
         ranks = [
             context.Process(target=rank_of_job, args=(rank, directory, job if rank == failing else Job()))
@@ -127,9 +125,8 @@ class Failures(WithData):
             with self.subTest(rank=rank):
                 found = self.errors(rank, FailingStage(raised))
                 for error in found.values():
-                    self.assertRegex(
-                        error, rf"^PipelineError: rank {rank}, step 1, forward 1 in stage {rank}: ValueError: no kites"
-                    )
+                    place = f"rank {rank}, step 1, forward 1 in stage {rank}"
+                    self.assertRegex(error, f"^PipelineError: {place}: ValueError: no kites today")
 
     def test_a_rank_that_is_killed(self) -> None:
         for rank in range(3):
@@ -137,16 +134,16 @@ class Failures(WithData):
                 found = self.errors(rank, FailingStage(lambda: os.kill(os.getpid(), 9)))
                 self.assertEqual(found.pop(rank), "")
                 for error in found.values():
-                    self.assertRegex(error, r"PipelineError: rank \d, step 1, .*\d in stage \d (from|to) \d: ")
+                    self.assertRegex(error, r"PipelineError: rank \d, step 1, .* in stage \d (from|to) \d: ")
 
     def test_rows_that_are_not_those_of_the_route(self) -> None:
         found = self.errors(0, FailingStage(lambda: torch.zeros(3, 24, requires_grad=True)))
         for error in found.values():
-            self.assertRegex(error, r"rank 0, step 1, forward 1 in stage 0: .*shape \[3, 24\], expected \d+ rows")
+            self.assertRegex(error, r"rank 0, step 1, forward 1 in stage 0: .*\[3, 24\], expected \d+ rows")
 
     def test_an_exception_in_build(self) -> None:
         for error in self.errors(1, FailingBuild()).values():
-            self.assertRegex(error, "PipelineError: rank 1, build stage 1 of `llm`: ValueError: no layers today")
+            self.assertRegex(error, "PipelineError: rank 1, build stage 1 of `llm`: ValueError: no layers")
 
     def test_another_schedule(self) -> None:
         for job in (Other(schedule="gpipe"), Other(microbatches=3)):

@@ -74,7 +74,9 @@ class Job:
             return PipelineError(text, "pipeline", own)
         return PipelineError(f"{first[1]}\nthen {text}", "pipeline", first[0])
 
-    def _first(self, own: dict[str, Any], text: str, *, is_waiting: bool) -> tuple[dict[str, Any], str] | None:
+    def _first(
+        self, own: dict[str, Any], text: str, *, is_waiting: bool
+    ) -> tuple[dict[str, Any], str] | None:
         """Notes a failure unless there is one; returns the first, or None if the store is gone."""
         deadline = time.monotonic() + (NOTE_SECONDS if is_waiting else 0.0)
         try:
@@ -88,7 +90,9 @@ class Job:
             return None
         return fields, message
 
-    def exchange(self, steps: Sequence[RoleStep | None], error: Exception | None, trained: list[bool]) -> list[bool]:
+    def exchange(
+        self, steps: Sequence[RoleStep | None], error: Exception | None, trained: list[bool]
+    ) -> list[bool]:
         """Checks that all ranks are at the same step of the same plan; returns which stages are trained.
 
         An empty list means that all ranks have ended.

@@ -88,7 +88,8 @@ class RankLayout:
         if layers is not None and module in layers:
             total = layers[module]
             if total < count:
-                raise ConfigError(f"layers: `{module}` has {total} layers, expected at least {count}", "config")
+                reason = f"`{module}` has {total} layers, expected at least {count}"
+                raise ConfigError(f"layers: {reason}", "config")
             return range(total * number // count, total * (number + 1) // count)
         # The arguments of a schedule, as pickled.
         cut = self.schedule.__reduce__()[0].keywords["modules"][module].get("layers")
@@ -122,7 +123,6 @@ class RankLayout:
                     own.append(group)
         if not own:
             return None
-        mesh = DeviceMesh.from_group(
-            own, device.type, mesh=torch.tensor(table), mesh_dim_names=("dp", "tp")
-        )
+        names = ("dp", "tp")
+        mesh = DeviceMesh.from_group(own, device.type, mesh=torch.tensor(table), mesh_dim_names=names)
         return StageGroups(own[0], mesh)

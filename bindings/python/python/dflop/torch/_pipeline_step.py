@@ -166,7 +166,7 @@ class StepRun:
         if part not in self._outputs:
             return
         if not self._needs[part[0]]:
-            self._outputs.pop(part), self._inputs.pop(part)
+            del self._outputs[part], self._inputs[part]
             return
         if kind == "backward_weight":
             root, gradient = self._roots.pop(part)
@@ -237,7 +237,8 @@ def _assembled(pieces: Pieces, count: int | None, name: str) -> torch.Tensor:
     """
     found = sum(len(rows) for _, rows in pieces)
     if not pieces or found != (found if count is None else count):
-        raise ConfigError(f"{found} {name} have arrived, expected {'some' if count is None else count}", "config")
+        expected = "some" if count is None else count
+        raise ConfigError(f"{found} {name} have arrived, expected {expected}", "config")
     spans, rows = pieces[0]
     if len(pieces) == 1 and (spans is None or list(spans) == [range(len(rows))]):
         return rows

@@ -49,7 +49,7 @@ class PipelineStep:
 
 
 class Pipeline:
-    """Trains modules of PyTorch on the ranks of a `dflop.Schedule`, with different data parallelism per module.
+    """Trains PyTorch modules on the ranks of a `dflop.Schedule`, with different data parallelism by module.
 
     Every rank of ``torch.distributed`` creates one. A stage is a module that is called as
     ``stage(rows, microbatch)`` with a `dflop.RoleMicrobatch`:
@@ -65,15 +65,15 @@ class Pipeline:
     or, in an encoder, without media.
 
     Modules with ``torch.utils.checkpoint``, frozen parameters, ``torch.compile`` and tensor parallelism over
-    ``mesh["tp"]`` work as usual. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused: replicas
-    may run different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once
+    ``mesh["tp"]`` work as usual. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused:
+    replicas may run different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once
     for the rows and once for the weights.
 
     A failure on a rank, in its data or in a stage, ends the step on all ranks with a `dflop.PipelineError`
     that names rank, step and action, at the latest after the timeout; the job cannot go on then.
 
     Args:
-        build: creates a stage: ``build(module, layers, is_first, is_last, mesh)`` with the name of the module,
+        build: creates a stage: ``build(module, layers, is_first, is_last, mesh)`` with the module name,
             its layers in the stage or ``None`` if nothing gives their number, whether the stage is the first
             or last one of the module, and the ranks of the stage as a mesh with dimensions ``dp`` and ``tp``.
         schedule: the schedule, the same on all ranks, for as many ranks as there are.
@@ -83,7 +83,7 @@ class Pipeline:
         timeout: time that ranks wait for each other, in seconds.
 
     Raises:
-        ConfigError: ranks have different schedules or more or fewer than the schedule, or a module cannot run.
+        ConfigError: ranks have different schedules, or the schedule has another number of ranks.
         PipelineError: ``build`` or ``loader`` failed on a rank.
 
     Examples:
@@ -103,7 +103,8 @@ class Pipeline:
         >>> def build(module, layers, is_first, is_last, mesh):
         ...     return Vision(1176, 16) if module == "vision" else Language(640, 16)
         >>> def loader(role):
-        ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, steps=2, role=role)
+        ...     settings = {"model": "model/", "global_batch_size": 8, "steps": 2}
+        ...     return dflop.BalancedLoader("shards/", role=role, **settings)
         >>> schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2, placement="joint")
         >>> pipeline = dflop.torch.Pipeline(build, schedule, loader, timeout=60)
         >>> optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=1e-3)
@@ -177,7 +178,7 @@ class Pipeline:
             if id(one) in others:
                 raise ConfigError(f"`{parameter}` is a parameter of two stages", "config")
             if isinstance(one, DTensor) and len(replicas & set(one.device_mesh.mesh.flatten().tolist())) > 1:
-                raise ConfigError(f"`{parameter}` is sharded over replicas: shard it over `tp` only", "config")
+                raise ConfigError(f"`{parameter}` is sharded over replicas, expected over `tp`", "config")
         self._stages[stage] = built
         if name not in self.module:
             self.module[name] = torch.nn.ModuleDict()
