@@ -6,7 +6,6 @@ if __name__ == "__main__":
     dflop.example.on_ranks(3)  # as `torchrun --nproc-per-node 3` does
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 WIDTH, WORDS, PATCHES = 64, 640, 4 * 1176  # an LLM row has four patches
@@ -42,18 +41,19 @@ def build(module, *place):
 
 
 def loader(role):
-    return dflop.BalancedLoader(data / "shards", model=data / "model", global_batch_size=16, steps=8, role=role)
+    paths = {"dataset": data / "shards", "model": data / "model"}
+    return dflop.BalancedLoader(**paths, global_batch_size=16, steps=8, role=role)
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
-    data = dflop.example.directory()
+    torch.distributed.init_process_group("gloo")
+    rank, data = torch.distributed.get_rank(), dflop.example.directory()
     schedule = dflop.Schedule({"vision": {}, "llm": {"layers": [2, 2]}}, microbatches=4)
     pipeline = dflop.torch.Pipeline(build, schedule, loader)
     optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=3e-3)
     for step in pipeline:
-        print(f"rank {dist.get_rank()}, step {step.step}: loss {pipeline.step(step):.3f}", flush=True)
+        print(f"rank {rank}, step {step.step}: loss {pipeline.step(step):.3f}", flush=True)
         pipeline.clip_grad_norm_(1.0)
         optimizer.step()
         optimizer.zero_grad()
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()

@@ -64,10 +64,10 @@ class Pipeline:
     the LLM returns the loss, summed over the targets. A stage does not run for a microbatch without samples
     or, in an encoder, without media.
 
-    Modules with ``torch.utils.checkpoint``, frozen parameters, ``torch.compile`` and tensor parallelism over
-    ``mesh["tp"]`` work as usual. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused:
-    replicas may run different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once
-    for the rows and once for the weights.
+    Stages may use ``torch.utils.checkpoint`` and have frozen parameters; they shard over ``mesh["tp"]`` by
+    themselves. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused, because replicas may run
+    different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once for the
+    rows and once for the weights.
 
     A failure on a rank, in its data or in a stage, ends the step on all ranks with a `dflop.PipelineError`
     that names rank, step and action, at the latest after the timeout; the job cannot go on then.
