@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
     from dflop.torch.pipeline import Pipeline as Pipeline
-    from dflop.torch.pipeline import PipelineStep as PipelineStep
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
@@ -41,7 +40,6 @@ _PLACES = {
     "MegatronIterator": "megatron",
     "Microbatches": "microbatches",
     "Pipeline": "pipeline",
-    "PipelineStep": "pipeline",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
     "StepCheckpoint": "step_checkpoint",
@@ -67,7 +65,6 @@ __all__ = [
     "MegatronIterator",
     "Microbatches",
     "Pipeline",
-    "PipelineStep",
     "Profile",
     "StageTimer",
     "StepCheckpoint",
