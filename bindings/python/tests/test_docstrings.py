@@ -25,6 +25,7 @@ PAGES = Path(__file__).parents[3] / "docs/site/api_names.py"
 # Names without an example, and the reason.
 WITHOUT = {
     "dflop.ForkError": "needs a process that is forked after threads have started",
+    "dflop.PipelineError": "needs PyTorch, and a stage that fails",
     "dflop.SharedError": "needs several processes, one of which ends",
     "dflop.StageError": "is raised by a defect",
     "dflop.StalledError": "needs a store that does not answer, and waits for it",

@@ -150,3 +150,13 @@ class SharedError(Error, RuntimeError):
 
 class ForkError(Error, RuntimeError):
     """This process was forked after threads of the package had started, which do not exist in a fork."""
+
+
+class PipelineError(Error, RuntimeError):
+    """A step of a `dflop.torch.Pipeline` failed on this rank, or on another one that this rank waited for.
+
+    Attributes:
+        rank: rank that failed first, as far as this rank knows.
+        step: number of the step; ``None`` while stages are built.
+        action: action that failed, with its microbatch and stage.
+    """

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dflop.torch.microbatches import Microbatches as Microbatches
     from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
+    from dflop.torch.pipeline import Pipeline as Pipeline
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
@@ -40,6 +41,7 @@ _PLACES = {
     "IterableDataset": "dataset",
     "MegatronIterator": "megatron",
     "Microbatches": "microbatches",
+    "Pipeline": "pipeline",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
     "StepCheckpoint": "step_checkpoint",
@@ -65,6 +67,7 @@ __all__ = [
     "IterableDataset",
     "MegatronIterator",
     "Microbatches",
+    "Pipeline",
     "Profile",
     "StageTimer",
     "StepCheckpoint",
