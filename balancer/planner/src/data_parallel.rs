@@ -22,7 +22,7 @@ const SEARCH_WORK: u64 = 4_000;
 /// Number of batches that tell whether a number of microbatches fits; all batches confirm it.
 const FITTING_BATCHES: usize = 4;
 /// Number of samples in the batches that layouts are judged on.
-const JUDGED_SAMPLES: usize = 8192;
+const JUDGED_SAMPLES: usize = 2048;
 
 /// Data-parallel layout with its score.
 #[derive(Debug, Clone, PartialEq)]
