@@ -22,7 +22,7 @@ const SEARCH_WORK: u64 = 4_000;
 /// Number of batches that tell whether a number of microbatches fits; all batches confirm it.
 const FITTING_BATCHES: usize = 4;
 /// Number of samples in the batches that layouts are judged on.
-const JUDGED_SAMPLES: usize = 8192;
+const JUDGED_SAMPLES: usize = 2048;
 
 /// Data-parallel layout with its score.
 #[derive(Debug, Clone, PartialEq)]
@@ -170,7 +170,7 @@ impl<'a> LayoutStudy<'a> {
         };
         // Large batches differ less from each other.
         let workload = problem.workload;
-        let enough = (JUDGED_SAMPLES / samples as usize).max(FITTING_BATCHES);
+        let enough = (JUDGED_SAMPLES / samples as usize).max(1);
         let batches = &workload.batches()[..enough.min(workload.batches().len())];
         let tokens = |batch: &Vec<ItemSize>| batch.iter().map(|item| f64::from(item.tokens)).sum::<f64>();
         let batch_tokens = batches.iter().map(tokens).sum::<f64>() / batches.len() as f64;

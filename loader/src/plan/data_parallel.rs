@@ -2,8 +2,8 @@
 //!
 //! Layouts are DDP, `ZeRO` stages, FSDP and HSDP. Every way is judged by the same predicted times, and by
 //! what ranks do besides: they wait for parameters and gradients of other ranks, as far as computing does not
-//! hide that, and hold the activations of their largest microbatch. Random batches show how unevenly a trainer
-//! without regard to cost loads its ranks.
+//! hide that, and hold the activations of their largest microbatch. Random batches show how unevenly a
+//! trainer without regard to cost loads its ranks.
 
 use dflop_balancer::{Strategy, lockstep_ns, rank_step, shard_groups_ns};
 use dflop_costmodel::memory::{LargestMicrobatch, RankMemory, ReplicaMemory};
@@ -294,8 +294,8 @@ fn microbatch_tokens(planner: &StepPlanner, samples: &[Vec<u64>], places: &[u32]
     tokens
 }
 
-/// Returns the step time in nanoseconds if the ranks in a shard group encode equal shares of their media, with
-/// the same microbatches.
+/// Returns the step time in nanoseconds if the ranks in a shard group encode equal shares of their media,
+/// with the same microbatches.
 fn exchanged_ns(planner: &StepPlanner, plan: &StepPlan, synchronization: Synchronization) -> u64 {
     let modules = planner.model().modules();
     let encoders = modules.len().saturating_sub(1);

@@ -222,7 +222,6 @@ const REPLACED: [&str; 3] =
 /// Short files of no such kind. None may be added.
 const SHORT: [&str; 9] = [
     "balancer/planner/src/report.rs",
-    "balancer/planner/src/score/step_times.rs",
     "balancer/src/digest.rs",
     "bindings/python/src/arrays/imports.rs",
     "bindings/python/src/cli.rs",

@@ -324,7 +324,7 @@ pub(super) fn media_shares<'py>(
     shares.into_iter().map(|share| share.into_iter().map(convert).collect()).collect()
 }
 
-/// Returns `dflop.batches.ExchangedMedium` for the media of an encoder in a microbatch of all ranks in a group.
+/// Returns `dflop.batches.ExchangedMedium` for an encoder's media in a microbatch of all ranks in a group.
 ///
 /// - `group_size`: number of consecutive ranks that exchange media; all ranks by default
 pub(super) fn media_exchange<'py>(
