@@ -52,8 +52,8 @@ impl Job {
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if layers are missing or repeated, a number is 0, or the schedule is not
-    /// supported: several chunks per rank beside encoders.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if layers are missing or repeated, a number is
+    /// 0, or the schedule is not supported: several chunks per rank beside encoders.
     pub fn new(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -75,8 +75,9 @@ impl Job {
     ///   equals the LLM's `dp_size` times `tp_size`
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder ends after the first LLM stage, a
-    /// chain stage has no layer, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) as in [`Job::new`], and if an encoder ends
+    /// after the first LLM stage, a chain stage has no layer, or the schedule is not `gpipe`, `1f1b` or
+    /// `zb-h1`.
     pub fn joint(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -93,8 +94,8 @@ impl Job {
     /// - `modules`: same as for [`Job::new`]; each encoder uses as many ranks as the LLM
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder uses a different number of ranks than
-    /// the LLM, or the schedule is `1f1b-ahead`.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) as in [`Job::new`], and if an encoder uses a
+    /// different number of ranks than the LLM, or the schedule is `1f1b-ahead`.
     pub fn colocated(
         model: ModelConfig,
         frozen: FrozenModules,

@@ -114,8 +114,7 @@ pub trait FamilyBlocks: Debug + Send + Sync {
     /// Builds the image encoder. Default: the family has none.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
-    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
+    /// [`Error::ModelConfig`] or [`Error::CostModel`] if a field is invalid or not supported.
     fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
         let _ = source;
         Err(missing("image encoder"))
