@@ -132,7 +132,7 @@ class PixelTypes(WithExample):
     def test_types_that_cannot_be_delivered_are_refused(self) -> None:
         for dtype, reason in (
             ("bfloat16", "NumPy has no bfloat16"),
-            ("float16", "expected float32, bfloat16 or uint8, found `float16`"),
+            ("float16", "expected float32, bfloat16, uint8 or none, found `float16`"),
         ):
             with self.assertRaisesRegex(dflop.ConfigError, reason):
                 self.pixels(dtype)

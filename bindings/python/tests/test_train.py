@@ -79,6 +79,9 @@ class Train(unittest.TestCase):
         self.assertIn(steps[0], range(1, 50))
 
     def test_ctrl_c_ends_the_run_after_its_step(self) -> None:
+        # A shell ignores the signal in what it runs in the background.
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, previous)
         first = threading.Event()
         timer = threading.Thread(target=lambda: (first.wait(), os.kill(os.getpid(), signal.SIGINT)))
         timer.start()
