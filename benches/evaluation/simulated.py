@@ -57,11 +57,11 @@ def cases() -> dict[str, list[Case]]:
     }
 
 
-def command(case: Case, steps: int) -> Command:
-    """Returns the command line of a simulation."""
+def command(case: Case, steps: int, plan: str | None = None) -> Command:
+    """Returns the command line of a simulation: of the methods, or of a plan in a file."""
     arguments = ["simulate", "--model", case.model, "--device", DEVICE, "--shapes", f"{case.shapes}.csv"]
     arguments += ["--gpus", str(case.gpus), "--global-batch-size", str(case.global_batch)]
-    arguments += ["--set", f"plan.schedule={SCHEDULE}"]
+    arguments += ["--set", f"plan.schedule={SCHEDULE}"] if plan is None else ["--plan", plan]
     return Command([*arguments, "--steps", str(steps), "--seed", str(SEED)])
 
 
@@ -104,8 +104,7 @@ def _rebalance(
         for name, plan in own.items():
             file = f"{case.model}-{name.replace(', ', '-').replace(' ', '-')}.json"
             (runner.directory / file).write_text(json.dumps(plan), encoding="utf-8")
-            arguments = [*command(case, steps).arguments, "--plan", file]
-            wanted.append((row, name, plan, Command(arguments)))
+            wanted.append((row, name, plan, command(case, steps, file)))
     done = runner.run_all([one for *_, one in wanted])
     for (row, name, plan, _), result in zip(wanted, done, strict=True):
         found = {key: value for key, value in result.items() if key != "answer"} | {"plan": plan}
