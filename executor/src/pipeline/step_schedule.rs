@@ -70,7 +70,7 @@ pub struct RankLaunch {
 /// let layout = JobLayout::new(Placement::Disaggregated, modules, schedule)?;
 /// let step = StepSchedule::new(layout, 2)?;
 /// let first: Vec<String> = step.actions(0)[..3].iter().map(|own| own.action.to_string()).collect();
-/// assert_eq!(first, ["forward 0 in stage 0", "send 0 in stage 0 to 2", "send 0 in stage 0 to 3"]);
+/// assert_eq!(first, ["forward 0 in stage 0", "send 0 in stage 0 to 4", "send 0 in stage 0 to 3"]);
 /// assert_eq!(step.launches(2)?[0].action, 0);
 /// # Ok::<(), dflop_executor::Error>(())
 /// ```
