@@ -19,8 +19,8 @@ use super::workload::ItemSize;
 
 /// Work units for balancing one batch.
 const SEARCH_WORK: u64 = 4_000;
-/// Number of batches that tell whether a number of microbatches fits; all batches confirm it.
-const FITTING_BATCHES: usize = 4;
+/// Number of batches that tell whether a number of microbatches fits, which all batches confirm.
+const FITTING_BATCHES: usize = 1;
 /// Number of samples in the batches that layouts are judged on.
 const JUDGED_SAMPLES: usize = 2048;
 
