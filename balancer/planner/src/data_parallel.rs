@@ -24,6 +24,9 @@ const FITTING_BATCHES: usize = 1;
 /// Number of samples in the batches that layouts are judged on.
 const JUDGED_SAMPLES: usize = 2048;
 
+/// Maximum number of GPUs: balancing a batch takes longer than the search for more.
+const GPUS_MAX: u32 = 4096;
+
 /// Data-parallel layout with its score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataParallelPlan {
@@ -141,6 +144,11 @@ impl<'a> LayoutStudy<'a> {
         if samples < gpus {
             let reason = format!("{samples} samples are fewer than the {gpus} data-parallel GPUs");
             return Err(Error::Config { setting: "global_batch_size", reason });
+        }
+        if gpus > GPUS_MAX {
+            let reason =
+                format!("data-parallel layouts are compared on at most {GPUS_MAX} GPUs, found {gpus}");
+            return Err(Error::Config { setting: "gpus", reason });
         }
         let rules: Vec<u32> = memory.spec().encoders().map(|(_, _, rule)| unit_tokens(&rule)).collect();
         if rules.len() != problem.encoders.len() {
