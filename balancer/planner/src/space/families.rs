@@ -26,7 +26,8 @@ impl SearchSpace<'_> {
     fn joint_family(&self, index: usize, llm_dp: u32) -> Family {
         let part = EncoderPart { shape: index as u32, dp: llm_dp * self.joint[index].llm.tp };
         let encoders = EncoderParts::alike(part, self.encoders.len());
-        Family { placement: Placement::Joint, encoders, llm: index, llm_dp, schedule: self.options.schedule }
+        let placement = Placement::Joint;
+        Family { placement, encoders, llm: index, llm_dp, schedule: self.schedule_in(placement) }
     }
 
     /// Calls `visit` with every LLM that runs under the searched schedule: the shape index, and rank counts
@@ -45,9 +46,10 @@ impl SearchSpace<'_> {
 
     /// Calls `visit` with the families for an LLM.
     pub(crate) fn visit_encoders(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(&Family)) {
-        let schedule = self.options.schedule;
-        let family =
-            |placement, encoders: EncoderParts| Family { placement, encoders, llm, llm_dp, schedule };
+        let family = |placement, encoders: EncoderParts| {
+            let schedule = self.schedule_in(placement);
+            Family { placement, encoders, llm, llm_dp, schedule }
+        };
         if let [encoder] = &self.encoders[..] {
             for shape in 0..encoder.shapes.len() {
                 if let Some(ranks) = self.encoder_ranks(shape, llm, llm_dp) {
@@ -132,10 +134,20 @@ impl SearchSpace<'_> {
         }
     }
 
+    /// Returns the searched schedule in a placement: only encoders on GPUs of their own run ahead.
+    fn schedule_in(&self, placement: Placement) -> ScheduleKind {
+        match self.options.schedule {
+            ScheduleKind::EncoderAhead { .. } if placement != Placement::Disaggregated => {
+                ScheduleKind::OneForwardOneBackward
+            }
+            schedule => schedule,
+        }
+    }
+
     /// Whether the space has plans in a placement under a schedule.
     fn has_schedule(&self, placement: Placement, schedule: ScheduleKind) -> bool {
         let SearchSpaceOptions { has_encoder_ahead, has_other_schedules, .. } = self.options;
-        schedule == self.options.schedule
+        schedule == self.schedule_in(placement)
             || match schedule {
                 ScheduleKind::EncoderAhead { .. } => {
                     has_encoder_ahead && placement == Placement::Disaggregated
