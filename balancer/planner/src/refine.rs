@@ -34,6 +34,11 @@ const OUTRUN_IN_TRIALS: [f64; 2] = [0.15, 0.03];
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
 const LEADER_BATCHES: usize = 16;
+/// Factor to a plan's time on the trial batches, above which its time on all batches is compared with those of
+/// the next plans: where memory is scarce, a batch may fit only with a far worse balance.
+const SLIPS: f64 = 1.02;
+/// Maximum number of plans with other degrees that are balanced as in a run to find a runner-up.
+const RUNNERS_UP_TRIED: usize = 4;
 
 /// Range of microbatch numbers tried below and above the best plan's number.
 const COUNTS_AROUND: u32 = 2;
@@ -46,8 +51,8 @@ const AHEAD_PLANS: usize = 6;
 const OTHER_SCHEDULE_PLANS: usize = 2;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
-/// plans that are as fast on the first batches, then the best plan with other degrees; all but
-/// the best may be scored only on the first batches.
+/// plans that are as fast on the first batches, then the best plan with other degrees; all but the best may
+/// be scored only on the first batches.
 ///
 /// - `rival`: score of a plan outside the space; if all plans are clearly slower on the first batches, only
 ///   the best of them is returned, scored on these
@@ -95,28 +100,41 @@ pub(super) fn refine(
         trials.add(candidate)?;
     }
     trials.settle()?;
-    let (trials, mut timeline) = (trials.sorted(), trials.timeline);
-    if let Some((score, candidate)) = trials.first()
+    let sorted = trials.sorted();
+    if let Some((score, candidate)) = sorted.first()
         && is_outrun(score, rival, 1.0 + OUTRUN_IN_TRIALS[0] * space.workload.noise())
     {
         return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
     }
-    let mut scored = choose(space, &trials, rival, &mut timeline)?;
-    let runner_up = scored.first().and_then(|best| {
+    let mut scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+    let mut untried = finals.iter().chain(&search.other).map(|plan| plan.candidate).take(RUNNERS_UP_TRIED);
+    while let Some(best) = scored.first() {
         let is_other =
             |candidate: &Candidate| space.has_other_degrees(&candidate.family, &best.candidate.family);
-        // Its score on the first batches is enough to explain why it is slower.
-        let tried = trials
-            .iter()
-            .find(|(_, candidate)| is_other(candidate))
-            .map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() });
-        let found = || finals.iter().find(|plan| is_other(&plan.candidate)).cloned();
-        let simulated = || search.other.clone().filter(|plan| is_other(&plan.candidate));
-        tried.or_else(found).or_else(simulated)
-    });
-    if let Some(plan) = runner_up.filter(|plan| scored.iter().all(|known| known.candidate != plan.candidate))
-    {
-        scored.push(plan);
+        if scored.iter().any(|plan| is_other(&plan.candidate)) {
+            break;
+        }
+        // A plan that is faster on the first batches was not chosen because it does not fit on others.
+        let is_slower =
+            |score: &Score| score.mean_ns() >= best.score.range(0..score.makespans_ns.len()).mean_ns();
+        let sorted = trials.sorted();
+        if let Some((score, candidate)) =
+            sorted.iter().find(|(score, candidate)| is_other(candidate) && is_slower(score))
+        {
+            // Its score on the first batches is enough to explain why it is slower.
+            scored.push(ScoredPlan { candidate: *candidate, score: score.clone() });
+            break;
+        }
+        // The search scored its plans with less balancing, so that one may turn out to be faster.
+        let Some(candidate) = untried.find(|candidate| is_other(candidate) && !trials.has(candidate)) else {
+            break;
+        };
+        trials.add(candidate)?;
+        trials.settle()?;
+        let sorted = trials.sorted();
+        if sorted.first().is_some_and(|(_, first)| *first == candidate) {
+            scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+        }
     }
     Ok(scored)
 }
@@ -168,6 +186,10 @@ impl Trials<'_> {
         }
         self.done.push((score, candidate));
         Ok(())
+    }
+
+    fn has(&self, candidate: &Candidate) -> bool {
+        self.done.iter().any(|(_, known)| known == candidate)
     }
 
     /// Scores plans on all trial batches that were left early for a plan that does not fit on a later batch.
@@ -242,10 +264,26 @@ fn choose(
     }
     while let Some(best) = leaders.first_mut() {
         more(best, batches)?;
-        if fits(best) {
-            return Ok(leaders);
+        if !fits(best) {
+            leaders.remove(0);
+            continue;
         }
-        leaders.remove(0);
+        let (best, tried) = (best.clone(), trials.first().map_or(0, |(score, _)| score.makespans_ns.len()));
+        if best.score.mean_ns() > SLIPS * best.score.range(0..tried).mean_ns() {
+            let may_be_faster = |(score, candidate): &&(Score, Candidate)| {
+                score.makespans_ns.len() == tried
+                    && score.mean_ns() < best.score.mean_ns()
+                    && leaders.iter().all(|known| known.candidate != *candidate)
+            };
+            for trial in trials.iter().filter(may_be_faster).take(LEADERS).collect::<Vec<_>>() {
+                let mut plan = plan(trial);
+                more(&mut plan, batches)?;
+                if fits(&plan) && plan.score.mean_ns() < leaders[0].score.mean_ns() {
+                    leaders.insert(0, plan);
+                }
+            }
+        }
+        return Ok(leaders);
     }
     // Plans that do not fit on all batches are replaced by the next plans.
     for trial in trials {
