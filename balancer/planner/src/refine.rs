@@ -42,6 +42,8 @@ const RUNNERS_UP_TRIED: usize = 4;
 
 /// Range of microbatch numbers tried below and above the best plan's number.
 const COUNTS_AROUND: u32 = 2;
+/// Number of plans whose neighbors are tried if batches have few samples.
+const COUNTED_IF_FEW: usize = 4;
 
 /// Numbers of rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
@@ -93,8 +95,10 @@ pub(super) fn refine(
     }
     let mut more = ahead(space, &trials.sorted());
     more.extend(other_schedules(space, &trials.sorted()));
-    if search.is_tight {
-        more.extend(other_counts(space, &trials.sorted()));
+    if space.workload.has_few_samples() {
+        more.extend(other_counts(space, &trials.sorted(), COUNTED_IF_FEW));
+    } else if search.is_tight {
+        more.extend(other_counts(space, &trials.sorted(), 1));
     }
     for candidate in more {
         trials.add(candidate)?;
@@ -309,18 +313,20 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
     plan.score.mean_ns() * (1.0 + half_width)
 }
 
-/// Lists the best plan with other numbers of microbatches: if memory is tight, estimates are unreliable for
-/// them.
-fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
-    let Some((_, best)) = trials.first() else { return Vec::new() };
-    let counts = (1..=COUNTS_AROUND)
-        .flat_map(|step| [best.microbatches.saturating_sub(step), best.microbatches + step]);
-    let is_new = |plan: &Candidate| {
-        space.contains(plan)
-            && trials.iter().all(|(_, known)| known != plan)
-            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+/// Lists the best plans with other numbers of microbatches: if memory is tight or samples are few, estimates
+/// are unreliable for them.
+fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)], plans: usize) -> Vec<Candidate> {
+    let around = |plan: &Candidate| {
+        let plan = *plan;
+        let counts = (1..=COUNTS_AROUND)
+            .flat_map(move |step| [plan.microbatches.saturating_sub(step), plan.microbatches + step]);
+        counts.map(move |microbatches| Candidate { microbatches, ..plan })
     };
-    counts.map(|microbatches| Candidate { microbatches, ..*best }).filter(is_new).collect()
+    let mut found: Vec<Candidate> = trials.iter().take(plans).flat_map(|(_, plan)| around(plan)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.retain(|plan| trials.iter().all(|(_, known)| known != plan) && is_possible(space, plan));
+    found
 }
 
 /// Lists the best plans with encoders that run ahead, if the search covers that.

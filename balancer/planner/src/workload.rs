@@ -154,6 +154,11 @@ impl Workload {
         (VERY_NOISY_SAMPLES / samples).sqrt().clamp(NOISE_MIN, 1.0)
     }
 
+    /// Whether batches are so small that the search's estimates say little, and more is tried.
+    pub(super) fn has_few_samples(&self) -> bool {
+        self.batches[0].len() <= FEW_SAMPLES
+    }
+
     /// Returns the samples per batch.
     pub(super) fn global_batch(&self) -> u32 {
         self.batches[0].len() as u32
@@ -171,6 +176,9 @@ const NOISY_SAMPLES: usize = 2048;
 const VERY_NOISY_SAMPLES: f64 = 64.0;
 /// Noise that is left in large batches, from balancing.
 const NOISE_MIN: f64 = 0.3;
+
+/// Maximum number of samples in a small batch.
+const FEW_SAMPLES: usize = 32;
 
 /// Maximum number of encoders in a planned model.
 pub(super) const ENCODERS_MAX: usize = 4;

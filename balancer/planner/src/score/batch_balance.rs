@@ -31,8 +31,7 @@ pub(crate) const WORK: u64 = 5_000;
 /// Maximum product of samples and groups for a makespan search: the fixed search cost grows with both.
 const MAKESPAN_CELLS_MAX: usize = 1 << 18;
 
-/// Maximum number of samples in a batch that is polished, and of makespans computed for that.
-const POLISHED_SAMPLES: usize = 32;
+/// Maximum number of makespans computed to polish a batch.
 const POLISHED_MAX: usize = 4_000;
 
 /// Batch assigned to slots, with makespan and memory requirement.
@@ -64,7 +63,7 @@ pub(crate) fn balance_batch(
             balancer.keep_better((&mut cell_of, &mut found), other, timeline);
         }
     }
-    if batch.len() <= POLISHED_SAMPLES {
+    if space.workload.has_few_samples() {
         balancer.polish(&mut cell_of, &mut found, timeline);
     }
     Ok(found)
