@@ -103,6 +103,10 @@ const JUDGED_BATCHES: usize = 16;
 /// Minimum number of plans that are probed for memory before all are scored, and the distance of the probes.
 const PROBED_MIN: usize = 32;
 const PROBE_STEP: usize = 4;
+/// Number of plans that are compared with a rival before all are scored, and the factor to its time from which
+/// all are given up.
+const PROBED_FOR_RIVAL: usize = 12;
+const NO_CHANCE: f64 = 1.4;
 
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
@@ -163,6 +167,10 @@ impl<'a> Halving<'a> {
         is_last: bool,
         finals: &mut Vec<ScoredPlan>,
     ) -> Result<bool> {
+        if self.has_no_chance(&candidates) {
+            self.is_outrun = true;
+            return Ok(true);
+        }
         let mut left = self.variants(candidates);
         let mut has_room = true;
         // A run with more slack meets plans from an earlier run again.
@@ -200,6 +208,19 @@ impl<'a> Halving<'a> {
         }
         self.sort(finals, judged);
         Ok(has_room)
+    }
+
+    /// Whether a rival plan is so much faster on the first batch than the plans with the best estimates that
+    /// none is likely to be worth refining.
+    fn has_no_chance(&mut self, candidates: &[Candidate]) -> bool {
+        let Some(rival) = self.rival.map(|rival| rival.range(0..1).mean_ns()) else { return false };
+        if candidates.len() < PROBED_MIN {
+            return false;
+        }
+        let probed = candidates[..PROBED_FOR_RIVAL].iter();
+        let times = probed.filter_map(|candidate| self.quick(*candidate, 1)).map(|score| score.mean_ns());
+        let least_ns = times.fold(f64::INFINITY, f64::min);
+        least_ns.is_finite() && least_ns > NO_CHANCE * rival
     }
 
     /// Whether a plan fits on the first batch, among some of many plans.
