@@ -244,16 +244,24 @@ impl<'a> LayoutStudy<'a> {
         }
     }
 
-    /// Returns whether the mean microbatch fits, which has at most the memory of the largest.
+    /// Returns whether the mean microbatch fits, and the longest samples alone: the largest microbatch has at
+    /// least their memory.
     fn may_fit(&self, setting: Setting) -> Result<bool> {
         let groups = (setting.layout.ranks as usize * setting.microbatches * self.batches.len()) as u64;
-        let mean = |(at, module): (usize, &WholeModule<'_>)| {
-            let units = self.batches.iter().flat_map(|batch| &batch.units).map(|units| units[at]);
-            units.sum::<u64>() / groups * module.unit_tokens
-        };
-        let tokens: Vec<u64> = self.modules.iter().enumerate().map(mean).collect();
-        let memory = self.memory_model(setting.is_recomputed).rank(setting.layout, &tokens);
-        Ok(memory.map_err(in_model)?.total() as f64 <= self.memory_max)
+        let samples = || self.batches.iter().flat_map(|batch| &batch.units);
+        let mean = |module: usize| samples().map(|units| units[module]).sum::<u64>() / groups;
+        let mean: Vec<u64> = (0..self.modules.len()).map(mean).collect();
+        let longest =
+            (0..self.modules.len()).filter_map(|module| samples().max_by_key(|units| units[module]));
+        let memory = self.memory_model(setting.is_recomputed);
+        for units in longest.chain([&mean]) {
+            let tokens = self.modules.iter().zip(units).map(|(module, units)| units * module.unit_tokens);
+            let memory = memory.rank(setting.layout, &tokens.collect::<Vec<u64>>()).map_err(in_model)?;
+            if memory.total() as f64 > self.memory_max {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn memory_model(&self, is_recomputed: bool) -> ReplicaMemory<'a> {

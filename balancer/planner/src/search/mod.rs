@@ -71,7 +71,7 @@ impl Search {
                 break;
             }
             if swept.is_all {
-                search.finals = halving.run_all(swept.candidates)?;
+                search.finals = halving.run_all(swept.candidates, limit_ns)?;
                 break;
             }
             let is_last = at + 1 == SLACKS.len();
@@ -246,8 +246,9 @@ impl<'a> Halving<'a> {
         first.iter().chain(other).map(|plan| plan.candidate).collect()
     }
 
-    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score.
-    fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<ScoredPlan>> {
+    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score or the
+    /// limit.
+    fn run_all(&mut self, candidates: Vec<Candidate>, limit_ns: f64) -> Result<Vec<ScoredPlan>> {
         let batches = self.space.workload.batches().len();
         let mut by_bound: Vec<(u64, Candidate)> = candidates
             .into_iter()
@@ -256,7 +257,8 @@ impl<'a> Halving<'a> {
         by_bound.sort_unstable();
         let mut finals: Vec<ScoredPlan> = Vec::new();
         for (bound_ns, candidate) in by_bound {
-            if finals.first().is_some_and(|best| bound_ns as f64 > best.score.mean_ns()) {
+            let best_ns = finals.first().map_or(f64::INFINITY, |best| best.score.mean_ns());
+            if bound_ns as f64 > best_ns.min(limit_ns) {
                 break;
             }
             finals.extend(self.finals(&[candidate], batches)?);
