@@ -6,7 +6,7 @@ use super::compare::{joint, paper, uniform};
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::score;
 use super::score::step_timeline::StepTimeline;
-use super::score::{FAR_BEHIND, Score, ScoredPlan, WORTH_REFINING, refined};
+use super::score::{FAR_BEHIND, Score, ScoredPlan, refined};
 use super::search::Search;
 use super::space::memory::MemoryRequirement;
 use super::space::shape::StageShape;
@@ -153,16 +153,16 @@ fn promising(
     timeline: &mut StepTimeline,
 ) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
-    let mut least = Score::default();
+    let (mut least, worth) = (Score::default(), space.workload.worth_refining());
     for candidate in candidates {
         let first = score::score(space, &candidate, 0..1, timeline);
-        let first = first.filter(|first| !is_outrun(first, rival, near * WORTH_REFINING));
+        let first = first.filter(|first| !is_outrun(first, rival, near * worth));
         // A single batch is enough to discard a plan that is far slower.
         let Some(first) = first.filter(|first| !first.is_slower_by(near * FAR_BEHIND, &least)) else {
             continue;
         };
         let score = score::score(space, &candidate, 0..batches, timeline);
-        let score = score.filter(|score| !is_outrun(score, rival, WORTH_REFINING));
+        let score = score.filter(|score| !is_outrun(score, rival, worth));
         found.extend(score.map(|score| (score.mean_ns(), candidate)));
         if least.makespans_ns.is_empty() || first.mean_ns() < least.mean_ns() {
             least = first;

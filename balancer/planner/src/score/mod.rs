@@ -33,10 +33,6 @@ const SEARCH_WORK: u64 = 400;
 /// proportional.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// Factor to the shortest time that the searches found, up to which the plans of another placement or
-/// expert-parallel degree are balanced as in a run: that shortens steps by a few percent.
-pub(super) const WORTH_REFINING: f64 = 1.25;
-
 /// Required memory divided by the budget, up to which a search may make a batch fit.
 const NEARLY: f64 = 1.1;
 

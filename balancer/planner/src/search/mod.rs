@@ -20,7 +20,7 @@ pub(super) use sweep::{Start, least_bound_ns};
 use super::cluster::Placement;
 use super::score;
 use super::score::step_timeline::StepTimeline;
-use super::score::{Score, ScoredPlan, WORTH_REFINING};
+use super::score::{Score, ScoredPlan};
 use super::space::{Candidate, EncoderParts, Family, SearchSpace, bound, memory};
 use dflop_balancer::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ impl Search {
     ///
     /// - `rival`: score of a plan outside the space; the search ends early if its plans are far slower
     pub(super) fn run(space: &SearchSpace<'_>, start: Start, rival: Option<&Score>) -> Result<Self> {
-        let limit_ns = rival.map_or(f64::INFINITY, |rival| WORTH_REFINING * rival.mean_ns());
+        let limit_ns = rival.map_or(f64::INFINITY, |rival| space.workload.worth_refining() * rival.mean_ns());
         let Start { swept, least_ns } = start;
         let mut start = Some(swept);
         let mut halving = Halving::new(space, rival);
@@ -138,7 +138,7 @@ impl<'a> Halving<'a> {
         let best = scored.iter().find(|plan| self.fits(&plan.score)).or(scored.first());
         best.zip(self.rival).is_some_and(|(best, rival)| {
             let rival = rival.range(0..best.score.makespans_ns.len());
-            best.score.mean_ns() > WORTH_REFINING * rival.mean_ns()
+            best.score.mean_ns() > self.space.workload.worth_refining() * rival.mean_ns()
         })
     }
 
