@@ -7,8 +7,6 @@ use std::collections::BinaryHeap;
 const SWEEP_MAX: usize = 128;
 /// Samples per GPU that the first round may simulate; large batches start with fewer plans.
 const SWEEP_UNITS: u64 = 512;
-/// Samples that the first round may simulate; the larger a batch, the better the estimates.
-const SWEEP_SAMPLES: u64 = 1 << 21;
 /// Maximum number of samples, over all batches and plans, for which every plan is simulated.
 const ALL_UNITS: u64 = 2_000_000;
 /// Memory slack of the first sweep.
@@ -37,7 +35,7 @@ pub(super) fn sweep_with_slack(space: &SearchSpace<'_>, slack: f64) -> SweepResu
     let items = u64::from(space.workload.global_batch());
     let batches = space.workload.batches().len() as u64;
     let gpus = u64::from(space.cluster.gpus.max(64));
-    let length = (SWEEP_UNITS * gpus / items).min(SWEEP_SAMPLES / items).clamp(16, SWEEP_MAX as u64) as usize;
+    let length = (SWEEP_UNITS * gpus / items).clamp(16, SWEEP_MAX as u64) as usize;
     sweep(&space.with_slack(slack), length, (ALL_UNITS / (items * batches)) as usize)
 }
 
