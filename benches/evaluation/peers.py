@@ -122,7 +122,7 @@ def _image(width: int, height: int) -> bytes:
 def _fsdp(shards: Path, samples: list[Sample], size: int, steps: int) -> dict[str, float]:
     """Returns the step time of every rule over that of equal work, mean over the steps."""
     seconds: dict[str, list[float]] = {}
-    settings = {"synchronize": "microbatch"}
+    settings = {"schedule": "microbatch"}
     for plan, predicted in _plans(shards, size, steps, RANKS, MICROBATCHES, settings):
         step = [samples[number] for _, number in plan.samples]
         work = sum(one.encoder + one.llm for one in step) / RANKS
