@@ -15,7 +15,8 @@ impl StepPlanner {
     /// function is not described.
     #[must_use]
     pub fn settings(&self) -> BTreeMap<String, String> {
-        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step } = &*self.run.source;
+        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step } =
+            &*self.run.source;
         let PlanConfig {
             dp_size,
             microbatches,
