@@ -75,7 +75,7 @@ pub use deliver::{
     StreamState,
 };
 pub use error::{Error, Result};
-pub use fetch::{DpShare, SampleReader, Share, read_samples};
+pub use fetch::{DpShare, SampleReader, Share, read_classes, read_samples};
 pub use order::{
     EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
     StepSample, Steps, Stop, Tail,

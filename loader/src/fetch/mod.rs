@@ -1,9 +1,11 @@
 //! Fetches the sample bytes in a rank's share of a planned step, by range.
 
+mod classes;
 mod ranges;
 mod read_samples;
 mod remote;
 
+pub use self::classes::read_classes;
 pub(crate) use self::ranges::ShardRanges;
 pub use self::read_samples::{SampleReader, read_samples};
 pub(crate) use ranges::{Demand, FieldRange, ReadPlan};

@@ -14,6 +14,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Maximum size of kept decompressed shards, in bytes.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
+/// Maximum size of a field whose values are compared, such as a class, in bytes.
+const FIELD_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads samples by index number, in the requested order, undecoded.
 ///
@@ -98,6 +100,40 @@ impl SampleReader {
         let part = self.ranges.read(shard, offset + start, length);
         self.ranges.forget_fetched();
         part
+    }
+
+    /// Reads one field of each sample, by extension; `None` for a sample without the field.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a field is longer than 1 MiB; [`Error::Storage`] if a shard cannot be read, or has
+    /// changed since it was indexed.
+    ///
+    /// # Panics
+    /// If a number is outside the index.
+    pub async fn fields(&mut self, numbers: &[u64], extension: &str) -> Result<Vec<Option<Bytes>>> {
+        let mut found = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            let row = self.index.sample(number);
+            let range = FieldRange::row_fields(&row).find(|(field, _)| field.extension == extension);
+            let range = range.map(|(_, range)| range);
+            if let Some(FieldRange { bytes, .. }) = range.filter(|range| range.bytes > FIELD_BYTES_MAX) {
+                let reason = format!(
+                    "`{extension}` of sample `{}` has {bytes} bytes, over {FIELD_BYTES_MAX}",
+                    row.key()
+                );
+                return Err(Error::Config { setting: "field", reason });
+            }
+            found.push((row, range));
+        }
+        let remote = found.iter().filter(|(row, _)| self.index.shards()[row.shard].remote().is_some());
+        let wanted = remote.filter_map(|(row, range)| Some(range.as_ref()?.in_shard(row.shard))).collect();
+        self.ranges.fetch(wanted).await?;
+        let read = found.into_iter().map(|(row, range)| {
+            range.map(|range| self.ranges.read_field(row.shard, range, row.key(), extension)).transpose()
+        });
+        let read = read.collect();
+        self.ranges.forget_fetched();
+        read
     }
 
     fn is_remote(&self, shard: usize) -> bool {
@@ -273,6 +309,15 @@ mod tests {
             [("c", Some(b"blue")), ("a", Some(b"a red kite")), ("b", None)];
         assert_eq!(read.collect::<Vec<_>>(), expected);
         assert_eq!(samples[2].fields[0].bytes, 18);
+    }
+
+    #[tokio::test]
+    async fn one_field_of_each_sample_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut reader = SampleReader::new(index(directory.path()));
+        let texts = reader.fields(&[2, 0], "txt").await.unwrap();
+        assert_eq!(texts, [Some(Bytes::from_static(b"blue")), Some(Bytes::from_static(b"a red kite"))]);
+        assert_eq!(reader.fields(&[1], "cls").await.unwrap(), [None]);
     }
 
     #[tokio::test]
