@@ -114,9 +114,11 @@ impl Dataset {
                 return Err(Error::Config { setting, reason });
             }
         }
-        let name = self.name();
+        let (name, mut rest) = (self.name(), self.clone());
         let part = |(label, numbers): (L, Vec<u32>)| {
-            let part = self.clone().part(numbers, &label.to_string()).named(format!("{name}/{label}"));
+            let part = rest.clone().part(numbers, &label.to_string()).named(format!("{name}/{label}"));
+            // Samples that are left out are counted once, with the first part.
+            (rest.skipped, rest.filtered) = (Arc::default(), 0);
             (label, part)
         };
         Ok(parts.into_iter().map(part).collect())
@@ -263,6 +265,25 @@ impl Dataset {
         let shards = crate::shard::display_shards(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))
     }
+}
+
+/// Returns the indexes of datasets, each once, and for each dataset the position in this list.
+pub(crate) fn distinct_indexes(datasets: &[Dataset]) -> (Vec<&Arc<Index>>, Vec<usize>) {
+    let mut indexes: Vec<&Arc<Index>> = Vec::new();
+    let mut positions = Vec::with_capacity(datasets.len());
+    for dataset in datasets {
+        let known = indexes.iter().position(|index| Arc::ptr_eq(index, &dataset.index));
+        positions.push(known.unwrap_or(indexes.len()));
+        if known.is_none() {
+            indexes.push(&dataset.index);
+        }
+    }
+    (indexes, positions)
+}
+
+/// Returns the shards of datasets, index after index, each index once.
+pub(crate) fn distinct_shards(datasets: &[Dataset]) -> Vec<Shard> {
+    distinct_indexes(datasets).0.into_iter().flat_map(|index| index.shards()).cloned().collect()
 }
 
 /// Returns the name of the directory that contains the first shard, or the shard name if there is no

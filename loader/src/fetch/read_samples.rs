@@ -1,5 +1,6 @@
 //! Reads the samples in a rank's share of a step.
 
+use super::dataset_ranges::DatasetRanges;
 use super::ranges::{Demand, FieldRange, PlannedRead, ReadPlan, ShardRanges};
 use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
@@ -174,10 +175,7 @@ pub(crate) struct StepReaderSettings {
 #[derive(Debug)]
 pub(crate) struct StepReader {
     settings: StepReaderSettings,
-    /// Shard ranges, by dataset.
-    ranges: Vec<ShardRanges>,
-    /// Shard number of each dataset's first shard in the metrics.
-    shard_starts: Vec<usize>,
+    ranges: DatasetRanges,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
 }
@@ -185,17 +183,8 @@ pub(crate) struct StepReader {
 impl StepReader {
     pub(crate) fn new(settings: StepReaderSettings, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let datasets = settings.planner.datasets();
-        let unpacked_bytes_max = settings.unpacked_bytes_max / datasets.len() as u64;
-        let ranges = datasets
-            .iter()
-            .map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max, metrics.retries()));
-        let shard_starts = datasets.iter().scan(0, |start, set| {
-            let first = *start;
-            *start += set.index().shards().len();
-            Some(first)
-        });
-        let (ranges, shard_starts) = (ranges.collect(), shard_starts.collect());
-        Self { settings, ranges, shard_starts, skips, metrics }
+        let ranges = DatasetRanges::new(datasets, settings.unpacked_bytes_max, &metrics);
+        Self { settings, ranges, skips, metrics }
     }
 
     /// Returns the step samples to read, by microbatch, as plan positions.
@@ -215,13 +204,11 @@ impl StepReader {
     /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
     /// [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
-        let mut wanted = vec![Vec::new(); self.ranges.len()];
+        let mut wanted = vec![Vec::new(); self.settings.planner.datasets().len()];
         for reads in microbatches {
             wanted.iter_mut().zip(&mut reads.remote).for_each(|(all, own)| all.append(own));
         }
-        let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
-        futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
-        Ok(())
+        self.ranges.fetch(wanted).await
     }
 
     /// Reads microbatches, after [`Self::fetch`]; blocks on a cold disk.
@@ -238,17 +225,17 @@ impl StepReader {
             let samples = reads.samples.into_iter().map(|planned| self.read_sample(planned));
             read.push(samples.collect::<Result<_>>()?);
         }
-        self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
+        self.ranges.forget_fetched();
         Ok(read)
     }
 
     fn read_sample(&mut self, planned: PlannedRead) -> Result<(u32, RawSample)> {
         let PlannedRead { place, dataset, shard, mut sample, ranges } = planned;
-        self.metrics.reads_shard(self.shard_starts[dataset] + shard);
+        self.metrics.reads_shard(self.ranges.shard_number(dataset, shard));
         let mut read_bytes = 0;
         let fields = sample.fields.iter_mut().zip(ranges);
         for (field, range) in fields.filter(|(field, _)| field.size.is_none()) {
-            let payload = self.ranges[dataset].read_field(shard, range, &sample.key, &field.extension)?;
+            let payload = self.ranges.read_field((dataset, shard), range, &sample.key, &field.extension)?;
             field.payload = Some(payload);
             read_bytes += field.bytes;
         }
