@@ -267,25 +267,6 @@ impl Dataset {
     }
 }
 
-/// Returns the indexes of datasets, each once, and for each dataset the position in this list.
-pub(crate) fn distinct_indexes(datasets: &[Dataset]) -> (Vec<&Arc<Index>>, Vec<usize>) {
-    let mut indexes: Vec<&Arc<Index>> = Vec::new();
-    let mut positions = Vec::with_capacity(datasets.len());
-    for dataset in datasets {
-        let known = indexes.iter().position(|index| Arc::ptr_eq(index, &dataset.index));
-        positions.push(known.unwrap_or(indexes.len()));
-        if known.is_none() {
-            indexes.push(&dataset.index);
-        }
-    }
-    (indexes, positions)
-}
-
-/// Returns the shards of datasets, index after index, each index once.
-pub(crate) fn distinct_shards(datasets: &[Dataset]) -> Vec<Shard> {
-    distinct_indexes(datasets).0.into_iter().flat_map(|index| index.shards()).cloned().collect()
-}
-
 /// Returns the name of the directory that contains the first shard, or the shard name if there is no
 /// directory.
 fn directory_name(shards: &[Shard]) -> Arc<str> {

@@ -1,12 +1,16 @@
 //! Reads ranges from the shards of several datasets, which share open shards where they have the same index.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures::future::try_join_all;
 
 use super::ranges::{FieldRange, ShardRanges};
-use crate::dataset::{Dataset, distinct_indexes};
+use crate::dataset::Dataset;
 use crate::error::Result;
 use crate::flow::Metrics;
+use crate::index::Index;
+use crate::shard::Shard;
 
 /// Ranges to fetch from remote shards, by dataset: shard, offset and length.
 pub(crate) type WantedFields = Vec<Vec<(usize, u64, u64)>>;
@@ -38,7 +42,7 @@ impl DatasetRanges {
         Self { ranges, positions, shard_starts }
     }
 
-    /// Returns the number of a dataset shard in [`distinct_shards`](crate::dataset::distinct_shards).
+    /// Returns the number of a dataset shard in [`distinct_shards`].
     pub(crate) fn shard_number(&self, dataset: usize, shard: usize) -> usize {
         self.shard_starts[self.positions[dataset]] + shard
     }
@@ -76,4 +80,23 @@ impl DatasetRanges {
     pub(crate) fn forget_fetched(&mut self) {
         self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
     }
+}
+
+/// Returns the indexes of datasets, each once, and for each dataset the position in this list.
+fn distinct_indexes(datasets: &[Dataset]) -> (Vec<&Arc<Index>>, Vec<usize>) {
+    let mut indexes: Vec<&Arc<Index>> = Vec::new();
+    let mut positions = Vec::with_capacity(datasets.len());
+    for dataset in datasets {
+        let known = indexes.iter().position(|index| Arc::ptr_eq(index, dataset.index()));
+        positions.push(known.unwrap_or(indexes.len()));
+        if known.is_none() {
+            indexes.push(dataset.index());
+        }
+    }
+    (indexes, positions)
+}
+
+/// Returns the shards of datasets, index after index, each index once.
+pub(crate) fn distinct_shards(datasets: &[Dataset]) -> Vec<Shard> {
+    distinct_indexes(datasets).0.into_iter().flat_map(|index| index.shards()).cloned().collect()
 }

@@ -7,7 +7,7 @@ mod read_samples;
 mod remote;
 
 pub use self::classes::read_classes;
-pub(crate) use self::dataset_ranges::{DatasetRanges, WantedFields};
+pub(crate) use self::dataset_ranges::{DatasetRanges, WantedFields, distinct_shards};
 pub use self::read_samples::{SampleReader, read_samples};
 pub(crate) use ranges::{Demand, FieldRange, ReadPlan};
 pub use read_samples::{DpShare, Share};

@@ -13,10 +13,10 @@ mod read_ahead;
 
 use super::settings::{LoaderSettings, check_indexed, common_video_sampling};
 use super::watchdog::Watchdog;
-use crate::dataset::{Dataset, distinct_shards};
+use crate::dataset::Dataset;
 use crate::decode::{Collator, Decode, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped, check_at_most};
-use crate::fetch::{DpShare, Share};
+use crate::fetch::{DpShare, Share, distinct_shards};
 use crate::flow::{LoaderStage, MetricsSnapshot, PrepareLog, PrepareReport, SkipLog, metered, run_ahead};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};

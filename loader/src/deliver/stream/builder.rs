@@ -3,11 +3,11 @@
 use super::Loader;
 use super::drawn::{Draw, DrawSettings};
 use super::stream_state::{StreamKind, StreamState, Tracker};
-use crate::dataset::distinct_shards;
 use crate::decode::{Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
 use crate::deliver::settings::{LoaderSettings, check_indexed, common_video_sampling, shared_settings};
 use crate::deliver::watchdog::StallListener;
 use crate::error::{Error, Result, check_at_most};
+use crate::fetch::distinct_shards;
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
 use crate::order::{LoaderState, Mixture, Shuffle, ShuffleBuffer, Tail};
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
