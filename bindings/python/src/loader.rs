@@ -27,8 +27,8 @@ use crate::transform::FirstException;
 /// Warning for ranks that share streams.
 const NO_INDEX: &CStr =
     c"pipes and standard input have no index: every rank reads whole shards, so ranks have different numbers \
-    of batches and samples; a global shuffle, splits, mixtures, weights, `len` and a resume on another number \
-    of ranks need shards in files or in a store";
+    of batches; a global shuffle, splits, mixtures, weights, `len` and a resume on another number of ranks \
+    need shards in files or in a store";
 
 #[doc = include_str!("loader.md")]
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
@@ -261,8 +261,8 @@ impl PyLoader {
         convert::json(py, &loader.state().map_err(DflopError::from)?)
     }
 
-    /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ, and,
-    /// where samples are drawn through an index, the number of ranks.
+    /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ, as
+    /// may the number of ranks where samples are drawn through an index.
     ///
     /// Args:
     ///     state_dict (Mapping): state that ``state_dict`` returned.

@@ -99,8 +99,8 @@ impl Dataset {
     /// [`Self::filter`].
     ///
     /// # Errors
-    /// The function error; [`Error::Config`] if the function returns a wrong number of labels, or if there are
-    /// more than 4,096 labels.
+    /// The function error; [`Error::Config`] if the function returns a wrong number of labels, or more than
+    /// 4,096 different labels.
     pub(crate) fn parts<L: Ord + Display>(
         &self,
         setting: &'static str,

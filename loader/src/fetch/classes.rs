@@ -20,8 +20,8 @@ const DOCUMENT: &str = "json";
 ///   key of a text, a number or a Boolean in the field `json`, which has the columns of a packed table
 ///
 /// # Errors
-/// [`Error::Config`] if a sample has no such field or key, or a value that is no class: longer than 256 bytes,
-/// not UTF-8, a list or an object; the errors of [`SampleReader::fields`].
+/// [`Error::Config`] if a sample has no such field or key, or a value that is no class: longer than 256
+/// bytes, not UTF-8, a list or an object; the errors of [`SampleReader::fields`].
 pub async fn read_classes(dataset: &Dataset, column: &str) -> Result<Vec<String>> {
     let is_field = dataset.index().extensions().any(|extension| extension == column);
     let extension = if is_field { column } else { DOCUMENT };

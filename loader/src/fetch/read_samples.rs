@@ -106,8 +106,8 @@ impl SampleReader {
     /// Reads one field of each sample, by extension; `None` for a sample without the field.
     ///
     /// # Errors
-    /// [`Error::Config`] if a field is longer than 1 MiB; [`Error::Storage`] if a shard cannot be read, or has
-    /// changed since it was indexed.
+    /// [`Error::Config`] if a field is longer than 1 MiB; [`Error::Storage`] if a shard cannot be read, or
+    /// has changed since it was indexed.
     ///
     /// # Panics
     /// If a number is outside the index.

@@ -132,8 +132,8 @@ impl Steps {
 
     /// Returns a rank's share of a step, in global order: equally long for all ranks.
     ///
-    /// Ranks read consecutive parts. A step that they cannot divide evenly continues with the samples from the
-    /// start of the step, at most `world - 1` of them.
+    /// Ranks read consecutive parts. A step that they cannot divide evenly continues with samples from the
+    /// start of the step, at most `world - 1`.
     ///
     /// # Errors
     /// See [`Self::samples`].

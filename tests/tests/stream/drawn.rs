@@ -127,7 +127,8 @@ proptest! {
             prop_assert_eq!(rank.len() as u64, count);
             let is_full = lengths(rank).iter().all(|&length| length == batch_size);
             prop_assert!(end != End::Drop || is_full);
-            prop_assert!(end != End::Carry || lengths(rank)[..rank.len() - 1].iter().all(|&n| n == batch_size));
+            let is_full_before_last = lengths(rank)[..rank.len() - 1].iter().all(|&length| length == batch_size);
+            prop_assert!(end != End::Carry || is_full_before_last);
         }
         prop_assert_eq!(loader(0, world, batch_size).build().unwrap().batches(), Some(count));
         let mut delivered: BTreeMap<&String, u64> = BTreeMap::new();

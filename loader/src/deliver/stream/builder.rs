@@ -216,8 +216,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Restores a run even if a dataset has changed: it resumes with the next epoch, the remaining datasets at
-    /// the saved position. Default: a state for changed data is an error.
+    /// Restores a run even if a dataset has changed: it resumes with the next epoch, the remaining datasets
+    /// at the saved position. Default: a state for changed data is an error.
     #[must_use]
     pub fn accept_changed_data(mut self) -> Self {
         self.draws.accepts_changed_data = true;

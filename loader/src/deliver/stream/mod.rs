@@ -2,8 +2,8 @@
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
 //! so a slow consumer stops the reader. A shuffle buffer may follow the reader. The stream position is small
-//! JSON, [`StreamState`]. Whole shards need no index. Samples that are drawn through indexes have the order and
-//! the state of the balanced loader. [`crate::deliver`] is the loader that plans ahead.
+//! JSON, [`StreamState`]. Whole shards need no index. Samples that are drawn through indexes have the order
+//! and the state of the balanced loader. [`crate::deliver`] is the loader that plans ahead.
 
 mod batching;
 mod builder;
@@ -64,9 +64,9 @@ impl Loader {
     /// Streams batches.
     ///
     /// Lazy: nothing is read until the first poll. Bad samples are left out, so a batch may be shorter than
-    /// the batch size, or replaced where samples are drawn through an index; [`Loader::skipped`] lists them. An
-    /// unreadable shard, or more bad samples than the
-    /// budget allows, is the last item. Dropping the stream ends the reader and the decoders.
+    /// the batch size, or replaced where samples are drawn through an index; [`Loader::skipped`] lists them.
+    /// An unreadable shard, or more bad samples than the budget allows, is the last item. Dropping the stream
+    /// ends the reader and the decoders.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in a runtime without a timer.

@@ -75,9 +75,8 @@ impl Mixture {
     ///   be pure and identical on all ranks
     ///
     /// # Errors
-    /// The function error; [`Error::Config`] if the function returns a wrong number of weights, if a weight is
-    /// negative, not finite, or above a million, if there are more than 4,096 different weights, or if all
-    /// are 0.
+    /// The function error; [`Error::Config`] if the function returns a wrong number of weights or more than
+    /// 4,096 different weights, if a weight is negative, not finite, or above a million, or if all are 0.
     pub fn by_weight(
         dataset: impl Into<Dataset>,
         mut weight: impl FnMut(&[u64]) -> Result<Vec<f64>>,

@@ -1,7 +1,7 @@
 //! Replaces bad samples, so that every batch is full.
 //!
-//! The replacement of a sample is the good sample that follows half a dataset away, in index order. It depends
-//! on the draw alone: a resumed run, on any number of ranks, has the same batches.
+//! A bad sample is replaced by the first good sample from half a dataset away on, in index order. This
+//! depends on the draw alone: a resumed run, on any number of ranks, has the same batches.
 
 use std::ops::Range;
 use std::sync::Arc;
