@@ -260,8 +260,8 @@ class Weights(WithExample):
             plain.close()
 
 
-class Folders(InFolder):
-    def test_three_ranks_over_folders_by_class_see_all_classes(self) -> None:
+class Directories(InFolder):
+    def test_three_ranks_over_directories_by_class_see_all_classes(self) -> None:
         paths = [
             self.shard({f"{name}-{number:02}.cls": name.encode() for number in range(30)}, f"{name}.tar")
             for name in ("crow", "kite", "lake")

@@ -182,7 +182,7 @@ fn classes<'a>(keys: impl IntoIterator<Item = &'a String>) -> BTreeMap<&'a str, 
 }
 
 #[test]
-fn three_ranks_over_folders_by_class_see_all_classes() {
+fn three_ranks_over_directories_by_class_see_all_classes() {
     let directory = tempfile::tempdir().unwrap();
     animals(directory.path(), &[60, 60, 60]);
     let patterns =
