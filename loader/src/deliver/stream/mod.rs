@@ -208,11 +208,12 @@ impl Delivered {
 }
 
 /// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the
-/// earlier samples.
+/// earlier samples, and the fields in an index were checked before.
 async fn check_transforms(collator: &Collator, settings: &StreamSettings) -> Result<()> {
     let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
     let samples = collator.skips().samples();
-    match without_field.filter(|_| samples > 0 && settings.input.restored.is_none()) {
+    let is_checked = settings.input.restored.is_some() || settings.draw.is_some();
+    match without_field.filter(|_| samples > 0 && !is_checked) {
         Some(names) => Err(no_field_in_stream("transforms", names, samples, &settings.shards).await),
         None => Ok(()),
     }
