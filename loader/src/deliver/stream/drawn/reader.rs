@@ -141,14 +141,16 @@ impl DrawnReader {
         Ok(DrawnItem { drawn, item, lease: None })
     }
 
-    /// Reads a single sample, on a separate thread.
-    pub(super) async fn read_one(mut self, drawn: StepSample) -> Result<(Self, ShardItem)> {
-        let planned = self.plan(drawn);
-        let wanted = self.remote(std::slice::from_ref(&planned));
+    /// Reads a few samples, on a separate thread.
+    pub(super) async fn read_all(mut self, draws: Vec<StepSample>) -> Result<(Self, Vec<ShardItem>)> {
+        let chunk: Vec<PlannedSample> = draws.into_iter().map(|drawn| self.plan(drawn)).collect();
+        let wanted = self.remote(&chunk);
         self.ranges.fetch(wanted).await?;
         let read = tokio::task::spawn_blocking(move || {
-            let item = self.read(planned);
-            item.map(|read| (self, read.item))
+            let items = chunk.into_iter().map(|planned| self.read(planned).map(|read| read.item));
+            let items: Result<Vec<ShardItem>> = items.collect();
+            self.ranges.forget_fetched();
+            items.map(|items| (self, items))
         });
         read.await.map_err(|_| Error::StageEnded { stage: "read" })?
     }

@@ -80,15 +80,18 @@ impl Refill {
         tries: u64,
         collator: &Collator,
     ) -> Result<()> {
-        let (mut raw, mut places) = (Vec::new(), Vec::new());
         let empty: Vec<usize> = (0..slots.len()).filter(|place| samples[*place].is_none()).collect();
-        for place in empty {
-            let bad = slots[place].drawn;
+        let draws = empty.iter().map(|place| {
+            let bad = slots[*place].drawn;
             let dataset = &self.settings.draw.datasets()[bad.dataset];
-            let drawn = replacement(dataset, bad, tries).ok_or_else(|| no_samples(dataset))?;
-            let reader = self.reader.take().unwrap_or_else(|| DrawnReader::new(self.settings.clone()));
-            let (reader, item) = reader.read_one(drawn).await?;
-            self.reader = Some(reader);
+            replacement(dataset, bad, tries).ok_or_else(|| no_samples(dataset))
+        });
+        let draws: Vec<StepSample> = draws.collect::<Result<_>>()?;
+        let reader = self.reader.take().unwrap_or_else(|| DrawnReader::new(self.settings.clone()));
+        let (reader, items) = reader.read_all(draws).await?;
+        self.reader = Some(reader);
+        let (mut raw, mut places) = (Vec::new(), Vec::new());
+        for (place, item) in empty.into_iter().zip(items) {
             match item {
                 ShardItem::Sample(sample) => {
                     raw.push(sample);
