@@ -183,6 +183,16 @@ impl LoaderBuilder {
     /// [`StepPlanner`](crate::plan::StepPlanner), and ranks read consecutive parts. A sample that cannot be
     /// decoded is replaced by the sample half a dataset away, or the next good sample after it. Ranks that
     /// cannot divide the last step evenly repeat at most `world - 1` samples from that step.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # use dflop_loader::{Dataset, Loader, Mixture, Shuffle};
+    /// # fn loader(photos: Dataset, clips: Dataset, rank: usize) -> dflop_loader::Result<Loader> {
+    /// let mixture = Mixture::new().dataset(photos, 0.7).dataset(clips, 0.3);
+    /// let builder = Loader::builder(Vec::new()).samples_of_rank(mixture, rank, 8);
+    /// builder.order(Shuffle::Global).batch_size(32).build()
+    /// # }
+    /// ```
     #[must_use]
     pub fn samples_of_rank(mut self, data: impl Into<Mixture>, rank: usize, world: usize) -> Self {
         let data = data.into();
