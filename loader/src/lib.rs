@@ -1,7 +1,7 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
 //! Two loaders share every stage below them. [`Loader`] streams shards in order and requires only shard
-//! names. [`BalancedLoader`] reads through an [`index::Index`]: it knows every sample's shape before reading,
+//! names, or draws samples in a global order through indexes. [`BalancedLoader`] reads through an [`index::Index`]: it knows every sample's shape before reading,
 //! predicts every sample's cost ([`StepPlanner`]), and assigns every data-parallel rank a share of each
 //! global batch as balanced microbatches. All ranks compute the same plan without communication.
 //!
@@ -15,6 +15,7 @@
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order
+//! index -> order -> decode -> batches                           Loader: in a global order
 //! index -> order -> plan -> fetch -> decode -> microbatches       BalancedLoader: planned ahead
 //! ```
 //!
@@ -75,7 +76,7 @@ pub use deliver::{
     StreamState,
 };
 pub use error::{Error, Result};
-pub use fetch::{DpShare, SampleReader, Share, read_samples};
+pub use fetch::{DpShare, SampleReader, Share, read_classes, read_samples};
 pub use order::{
     EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
     StepSample, Steps, Stop, Tail,

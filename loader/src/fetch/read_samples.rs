@@ -1,5 +1,6 @@
 //! Reads the samples in a rank's share of a step.
 
+use super::dataset_ranges::DatasetRanges;
 use super::ranges::{Demand, FieldRange, PlannedRead, ReadPlan, ShardRanges};
 use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
@@ -14,6 +15,8 @@ use std::sync::atomic::AtomicU64;
 
 /// Maximum size of kept decompressed shards, in bytes.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
+/// Maximum size of a field whose values are compared, such as a class, in bytes.
+const FIELD_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads samples by index number, in the requested order, undecoded.
 ///
@@ -100,6 +103,40 @@ impl SampleReader {
         part
     }
 
+    /// Reads one field of each sample, by extension; `None` for a sample without the field.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a field is longer than 1 MiB; [`Error::Storage`] if a shard cannot be read, or
+    /// has changed since it was indexed.
+    ///
+    /// # Panics
+    /// If a number is outside the index.
+    pub async fn fields(&mut self, numbers: &[u64], extension: &str) -> Result<Vec<Option<Bytes>>> {
+        let mut found = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            let row = self.index.sample(number);
+            let range = FieldRange::row_fields(&row).find(|(field, _)| field.extension == extension);
+            let range = range.map(|(_, range)| range);
+            if let Some(FieldRange { bytes, .. }) = range.filter(|range| range.bytes > FIELD_BYTES_MAX) {
+                let reason = format!(
+                    "`{extension}` of sample `{}` has {bytes} bytes, over {FIELD_BYTES_MAX}",
+                    row.key()
+                );
+                return Err(Error::Config { setting: "field", reason });
+            }
+            found.push((row, range));
+        }
+        let remote = found.iter().filter(|(row, _)| self.index.shards()[row.shard].remote().is_some());
+        let wanted = remote.filter_map(|(row, range)| Some(range.as_ref()?.in_shard(row.shard))).collect();
+        self.ranges.fetch(wanted).await?;
+        let read = found.into_iter().map(|(row, range)| {
+            range.map(|range| self.ranges.read_field(row.shard, range, row.key(), extension)).transpose()
+        });
+        let read = read.collect();
+        self.ranges.forget_fetched();
+        read
+    }
+
     fn is_remote(&self, shard: usize) -> bool {
         self.index.shards()[shard].remote().is_some()
     }
@@ -138,10 +175,7 @@ pub(crate) struct StepReaderSettings {
 #[derive(Debug)]
 pub(crate) struct StepReader {
     settings: StepReaderSettings,
-    /// Shard ranges, by dataset.
-    ranges: Vec<ShardRanges>,
-    /// Shard number of each dataset's first shard in the metrics.
-    shard_starts: Vec<usize>,
+    ranges: DatasetRanges,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
 }
@@ -149,17 +183,8 @@ pub(crate) struct StepReader {
 impl StepReader {
     pub(crate) fn new(settings: StepReaderSettings, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let datasets = settings.planner.datasets();
-        let unpacked_bytes_max = settings.unpacked_bytes_max / datasets.len() as u64;
-        let ranges = datasets
-            .iter()
-            .map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max, metrics.retries()));
-        let shard_starts = datasets.iter().scan(0, |start, set| {
-            let first = *start;
-            *start += set.index().shards().len();
-            Some(first)
-        });
-        let (ranges, shard_starts) = (ranges.collect(), shard_starts.collect());
-        Self { settings, ranges, shard_starts, skips, metrics }
+        let ranges = DatasetRanges::new(datasets, settings.unpacked_bytes_max, &metrics);
+        Self { settings, ranges, skips, metrics }
     }
 
     /// Returns the step samples to read, by microbatch, as plan positions.
@@ -179,13 +204,11 @@ impl StepReader {
     /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
     /// [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
-        let mut wanted = vec![Vec::new(); self.ranges.len()];
+        let mut wanted = vec![Vec::new(); self.settings.planner.datasets().len()];
         for reads in microbatches {
             wanted.iter_mut().zip(&mut reads.remote).for_each(|(all, own)| all.append(own));
         }
-        let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
-        futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
-        Ok(())
+        self.ranges.fetch(wanted).await
     }
 
     /// Reads microbatches, after [`Self::fetch`]; blocks on a cold disk.
@@ -202,17 +225,17 @@ impl StepReader {
             let samples = reads.samples.into_iter().map(|planned| self.read_sample(planned));
             read.push(samples.collect::<Result<_>>()?);
         }
-        self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
+        self.ranges.forget_fetched();
         Ok(read)
     }
 
     fn read_sample(&mut self, planned: PlannedRead) -> Result<(u32, RawSample)> {
         let PlannedRead { place, dataset, shard, mut sample, ranges } = planned;
-        self.metrics.reads_shard(self.shard_starts[dataset] + shard);
+        self.metrics.reads_shard(self.ranges.shard_number(dataset, shard));
         let mut read_bytes = 0;
         let fields = sample.fields.iter_mut().zip(ranges);
         for (field, range) in fields.filter(|(field, _)| field.size.is_none()) {
-            let payload = self.ranges[dataset].read_field(shard, range, &sample.key, &field.extension)?;
+            let payload = self.ranges.read_field((dataset, shard), range, &sample.key, &field.extension)?;
             field.payload = Some(payload);
             read_bytes += field.bytes;
         }
@@ -273,6 +296,15 @@ mod tests {
             [("c", Some(b"blue")), ("a", Some(b"a red kite")), ("b", None)];
         assert_eq!(read.collect::<Vec<_>>(), expected);
         assert_eq!(samples[2].fields[0].bytes, 18);
+    }
+
+    #[tokio::test]
+    async fn one_field_of_each_sample_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut reader = SampleReader::new(index(directory.path()));
+        let texts = reader.fields(&[2, 0], "txt").await.unwrap();
+        assert_eq!(texts, [Some(Bytes::from_static(b"blue")), Some(Bytes::from_static(b"a red kite"))]);
+        assert_eq!(reader.fields(&[1], "cls").await.unwrap(), [None]);
     }
 
     #[tokio::test]

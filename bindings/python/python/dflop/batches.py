@@ -60,6 +60,8 @@ class Batch(dict[str, Any]):
     Attributes:
         samples: the samples, in order.
         image_rows: start and end of each sample's rows in ``"image"``; empty without ``image=``.
+        sources: names of the datasets that the samples are from, in the same order, where they are drawn
+            through an index; see `dflop.mix`.
 
     Examples:
         >>> read = dflop.Read(fields=["images", "cls"])
@@ -73,10 +75,11 @@ class Batch(dict[str, Any]):
         (['000000', '000001', '000002', '000003'], [6, 3, 4, 3], 3)
     """
 
-    __slots__ = ("image_rows", "samples")
+    __slots__ = ("image_rows", "samples", "sources")
 
     samples: list[Sample]
     image_rows: list[tuple[int, int]]
+    sources: list[str]
 
     @property
     def sample_keys(self) -> list[str]:

@@ -259,7 +259,7 @@ class Read(_Settings):
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.
 GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
-    "Loader": {"read": [Read]},
+    "Loader": {"order": [Order], "read": [Read]},
     "BalancedLoader": {
         "plan": [Plan],
         "order": [Order],
