@@ -142,7 +142,7 @@ struct LayoutStudy<'a> {
     memory: &'a ReplicaMemory<'a>,
     modules: Vec<WholeModule<'a>>,
     batches: Vec<BatchLoads>,
-    /// Items by rank and microbatch, of batches that were balanced for a layout that waits at the same points.
+    /// Batches that were balanced for a layout that waits at the same points.
     balanced: RefCell<BTreeMap<BalancedFor, Rc<Ranks>>>,
     /// Tokens in a batch, mean over all batches, divided by the mean over these.
     scale: f64,

@@ -34,8 +34,8 @@ const OUTRUN_IN_TRIALS: [f64; 2] = [0.15, 0.03];
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
 const LEADER_BATCHES: usize = 16;
-/// Factor to a plan's time on the trial batches, above which its time on all batches is compared with those of
-/// the next plans: where memory is scarce, a batch may fit only with a far worse balance.
+/// Factor to a plan's time on the trial batches, above which its time on all batches is compared with those
+/// of the next plans: where memory is scarce, a batch may fit only with a far worse balance.
 const SLIPS: f64 = 1.02;
 /// Maximum number of plans with other degrees that are balanced as in a run to find a runner-up.
 const RUNNERS_UP_TRIED: usize = 4;

@@ -4,21 +4,19 @@
 
 use super::arrays::framework::Framework;
 use super::convert::Delivery;
-use super::cost::{describe, describe_shape};
+use super::cost::describe;
+use super::dataset::{Caller, describe_by_shape};
 use super::error::DflopError;
 use super::image::{Image, PyAugment};
 use super::runtime::Group;
 use super::transform::{FirstException, UserCode};
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::decode::Decode;
-use dflop_loader::index::{Index, SampleRow};
+use dflop_loader::index::SampleRow;
 use dflop_loader::settings::{DecodeName, ReadSettings as Settings};
 use dflop_loader::{BalancedLoaderBuilder, CostInput, Dataset, LoaderBuilder, LoaderSettings, Mixture};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
-
-/// Number of samples per call of a function.
-const SAMPLES_TOGETHER: usize = 1 << 12;
+use pyo3::types::PyDict;
 
 /// Keeps the mixture samples that a Python function selects.
 pub(crate) fn filtered(
@@ -48,42 +46,6 @@ pub(crate) fn filtered_by_shape(mixture: Mixture, function: &Bound<'_, PyAny>) -
     mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
 }
 
-/// Returns the values of a Python function for all dataset samples, without predicted costs.
-pub(crate) fn values_by_shape<'py, T>(
-    dataset: &Dataset,
-    function: &Bound<'py, PyAny>,
-    setting: &'static str,
-    convert: impl Fn(&Bound<'py, PyAny>) -> PyResult<T>,
-) -> PyResult<Vec<T>> {
-    let (py, mut raised, mut values) = (function.py(), None, Vec::new());
-    for start in (0..dataset.len()).step_by(SAMPLES_TOGETHER) {
-        let end = dataset.len().min(start + SAMPLES_TOGETHER as u64);
-        let numbers: Vec<u64> = (start..end).map(|place| dataset.sample_number(place)).collect();
-        let caller = Caller { setting, index: dataset.index(), function };
-        let describe = |_, row: &SampleRow<'_>, shape: &SampleShape| describe_by_shape(py, row, shape);
-        let answer = caller.ask(&numbers, &mut raised, describe, &convert);
-        let answer =
-            answer.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised.take())))?;
-        if answer.len() != numbers.len() {
-            let reason = format!("it returned {} values for {} samples", answer.len(), numbers.len());
-            return Err(DflopError::config(setting, reason).into());
-        }
-        values.extend(answer);
-    }
-    Ok(values)
-}
-
-fn describe_by_shape<'py>(
-    py: Python<'py>,
-    row: &SampleRow<'_>,
-    shape: &SampleShape,
-) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("key", row.key())?;
-    describe_shape(&dict, shape)?;
-    Ok(dict)
-}
-
 /// Keeps the samples that a function selects by description; stores the function's exception in `raised`.
 fn keep<'py>(
     dataset: Dataset,
@@ -94,40 +56,6 @@ fn keep<'py>(
     let index = dataset.index().clone();
     let caller = Caller { setting: "filter", index: &index, function };
     dataset.filter(|samples| caller.ask(samples, raised, &describe, |is_kept| is_kept.is_truthy()))
-}
-
-/// Function that is called with descriptions of samples.
-struct Caller<'a, 'py> {
-    setting: &'static str,
-    index: &'a Index,
-    function: &'a Bound<'py, PyAny>,
-}
-
-impl<'py> Caller<'_, 'py> {
-    /// Returns the function's value for each sample; stores the function's exception in `raised`.
-    fn ask<T>(
-        &self,
-        samples: &[u64],
-        raised: &mut Option<PyErr>,
-        describe: impl Fn(u64, &SampleRow<'_>, &SampleShape) -> PyResult<Bound<'py, PyDict>>,
-        convert: impl Fn(&Bound<'py, PyAny>) -> PyResult<T>,
-    ) -> Result<Vec<T>, dflop_loader::Error> {
-        let list = PyList::empty(self.function.py());
-        let described = samples.iter().try_for_each(|&sample| {
-            let (row, mut shape) = (self.index.sample(sample), SampleShape::default());
-            row.read_shape(&mut shape);
-            let described = describe(sample, &row, &shape)?;
-            described.set_item("bytes", row.bytes())?;
-            list.append(described)
-        });
-        let answer = described.and_then(|()| self.function.call1((list,)));
-        let answer = answer.and_then(|answer| answer.try_iter()?.map(|value| convert(&value?)).collect());
-        answer.map_err(|error| {
-            let reason = format!("the function failed: {error}");
-            raised.get_or_insert(error);
-            dflop_loader::Error::Config { setting: self.setting, reason }
-        })
-    }
 }
 
 /// Settings for reading and decoding samples.

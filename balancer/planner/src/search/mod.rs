@@ -103,8 +103,8 @@ const JUDGED_BATCHES: usize = 16;
 /// Minimum number of plans that are probed for memory before all are scored, and the distance of the probes.
 const PROBED_MIN: usize = 32;
 const PROBE_STEP: usize = 4;
-/// Number of plans that are compared with a rival before all are scored, and the factor to its time from which
-/// all are given up.
+/// Number of plans that are compared with a rival before all are scored, and the factor to its time from
+/// which all are given up.
 const PROBED_FOR_RIVAL: usize = 12;
 const NO_CHANCE: f64 = 1.4;
 

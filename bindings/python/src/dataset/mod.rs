@@ -4,6 +4,7 @@
 //!
 //! Data argument of the loaders: a dataset, a mixture, or shard names.
 
+mod caller;
 mod mixture;
 mod parts;
 mod samples;
@@ -25,6 +26,7 @@ use samples::{list, store_settings};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use caller::{Caller, describe_by_shape, describe_shape};
 pub(crate) use mixture::{PyMixture, mix};
 
 #[doc = include_str!("dataset.md")]

@@ -6,9 +6,9 @@ use dflop_loader::{Dataset, Mixture, read_classes};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use super::caller::values_by_shape;
 use crate::convert::Arguments;
 use crate::error::DflopError;
-use crate::filter::values_by_shape;
 use crate::runtime;
 
 /// Parts of the only dataset in a mixture.
