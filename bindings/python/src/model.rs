@@ -334,8 +334,8 @@ impl PyCostModel {
     /// Examples:
     ///     >>> import pyarrow
     ///     >>> table = pyarrow.table(dflop.CostModel("model/").annotate(dflop.Dataset("shards/")))
-    ///     >>> dearest = table.sort_by([("vision_ns", "descending")])
-    ///     >>> dearest.select(["key", "tokens", "encoder_tokens"]).slice(0, 1).to_pylist()
+    ///     >>> ranked = table.sort_by([("vision_ns", "descending")])
+    ///     >>> ranked.select(["key", "tokens", "encoder_tokens"]).slice(0, 1).to_pylist()
     ///     [{'key': '000107', 'tokens': 155, 'encoder_tokens': 484}]
     fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;

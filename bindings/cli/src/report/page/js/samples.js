@@ -42,7 +42,7 @@ const sampleItem = (sample, modules, longestNs, more) => {
       more && h("span", { class: "facts" }, more)));
 };
 
-/** A list of samples, the dearest first; long ones grow on request. */
+/** A list of samples, the most expensive first; long ones grow on request. */
 const sampleList = (samples, modules, { unlisted = 0, where, compact = true } = {}) => {
   const sorted = [...samples].sort((a, b) => totalNs(b) - totalNs(a));
   const longest = sorted.length ? totalNs(sorted[0]) : 0;

@@ -210,13 +210,13 @@ const loadRow = (study, timeline, rank, load, longestNs, panel) => {
   return button;
 };
 
-/** The dearest samples, with the rank and microbatch that each strategy gives them. */
+/** The most expensive samples, with the rank and microbatch that each strategy gives them. */
 const dearestSection = (study) => {
   const dearest = study.samples.map((sample, index) => ({ sample, index }))
     .sort((a, b) => totalNs(b.sample) - totalNs(a.sample));
   const shown = dearest.filter(({ sample }, place) => place < 6 || (sample.previews ?? []).length > 0).slice(0, 24);
   const places = new Map(shown.map(({ sample, index }) => [sample, placesOf(study, index)]));
-  return section(`The dearest samples: ${study.name}`,
+  return section(`The most expensive samples: ${study.name}`,
     "What these steps wait for. Times are predicted, forward and backward on one device.",
     sampleList(shown.map(({ sample }) => sample), study.modules, { compact: false, where: (sample) => places.get(sample) }));
 };
