@@ -101,7 +101,7 @@ impl PyLoader {
             py, dataset, batch_size, image, dp_rank, dp_size, seed, epochs, samples, drop_last,
             shuffle_buffer, shuffle_bytes, shuffle_shards, read, transforms, filter, array_type,
         };
-        let framework = Framework::parse(array_type)?;
+        let framework = Framework::parse(array_type)?.resolved(py)?;
         let image = image.map(|image| image.get().clone());
         let (builder, filtered_samples) = loader_builder(&dataset, filter.as_ref(), dp_rank, dp_size)?;
         let builder = builder.batch_size(batch_size).epochs(epochs).drop_last(drop_last);
