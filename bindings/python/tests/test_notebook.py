@@ -194,11 +194,11 @@ class Escapes(InFolder):
         self.assertTrue({EVIL, "answer", "user", "assistant", "cls", "a.tar at byte 512"} <= set(page.texts))
         self.assertIn("1000 x 700", page.texts)
         self.assertEqual(page.texts.count("json"), 0, "the turns show it")
-        pictures = [content for content in page.media if content.startswith(b"\x89PNG")]
-        self.assertEqual(len(pictures), 1 + 6)
-        sizes = sorted({struct.unpack(">II", content[16:24]) for content in pictures})
+        images = [content for content in page.media if content.startswith(b"\x89PNG")]
+        self.assertEqual(len(images), 1 + 6)
+        sizes = sorted({struct.unpack(">II", content[16:24]) for content in images})
         self.assertEqual(sizes, [(125, 87), (250, 175)], "reduced by 8 and by 4")
-        first = next(content for content in pictures if struct.unpack(">I", content[16:20])[0] == 250)
+        first = next(content for content in images if struct.unpack(">I", content[16:20])[0] == 250)
         start = first.index(b"IDAT") + 4
         rows = zlib.decompress(first[start : start + int.from_bytes(first[start - 8 : start - 4], "big")])
         self.assertEqual(len(rows), 175 * (1 + 3 * 250))

@@ -51,7 +51,7 @@ class Sample(dict[str, Any]):
         return f"Sample(key={self.key!r}, fields={list(self)})"
 
     def _repr_html_(self) -> str:
-        """Returns HTML for notebooks: the conversation with its pictures and players, and all other fields."""
+        """Returns HTML for notebooks: the conversation with its images and players, and all other fields."""
         from dflop import _html
 
         return _html.sample(self)

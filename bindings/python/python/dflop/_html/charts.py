@@ -54,12 +54,12 @@ def counted(
         parts.append(_line(at, base, at, base + 3, 0.6))
         parts.append(_text(at, base + 14, anchor, shown(low + share * (high - low))))
     size = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    picture = (
+    drawing = (
         f'<svg {_HEAD} aria-label="{escape(caption)}" {size} style="max-width:100%">{"".join(parts)}</svg>'
     )
     return (
         f'<div style="max-width:{_WIDTH}px"><div style="{FAINT}">{escape(caption)}; '
-        f"height: samples</div>{picture}</div>"
+        f"height: samples</div>{drawing}</div>"
     )
 
 
@@ -78,12 +78,12 @@ def bars(rows: Iterable[tuple[str, Sequence[Part], str]], longest: float, label:
                 drawn.append(_rect(at, 0, length * scale - 1, 16, color, tip))
             at += length * scale
         size = f'viewBox="0 0 {_LENGTH:.0f} 16" preserveAspectRatio="none" width="100%" height="16"'
-        picture = (
+        drawing = (
             f'<svg {_HEAD} aria-label="{escape(name)}" {size} style="display:block">{"".join(drawn)}</svg>'
         )
         cells = [
             f'<div style="width:78px;flex:none;white-space:nowrap;{FAINT}">{escape(name)}</div>',
-            f'<div style="flex:1;min-width:0">{picture}</div>',
+            f'<div style="flex:1;min-width:0">{drawing}</div>',
         ]
         if text:
             cells.append(f'<div style="width:118px;flex:none;{FAINT}">{escape(text)}</div>')

@@ -1,4 +1,4 @@
-"""Media as elements of a page: pictures, players and texts, each of bounded size."""
+"""Media as elements of a page: images, players and texts, each of bounded size."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from dflop._html.page import FAINT, size
 from dflop.batches import Audio, Video
 
-# Longer side of a picture and of a frame, in pixels; seconds of a clip; frames of a video.
-PICTURE_SIDE_MAX, FRAME_SIDE_MAX, CLIP_SECONDS_MAX, FRAMES_MAX = 320, 140, 10, 6
-# Bytes of a stored picture that are put on the page as they are.
+# Longer side of an image and of a frame, in pixels; seconds of a clip; frames of a video.
+IMAGE_SIDE_MAX, FRAME_SIDE_MAX, CLIP_SECONDS_MAX, FRAMES_MAX = 320, 140, 10, 6
+# Bytes of a stored image that are put on the page as they are.
 STORED_BYTES_MAX = 1 << 20
 TEXT_MAX = 1_500
 _STORED = (
@@ -31,10 +31,10 @@ def is_image(value: Any) -> bool:
     return len(shape) == 3 and shape[-1] == 3 and str(value.dtype).endswith("uint8")
 
 
-def element(value: Any, side: int = PICTURE_SIDE_MAX) -> str | None:
+def element(value: Any, side: int = IMAGE_SIDE_MAX) -> str | None:
     """Returns the element of a medium; ``None`` for anything else.
 
-    - `side`: largest width and height of a picture, in pixels
+    - `side`: largest width and height of an image, in pixels
     """
     if isinstance(value, Audio):
         return _clip(value)
@@ -42,7 +42,7 @@ def element(value: Any, side: int = PICTURE_SIDE_MAX) -> str | None:
         return _frames(value, min(side, FRAME_SIDE_MAX))
     if is_image(value):
         height, width = value.shape[:2]
-        return _figure(_picture(value, side), f"{width} x {height}", side)
+        return _figure(_address(value, side), f"{width} x {height}", side)
     return _stored(value, side)
 
 
@@ -68,7 +68,7 @@ def png(pixels: Any) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def _picture(pixels: Any, side: int) -> str:
+def _address(pixels: Any, side: int) -> str:
     """Returns the address of an image, reduced by means over squares to at most `side` pixels."""
     import numpy as np
 
@@ -86,14 +86,12 @@ def _picture(pixels: Any, side: int) -> str:
 
 def _figure(address: str, caption: str, side: int) -> str:
     style = f"max-width:min(100%,{side}px);max-height:{side}px;display:block;margin:0;object-fit:contain"
-    picture = f'<img alt="{escape(caption)}" style="{style}" src="{address}">'
-    return (
-        f'<div style="margin:2px 0;min-width:0">{picture}<div style="{FAINT}">{escape(caption)}</div></div>'
-    )
+    image = f'<img alt="{escape(caption)}" style="{style}" src="{address}">'
+    return f'<div style="margin:2px 0;min-width:0">{image}<div style="{FAINT}">{escape(caption)}</div></div>'
 
 
 def _stored(value: Any, side: int) -> str | None:
-    """Returns the picture of a field that was not decoded, if its first bytes are those of a picture."""
+    """Returns the image of a field that was not decoded, if its first bytes are those of an image."""
     try:
         content = bytes(memoryview(value)) if len(value) <= STORED_BYTES_MAX else b""
     except TypeError:
@@ -126,7 +124,7 @@ def _frames(video: Video, side: int) -> str:
     count = len(video.frames)
     chosen = sorted({round(place * (count - 1) / max(FRAMES_MAX - 1, 1)) for place in range(FRAMES_MAX)})
     shown = [
-        _figure(_picture(video.frames[place], side), f"{float(video.times_seconds[place]):.2f} s", side)
+        _figure(_address(video.frames[place], side), f"{float(video.times_seconds[place]):.2f} s", side)
         for place in chosen
         if count
     ]

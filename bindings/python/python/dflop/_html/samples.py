@@ -12,7 +12,7 @@ from dflop._html.charts import Part, bars
 from dflop._html.page import COLORS, FAINT, block, facts, legend, note, side_by_side, size, table, time
 from dflop.batches import Batch, Microbatch, Sample
 
-# Cards of a batch, the side of their pictures in pixels, and the characters of their texts.
+# Cards of a batch, the side of their images in pixels, and the characters of their texts.
 CARDS_MAX, CARD_SIDE, CARD_TEXT_MAX = 12, 144, 160
 TURNS_MAX = 20
 _BUBBLE = "border-radius:10px;padding:6px 10px;margin:4px 0;max-width:85%;width:fit-content"
@@ -121,13 +121,13 @@ def _field(value: Any) -> str:
 
 
 def _card(of: Batch, place: int) -> str:
-    """Returns a small picture of a sample with its key and label."""
+    """Returns a small image of a sample with its key and label."""
     one = of.samples[place]
-    pictures = [value for value in one.values() if media.is_image(value)]
-    if not pictures and of.get("image") is not None and place < len(of.image_rows):
+    images = [value for value in one.values() if media.is_image(value)]
+    if not images and of.get("image") is not None and place < len(of.image_rows):
         start, end = of.image_rows[place]
-        pictures = [_displayed(of["image"][row]) for row in range(start, min(end, start + 1))]
-    elements = [media.element(picture, CARD_SIDE) for picture in pictures[:1]]
+        images = [_displayed(of["image"][row]) for row in range(start, min(end, start + 1))]
+    elements = [media.element(image, CARD_SIDE) for image in images[:1]]
     if not elements:
         elements = [shown for value in one.values() if (shown := media.element(value, CARD_SIDE)) is not None]
     if not elements and (said := _said(one)):
@@ -135,7 +135,7 @@ def _card(of: Batch, place: int) -> str:
         elements = [f'<div style="font-size:12px">{media.text(said[:CARD_TEXT_MAX] + cut)}</div>']
     numbers = [f"{name} {value}" for name, value in one.items() if isinstance(value, int)]
     label = ", ".join([one.key, *numbers])
-    more = note(f"{len(pictures)} images") if len(pictures) > 1 else ""
+    more = note(f"{len(images)} images") if len(images) > 1 else ""
     style = f"width:{CARD_SIDE}px;padding:6px;border:1px solid rgba(127,127,127,.35);border-radius:6px"
     title = f'<div style="overflow-wrap:anywhere;font-size:12px">{escape(label)}</div>'
     return f'<div style="{style}">{title}{elements[0] if elements else ""}{more}</div>'
