@@ -21,10 +21,12 @@ const strategyTable = (study) => {
     const name = h("span", {}, strategy.name, " ", badge(basis), strategy.plan && h("small", {}, strategy.plan));
     const ratio = step_seconds > 0 ? `${(first[basis].step_seconds / step_seconds).toFixed(2)}×` : "–";
     const optional = (value, format) => (value === null || value === undefined ? "–" : format(value));
-    return [name, h("span", { class: "track" }, bar), formatSeconds(step_seconds),
-      optional(strategy.step_seconds_p95, formatSeconds), optional(strategy.bubble_fraction, formatPercent), ratio];
+    return [name, h("span", { class: "track" }, bar), ratio, formatSeconds(step_seconds),
+      optional(strategy.bubble_fraction, formatPercent), optional(strategy.step_seconds_p95, formatSeconds)];
   });
-  return table(["Strategy", "", "Step", "95 %", "Idle", "Speed-up"], rows, `Strategies, ${study.name}`);
+  const shown = table(["Strategy", "", "Speed-up", "Step", "Idle", "95 %"], rows, `Strategies, ${study.name}`);
+  shown.classList.add("strategies");
+  return shown;
 };
 
 /** The timelines of a study, below each other on one axis. */
