@@ -219,7 +219,7 @@ def _squares(tiles: int) -> int:
 
 
 def _greedy(costs: Sequence[float], groups: int, most: int | None = None) -> list[list[int]]:
-    """Puts the dearest item first into the group with the least cost that has less than `most` items."""
+    """Puts the most expensive item first into the group with the least cost that has less than `most` items."""
     found: list[list[int]] = [[] for _ in range(groups)]
     heap = [(0.0, group) for group in range(groups)]
     for item in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):

@@ -117,7 +117,7 @@ impl PyLoader {
             py, dataset, batch_size, image, dp_rank, dp_size, seed, epochs, samples, drop_last, order,
             shuffle_buffer, shuffle_bytes, shuffle_shards, read, transforms, filter, array_type,
         };
-        let framework = Framework::parse(array_type)?;
+        let framework = Framework::parse(array_type)?.resolved(py)?;
         let image = image.map(|image| image.get().clone());
         let input = Input::new(py, source, filter.as_ref(), order.as_ref(), (dp_rank, dp_size))?;
         let Input { builder, dataset, filtered_samples } = input;

@@ -11,12 +11,9 @@ use dflop_loader::model::{
 };
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::settings::{ProcessorSettings, Settings};
+use dflop_loader::settings::{ProcessorSettings, Settings, machine_device};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Device preset without `--device` and without a profile.
-pub(crate) const DEVICE: &str = "h100";
 
 /// Model, and the device that costs are predicted for.
 #[derive(Debug, Args)]
@@ -28,7 +25,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
     model: Vec<String>,
     /// Device preset: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
+    #[arg(long, value_name = "NAME", default_value_t = machine_device(), conflicts_with = "profile")]
     pub(crate) device: String,
     #[command(flatten)]
     pub(crate) profile: MeasuredProfileArgs,

@@ -50,6 +50,12 @@ class Sample(dict[str, Any]):
     def __repr__(self) -> str:
         return f"Sample(key={self.key!r}, fields={list(self)})"
 
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: the conversation with its images and players, and all other fields."""
+        from dflop import _html
+
+        return _html.sample(self)
+
 
 class Batch(dict[str, Any]):
     """Samples that are delivered together.
@@ -88,6 +94,12 @@ class Batch(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Batch(samples={len(self.samples)}, fields={list(self)})"
+
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: a grid of the first 12 samples."""
+        from dflop import _html
+
+        return _html.batch(self)
 
 
 class Microbatch(dict[str, Any]):
@@ -279,6 +291,12 @@ class Microbatch(dict[str, Any]):
         if not hasattr(self, "samples"):
             return f"Microbatch(tensors={list(self)})"
         return f"Microbatch(samples={len(self.samples)}, tokens={self.tokens}, tensors={list(self)})"
+
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: tokens, predicted time by module, and the tensors with their shapes."""
+        from dflop import _html
+
+        return _html.microbatch(self)
 
 
 def _normalized(pixels: Any, scale: float, mean: list[float], deviation: list[float], dtype: Any) -> Any:

@@ -19,14 +19,14 @@ use dflop_planner::{
 };
 
 use crate::args::ReportArgs;
-use crate::args::model::{DEVICE, profile_and_spec};
+use crate::args::model::profile_and_spec;
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::args::step_plan::check_pipeline;
 use crate::failure::Failure;
 use crate::output::layouts::BYTES_PER_GIB;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
+use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings, machine_device};
 use layouts::{LayoutsJson, with_layout};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson};
@@ -51,7 +51,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
     /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
+    #[arg(long, value_name = "NAME", default_value_t = machine_device(), conflicts_with = "profile")]
     device: String,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]

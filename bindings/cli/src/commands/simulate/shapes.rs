@@ -330,8 +330,8 @@ fn waits_text(waits: &IdleBreakdown) -> String {
 
 /// Explanation for people: data-blind plans.
 pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order round robin over ranks and microbatches; \
-    LPT deals the dearest sample first; dflop is the balanced cut. All hold the same samples, and every microbatch \
-    carries its number of target tokens, so the gradient is the same.";
+    LPT deals the most expensive sample first; dflop is the balanced cut. All hold the same samples, and every \
+    microbatch carries its number of target tokens, so the gradient is the same.";
 
 /// Explanation for people: times from a stated rate.
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \
