@@ -50,9 +50,10 @@ pub(crate) struct PlanArgs {
     /// Model preset or checkpoint directory; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
-    /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value_t = machine_device(), conflicts_with = "profile")]
-    device: String,
+    /// Device preset in place of a profile: a stated FLOP rate, not a measurement [default: `DFLOP_DEVICE`,
+    /// else h100].
+    #[arg(long, value_name = "NAME", conflicts_with = "profile")]
+    device: Option<String>,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
     gpus: u32,
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     check_pipeline(&args.set, &settings)?;
     let schedule = settings.plan.pipeline_schedule();
     check_space(&args.set, is_full, schedule)?;
-    let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
+    let device = profile.is_none().then(|| DevicePreset::named(&args.device())).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = memory_gib(args.memory_gib, device)?;
     let cluster = cluster([args.gpus, args.gpus_per_node], memory_gib, args.links.as_deref(), preset)?;
@@ -138,11 +139,15 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
+    fn device(&self) -> String {
+        self.device.clone().unwrap_or_else(machine_device)
+    }
+
     /// Describes the time source, for people.
     fn times_from(&self) -> String {
         match &self.profile {
             Some(path) => path.display().to_string(),
-            None => format!("{} (a stated rate)", self.device),
+            None => format!("{} (a stated rate)", self.device()),
         }
     }
 }

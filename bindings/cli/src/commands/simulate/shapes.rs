@@ -182,7 +182,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         Some(given) => given.refuse_settings(&args.set)?,
         None => check_space(&args.set, is_full, settings.plan.pipeline_schedule())?,
     }
-    let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
+    let device = profile.is_none().then(|| DevicePreset::named(&model.device())).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = args.shapes.memory_gib(device)?;
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], memory_gib, links.as_deref(), preset)?;
