@@ -42,6 +42,15 @@ pub enum Error {
     /// The model does not support clips this short; skip the sample, a different model may support it.
     #[error("audio of {samples} samples at 16 kHz is too short, the model takes {samples_min} or more")]
     ShortAudio { samples: u64, samples_min: u64 },
+    /// The model's token table has no row for the medium; skip the sample, or count the size.
+    #[error(
+        "{medium} was not counted when the model was described: describe it again with this size, or count \
+         tokens in Python with `dflop.Custom`"
+    )]
+    Uncounted { medium: String },
+    /// The model's own processor rejects the medium; skip the sample.
+    #[error("{medium} is rejected by the model's processor")]
+    Rejected { medium: String },
     /// A sample count does not fit into 32 bits; skip the sample.
     #[error("sample has {count} {quantity}, more than {max}", max = u32::MAX)]
     TooLarge { quantity: &'static str, count: u64 },

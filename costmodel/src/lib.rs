@@ -39,6 +39,7 @@ mod dataset_statistics;
 mod error;
 pub mod flops;
 mod frozen;
+pub mod interned;
 pub mod measure;
 pub mod memory;
 pub mod model;

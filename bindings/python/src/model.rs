@@ -62,7 +62,7 @@ impl<'py> ModelArgument<'py> {
                                use dflop.ModelDescription or dflop.Custom";
                 return Err(PyTypeError::new_err(message));
             }
-            return Ok(Self::Names(model.extract::<Names>()?.0));
+            return described(model.py(), model.extract::<Names>()?.0).map(Self::Names);
         }
         let (modules, tokens) = (model.getattr("modules")?, model.getattr("tokens")?);
         if let Ok(costs) = modules.cast::<PyCostModel>() {
@@ -74,6 +74,11 @@ impl<'py> ModelArgument<'py> {
         let device = model.getattr("device")?.extract()?;
         Ok(Self::Custom { costs: TokenCosts::Parameters(parameters, device), tokens })
     }
+}
+
+/// Replaces checkpoints of types that no family reads by the descriptions that Python makes of them.
+fn described(py: Python<'_>, names: Vec<String>) -> PyResult<Vec<String>> {
+    py.import("dflop._description.implicit")?.call_method1("names", (names,))?.extract()
 }
 
 impl ModelSettings {
@@ -146,7 +151,8 @@ impl PyCostModel {
         let profile_tp = profile_tp.map(Vec::from);
         let mut settings = CostSettings { profile_tp, freeze, ..CostSettings::default() };
         set(&mut settings, "recompute", recompute.into()).map_err(DflopError::from)?;
-        let settings = ModelSettings { names: model, device, profile, settings };
+        let names = described(py, model)?;
+        let settings = ModelSettings { names, device, profile, settings };
         let model = py.detach(|| settings.cost_model())?;
         Ok(Self { names: settings.names, model: Arc::new(model), arguments })
     }

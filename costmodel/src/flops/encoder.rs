@@ -1,10 +1,12 @@
 //! Counts FLOPs for an encoder with projector.
 
 use super::{Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use crate::interned::Interned;
 use crate::model::EncoderSpec;
+use crate::model::counts::{EncoderCounts, Polynomial};
 use crate::tokens::EncoderWork;
 
-/// FLOPs for an encoder with projector.
+/// FLOPs for an encoder with projector: by its sizes, or [as counted](EncoderCounts).
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
@@ -29,6 +31,8 @@ pub struct EncoderFlops {
     class_tokens: u64,
     tower_gradients: Gradients,
     projector_gradients: Gradients,
+    /// Counts in place of everything above except the gradients, and whether there are layers.
+    counts: Option<(Interned<EncoderCounts>, bool)>,
 }
 
 /// FLOPs for some layers, per token and per query-key pair.
@@ -95,6 +99,7 @@ impl EncoderFlops {
             class_tokens: u64::from(details.class_tokens),
             tower_gradients: Gradients::All,
             projector_gradients: Gradients::All,
+            counts: spec.counts.map(|counts| (counts, spec.layers > 0)),
         }
     }
 
@@ -118,6 +123,9 @@ impl EncoderFlops {
     /// Returns the forward FLOPs for this work, by part.
     #[must_use]
     pub fn forward_pass(&self, work: &EncoderWork) -> EncoderPass {
+        if let Some((counts, has_layers)) = self.counts {
+            return counted_forward(&counts, has_layers, work);
+        }
         let inside = self.inside(work);
         let tower = sum([
             wide_product(self.stem_per_token, stem_tokens(work)),
@@ -132,6 +140,9 @@ impl EncoderFlops {
     /// Returns the backward FLOPs for this work, by part.
     #[must_use]
     pub fn backward_pass(&self, work: &EncoderWork) -> EncoderPass {
+        if let Some((counts, has_layers)) = self.counts {
+            return self.counted_backward(&counts, has_layers, work);
+        }
         let stem = wide_product(self.stem_per_token, stem_tokens(work)).saturating_mul(2);
         let to_medium = wide_product(self.stem_medium_per_token, stem_tokens(work));
         let layers = self.used.forward(self.inside(work)).saturating_mul(2);
@@ -153,15 +164,15 @@ impl EncoderFlops {
     #[must_use]
     pub fn training(&self, work: &EncoderWork, recomputation: Recomputation) -> TrainingFlops {
         let backward = self.backward_pass(work);
-        let inside = self.inside(work);
+        let (layers, attention) = self.recomputable(work);
         // The scores are one of two attention products.
-        let scores = self.used.attention(inside) / 2;
+        let scores = attention / 2;
         let recomputed = match recomputation {
             // A tower without a backward pass saves no activations, so it recomputes none.
             _ if self.tower_gradients == Gradients::None => 0,
             Recomputation::None => 0,
             Recomputation::Scores => scores,
-            Recomputation::Layers => self.used.forward(inside).saturating_add(scores),
+            Recomputation::Layers => layers.saturating_add(scores),
         };
         TrainingFlops {
             forward: self.forward(work),
@@ -172,16 +183,52 @@ impl EncoderFlops {
 
     /// Returns the backward FLOPs for stem and projector, as a share of the FLOPs with everything trained.
     pub(crate) fn outside_layers_backward_share(&self) -> f64 {
-        // Both parts are linear in tokens; this many form a whole number of merged tokens.
-        let tokens = self.merged_tokens;
+        // Both parts are linear in tokens; this many form whole numbers of merged tokens and of chunks.
+        let chunk = self.counts.map_or(1, |(counts, _)| u64::from(counts.chunk_tokens.max(1)));
+        let tokens = self.merged_tokens.saturating_mul(chunk);
         let work = EncoderWork { encoder_tokens: tokens, ..EncoderWork::default() };
         let ends = |flops: &Self| {
-            let unlayered = Self { used: LayerFlops::default(), ..*flops };
+            let counts = flops.counts.map(|(counts, _)| (counts, false));
+            let unlayered = Self { used: LayerFlops::default(), counts, ..*flops };
             let pass = unlayered.backward_pass(&work);
             pass.tower.saturating_add(pass.projector)
         };
         let all = ends(&self.gradients(Gradients::All, Gradients::All));
         if all == 0 { 0.0 } else { ends(self) as f64 / all as f64 }
+    }
+
+    /// Returns the forward FLOPs in the layers that have a backward pass, and the part for attention.
+    fn recomputable(&self, work: &EncoderWork) -> (u128, u128) {
+        match self.counts {
+            Some((_, false)) => (0, 0),
+            Some((counts, true)) => {
+                let forward = &counts.trained_layers_forward;
+                (forward.encoder_flops(work, counts.chunk_tokens), forward.attention_flops(work))
+            }
+            None => {
+                let inside = self.inside(work);
+                (self.used.forward(inside), self.used.attention(inside))
+            }
+        }
+    }
+
+    /// A frozen part computes no weight gradients, which take as many FLOPs as the forward pass. The
+    /// connector's first matrix is unknown: behind a frozen tower the connector counts all gradients.
+    fn counted_backward(&self, counts: &EncoderCounts, has_layers: bool, work: &EncoderWork) -> EncoderPass {
+        let flops = |polynomial: &Polynomial| polynomial.encoder_flops(work, counts.chunk_tokens);
+        let layers = if has_layers { flops(&counts.layers.backward) } else { 0 };
+        let connectors = flops(&counts.connectors.backward);
+        EncoderPass {
+            tower: match self.tower_gradients {
+                Gradients::None => 0,
+                _ => flops(&counts.outside.backward).saturating_add(layers),
+            },
+            projector: match self.projector_gradients {
+                Gradients::All | Gradients::Weights => connectors,
+                Gradients::Inputs => connectors.saturating_sub(flops(&counts.connectors.forward)),
+                Gradients::None => 0,
+            },
+        }
     }
 
     fn projector(&self, work: &EncoderWork) -> u128 {
@@ -208,6 +255,15 @@ impl EncoderFlops {
             attention_pairs: work.attention_pairs.saturating_add(class_pairs),
             window_pairs: work.window_pairs.saturating_add(class_pairs),
         }
+    }
+}
+
+fn counted_forward(counts: &EncoderCounts, has_layers: bool, work: &EncoderWork) -> EncoderPass {
+    let flops = |polynomial: &Polynomial| polynomial.encoder_flops(work, counts.chunk_tokens);
+    let layers = if has_layers { flops(&counts.layers.forward) } else { 0 };
+    EncoderPass {
+        tower: flops(&counts.outside.forward).saturating_add(layers),
+        projector: flops(&counts.connectors.forward),
     }
 }
 

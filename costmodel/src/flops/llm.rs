@@ -1,9 +1,10 @@
 //! Counts FLOPs for a language model.
 
 use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
+use crate::model::counts::{LlmCounts, Polynomial};
 use crate::model::{LlmSpec, WindowedAttention};
 
-/// FLOPs for an LLM.
+/// FLOPs for an LLM: by its sizes, or [as counted](LlmCounts).
 ///
 /// A mixture of experts counts the router, the experts that a token is routed to, and the shared experts.
 ///
@@ -15,22 +16,62 @@ use crate::model::{LlmSpec, WindowedAttention};
 /// router over `E` experts and `6hf` for each expert that a token selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LlmFlops {
+    forward: PassFlops,
+    backward: PassFlops,
+    windows: Option<WindowedAttention>,
+    /// Widths of scores and values: the two attention products.
+    product_widths: [u32; 2],
+    gradients: Gradients,
+}
+
+/// FLOPs for a pass through all layers and the LM head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct PassFlops {
     per_token: u64,
     /// Causal attention FLOPs per squared token, in all layers with full attention.
     per_full_square: u64,
     /// Causal attention FLOPs per squared token, in all layers with windows.
     per_windowed_square: u64,
-    windows: Option<WindowedAttention>,
-    /// Widths of scores and values: the two attention products.
-    product_widths: [u32; 2],
+    /// Attention FLOPs per squared token, in all layers without a causal mask.
+    per_unmasked_square: u64,
     head_per_token: u64,
-    gradients: Gradients,
+}
+
+impl PassFlops {
+    /// Converts counts; a causal square has half the pairs.
+    const fn counted(layers: &Polynomial, head: &Polynomial) -> Self {
+        Self {
+            per_token: layers.per_token,
+            per_full_square: layers.per_pair / 2,
+            per_windowed_square: layers.per_window_pair / 2,
+            per_unmasked_square: layers.per_unmasked_pair,
+            head_per_token: head.per_token,
+        }
+    }
+
+    /// Returns the FLOPs in the layers without attention.
+    fn linear(&self, sample_tokens: &[u32]) -> u128 {
+        wide_product(self.per_token, tokens(sample_tokens))
+    }
+
+    const fn doubled(self) -> Self {
+        Self {
+            per_token: self.per_token.saturating_mul(2),
+            per_full_square: self.per_full_square.saturating_mul(2),
+            per_windowed_square: self.per_windowed_square.saturating_mul(2),
+            per_unmasked_square: self.per_unmasked_square.saturating_mul(2),
+            head_per_token: self.head_per_token.saturating_mul(2),
+        }
+    }
 }
 
 impl LlmFlops {
     /// Folds an LLM into FLOPs per token and pair.
     #[must_use]
     pub fn new(spec: &LlmSpec) -> Self {
+        if let Some(counts) = spec.counts {
+            return Self::counted(spec, &counts);
+        }
         let sparse = spec.sparse_layer_count();
         let windowed = spec.windowed_layer_count();
         let times = |weights: u128, layers: u32| weights.saturating_mul(u128::from(layers));
@@ -45,13 +86,28 @@ impl LlmFlops {
         let per_square = |layers: u32| {
             u64::try_from(product([layers, spec.heads]).saturating_mul(width)).unwrap_or(u64::MAX)
         };
-        Self {
+        let forward = PassFlops {
             per_token: flops(weights),
             per_full_square: per_square(spec.layers - windowed),
             per_windowed_square: per_square(windowed),
+            per_unmasked_square: 0,
+            head_per_token: flops(product([spec.hidden, spec.vocab])),
+        };
+        Self {
+            forward,
+            backward: forward.doubled(),
             windows: spec.windows,
             product_widths,
-            head_per_token: flops(product([spec.hidden, spec.vocab])),
+            gradients: Gradients::All,
+        }
+    }
+
+    fn counted(spec: &LlmSpec, counts: &LlmCounts) -> Self {
+        Self {
+            forward: PassFlops::counted(&counts.layers.forward, &counts.head.forward),
+            backward: PassFlops::counted(&counts.layers.backward, &counts.head.backward),
+            windows: spec.windows,
+            product_widths: [spec.head_dim, spec.value_dim()],
             gradients: Gradients::All,
         }
     }
@@ -70,24 +126,34 @@ impl LlmFlops {
     /// squares.
     #[must_use]
     pub fn layers_forward(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
-        self.linear(sample_tokens).saturating_add(self.attention(sample_tokens, attention))
+        let attention = self.attention(&self.forward, sample_tokens, attention);
+        self.forward.linear(sample_tokens).saturating_add(attention)
     }
 
     /// Returns the forward FLOPs per token in all layers, without attention.
     pub(crate) const fn layers_per_token(&self) -> u64 {
-        self.per_token
+        self.forward.per_token
     }
 
     /// Returns the causal attention FLOPs per squared token in all layers, forward, as if all layers had full
     /// attention.
     pub(crate) const fn layers_per_square(&self) -> u64 {
-        self.per_full_square.saturating_add(self.per_windowed_square)
+        let forward = &self.forward;
+        forward
+            .per_full_square
+            .saturating_add(forward.per_windowed_square)
+            .saturating_add(forward.per_unmasked_square)
+    }
+
+    /// Returns the part of [`LlmFlops::layers_per_square`] in layers with windows, as a fraction.
+    pub(crate) fn windowed_share(&self) -> f64 {
+        self.forward.per_windowed_square as f64 / (self.layers_per_square() as f64).max(1.0)
     }
 
     /// Returns the forward FLOPs for the LM head, which only the last pipeline stage computes.
     #[must_use]
     pub fn head_forward(&self, tokens: u64) -> u128 {
-        wide_product(self.head_per_token, tokens)
+        wide_product(self.forward.head_per_token, tokens)
     }
 
     /// Returns the training FLOPs for samples packed into one sequence, LM head included.
@@ -98,9 +164,11 @@ impl LlmFlops {
         attention: Attention,
         recomputation: Recomputation,
     ) -> TrainingFlops {
-        let pairs = self.attention(sample_tokens, attention);
-        let layers = self.linear(sample_tokens).saturating_add(pairs);
-        let forward = layers.saturating_add(self.head_forward(tokens(sample_tokens)));
+        let pairs = self.attention(&self.forward, sample_tokens, attention);
+        let linear = self.forward.linear(sample_tokens);
+        let head = self.head_forward(tokens(sample_tokens));
+        let layers = linear.saturating_add(pairs);
+        let forward = layers.saturating_add(head);
         let recomputed = match recomputation {
             _ if self.gradients == Gradients::None => 0,
             Recomputation::None => 0,
@@ -111,15 +179,25 @@ impl LlmFlops {
         };
         let backward = match self.gradients {
             // The embedding is trained, so the layers need input gradients even if nothing comes before them.
-            Gradients::All | Gradients::Weights => forward.saturating_mul(2),
-            Gradients::Inputs => forward.saturating_add(pairs),
+            Gradients::All | Gradients::Weights => self.all_gradients(sample_tokens, attention),
+            // Weight gradients take as many FLOPs as the forward pass; attention has no weights.
+            Gradients::Inputs => {
+                let weights = linear.saturating_add(head);
+                self.all_gradients(sample_tokens, attention).saturating_sub(weights)
+            }
             Gradients::None => 0,
         };
         TrainingFlops { forward, backward, recomputed }
     }
 
-    fn linear(&self, sample_tokens: &[u32]) -> u128 {
-        wide_product(self.per_token, tokens(sample_tokens))
+    /// Returns the FLOPs for weight and input gradients, saturating.
+    fn all_gradients(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
+        let pass = &self.backward;
+        sum([
+            pass.linear(sample_tokens),
+            self.attention(pass, sample_tokens, attention),
+            wide_product(pass.head_per_token, tokens(sample_tokens)),
+        ])
     }
 
     /// Returns the FLOPs for the first attention product, from the FLOPs for both.
@@ -133,19 +211,21 @@ impl LlmFlops {
         pairs / both * scores as u128
     }
 
-    fn attention(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
+    fn attention(&self, pass: &PassFlops, sample_tokens: &[u32], attention: Attention) -> u128 {
         let squares = |of: &dyn Fn(u64) -> u64| {
             sample_tokens.iter().map(|&tokens| of(u64::from(tokens))).fold(0, u64::saturating_add)
         };
-        let mut causal = wide_product(self.per_full_square, squares(&|tokens| tokens * tokens));
-        if let Some(windows) = self.windows.filter(|_| self.per_windowed_square > 0) {
+        let all = squares(&|tokens| tokens * tokens);
+        let mut causal = wide_product(pass.per_full_square, all);
+        if let Some(windows) = self.windows.filter(|_| pass.per_windowed_square > 0) {
             let windowed = squares(&|tokens| windows.causal_squares(tokens));
-            causal = causal.saturating_add(wide_product(self.per_windowed_square, windowed));
+            causal = causal.saturating_add(wide_product(pass.per_windowed_square, windowed));
         }
-        match attention {
+        let masked = match attention {
             Attention::Causal => causal,
             Attention::Full => causal.saturating_mul(2),
-        }
+        };
+        masked.saturating_add(wide_product(pass.per_unmasked_square, all))
     }
 }
 
@@ -251,6 +331,7 @@ mod tests {
             experts: None,
             windows: None,
             latent: None,
+            counts: None,
         };
         let llm = LlmFlops::new(&spec);
         assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);

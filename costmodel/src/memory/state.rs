@@ -106,6 +106,9 @@ impl StageLayers {
 
 /// Counts the share on one rank in a TP group, as a smaller model with the same width.
 fn rank_share(spec: &LlmSpec, tp: NonZeroU32) -> LlmParameters {
+    if let Some(counts) = spec.counts {
+        return LlmParameters::counted(spec, counts, tp.get());
+    }
     let share = LlmSpec {
         heads: spec.heads.div_ceil(tp.get()),
         kv_heads: spec.kv_heads.div_ceil(tp.get()),
@@ -136,9 +139,13 @@ pub(super) fn mean(sum: u64, layers: u32, all: u32) -> u64 {
 #[must_use]
 pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: StageLayers, tp: NonZeroU32) -> u64 {
     let whole = EncoderParameters::new(spec, llm_hidden);
-    let vectors = u64::from(spec.details.layer_vectors)
-        .saturating_mul(u64::from(spec.hidden))
-        .saturating_add(u64::from(spec.details.layer_ffn_vectors).saturating_mul(u64::from(spec.ffn)));
+    let vectors = match spec.counts {
+        // Of counted layers only the matrices by sizes are known to be divided.
+        Some(_) => whole.layer.saturating_sub(layer_matrices(spec)),
+        None => u64::from(spec.details.layer_vectors)
+            .saturating_mul(u64::from(spec.hidden))
+            .saturating_add(u64::from(spec.details.layer_ffn_vectors).saturating_mul(u64::from(spec.ffn))),
+    };
     let split = |matrices: u64| matrices.div_ceil(u64::from(tp.get()));
     let layer = split(whole.layer.saturating_sub(vectors)).saturating_add(vectors);
     let own = spec.projector.vector_parameters;
@@ -147,6 +154,13 @@ pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: StageLayer
         .saturating_mul(u64::from(stage.layers))
         .saturating_add(if stage.is_first { whole.outside } else { 0 })
         .saturating_add(if stage.is_last { projector } else { 0 })
+}
+
+/// Counts the elements in an encoder layer's matrices, saturating.
+fn layer_matrices(spec: &EncoderSpec) -> u64 {
+    let [hidden, ffn, matrices] = [spec.hidden, spec.ffn, spec.mlp.matrices()].map(u64::from);
+    let attention = hidden.saturating_mul(hidden).saturating_mul(4);
+    attention.saturating_add(hidden.saturating_mul(ffn).saturating_mul(matrices))
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Defines language model sizes: attention, MLPs, mixtures of experts, and sets of layers.
 
+use super::counts::LlmCounts;
+use crate::interned::Interned;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -35,6 +37,9 @@ pub struct LlmSpec {
     /// Projections through latent vectors (MLA); none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentAttention>,
+    /// Counts that replace the formulas over sizes; `None` if these are exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<Interned<LlmCounts>>,
 }
 
 impl LlmSpec {

@@ -5,6 +5,8 @@
 //! memory and tokens follow from it.
 
 pub mod config;
+pub mod counts;
+pub mod description;
 pub(crate) mod families;
 mod llm_spec;
 mod llm_weights;

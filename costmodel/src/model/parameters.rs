@@ -8,6 +8,8 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::Module;
+use crate::interned::Interned;
+use crate::model::counts::{LayerParameters, LlmCounts};
 use crate::model::{AttentionBias, EncoderSpec, LayerSet, LlmSpec, ModelSpec};
 
 /// Parameters in an encoder with projector.
@@ -44,6 +46,9 @@ pub struct LlmParameters {
     pub last_norm: u64,
     /// Number of LM head parameters, which the last stage holds; 0 if it shares the embedding's weights.
     pub head: u64,
+    /// Counted layers, and the TP degree that divides them; `None` if layers follow from sizes.
+    #[serde(skip)]
+    counts: Option<(Interned<LlmCounts>, u32)>,
 }
 
 impl EncoderParameters {
@@ -51,12 +56,20 @@ impl EncoderParameters {
     #[must_use]
     pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
         let details = &spec.details;
-        let layer = sum([
+        let by_sizes = sum([
             product([4, spec.hidden, spec.hidden]),
             product([spec.mlp.matrices(), spec.hidden, spec.ffn]),
             product([details.layer_vectors, spec.hidden]),
             product([details.layer_ffn_vectors, spec.ffn]),
         ]);
+        // Counted layers may differ: each has the mean, and what remains is outside the layers.
+        let (layer, rest) = match (spec.counts, spec.layers) {
+            (Some(counts), 1..) => {
+                let layers = u64::from(spec.layers);
+                (counts.layer_parameters / layers, counts.layer_parameters % layers)
+            }
+            _ => (by_sizes, 0),
+        };
         let projector = match spec.projector.middle {
             Some(middle) => sum([product([spec.projector.input, middle]), product([middle, llm_hidden])]),
             None => product([spec.projector.input, llm_hidden]),
@@ -65,7 +78,7 @@ impl EncoderParameters {
         Self {
             layer,
             layers: spec.layers,
-            outside: details.outside_parameters.saturating_add(pooling),
+            outside: sum([details.outside_parameters, pooling, rest]),
             projector: sum([
                 projector.saturating_mul(spec.projector.count()),
                 spec.projector.further_weights,
@@ -101,6 +114,9 @@ impl LlmParameters {
     /// Counts an LLM.
     #[must_use]
     pub fn new(spec: &LlmSpec) -> Self {
+        if let Some(counts) = spec.counts {
+            return Self::counted(spec, counts, 1);
+        }
         let details = &spec.details;
         let hidden = u64::from(spec.hidden);
         let mlp_bias = if details.has_mlp_bias { sum([product([2, spec.ffn]), hidden]) } else { 0 };
@@ -127,12 +143,52 @@ impl LlmParameters {
             embedding,
             last_norm: hidden,
             head: if details.has_tied_embeddings { 0 } else { embedding },
+            counts: None,
         }
+    }
+
+    /// Returns the counted parameters on one rank in a TP group.
+    ///
+    /// `dense_layer` and `sparse_layer` are the largest of such layers.
+    pub(crate) fn counted(spec: &LlmSpec, counts: Interned<LlmCounts>, tp: u32) -> Self {
+        let split = |parameters: u64| parameters.div_ceil(u64::from(tp.max(1)));
+        let largest = |has_experts: bool, size: fn(&LayerParameters) -> u64| {
+            let runs = counts.runs.iter().filter(|run| (run.experts > 0) == has_experts);
+            runs.map(|run| size(&run.on_rank(tp))).max().unwrap_or(0)
+        };
+        Self {
+            dense_layer: largest(false, |layer| layer.all),
+            sparse_layer: largest(true, |layer| layer.all),
+            experts: largest(true, |layer| layer.experts),
+            active_experts: largest(true, |layer| layer.active_experts),
+            layers: spec.layers,
+            sparse_layers: spec.sparse_layers(),
+            embedding: split(counts.embedding),
+            last_norm: counts.outside,
+            head: split(counts.head_parameters),
+            counts: Some((counts, tp)),
+        }
+    }
+
+    /// Adds up a size over counted layers in a range; `None` if layers follow from sizes.
+    fn counted_sum(&self, layers: &Range<u32>, size: fn(&LayerParameters) -> u64) -> Option<u64> {
+        let (counts, tp) = self.counts?;
+        let (mut first, mut sum) = (0_u32, 0_u64);
+        for run in &counts.runs {
+            let end = first.saturating_add(run.layers);
+            let shared = layers.end.min(end).saturating_sub(layers.start.max(first));
+            sum = sum.saturating_add(size(&run.on_rank(tp)).saturating_mul(u64::from(shared)));
+            first = end;
+        }
+        Some(sum)
     }
 
     /// Returns the number of parameters in some layers, saturating.
     #[must_use]
     pub fn layer_parameters(&self, layers: Range<u32>) -> u64 {
+        if let Some(counted) = self.counted_sum(&layers, |layer| layer.all) {
+            return counted;
+        }
         let all = u64::from(layers.end.saturating_sub(layers.start));
         let sparse = self.sparse_layer_count(layers);
         let dense = all.saturating_sub(sparse).saturating_mul(self.dense_layer);
@@ -142,6 +198,9 @@ impl LlmParameters {
     /// Returns the number of expert parameters in some layers, saturating.
     #[must_use]
     pub fn experts_of_layers(&self, layers: Range<u32>) -> u64 {
+        if let Some(counted) = self.counted_sum(&layers, |layer| layer.experts) {
+            return counted;
+        }
         self.sparse_layer_count(layers).saturating_mul(self.experts)
     }
 
@@ -157,7 +216,9 @@ impl LlmParameters {
     pub fn active(&self) -> u64 {
         let idle = self.experts.saturating_sub(self.active_experts);
         let layers = self.sparse_layer_count(0..self.layers);
-        self.total().saturating_sub(idle.saturating_mul(layers))
+        let counted =
+            self.counted_sum(&(0..self.layers), |run| run.experts.saturating_sub(run.active_experts));
+        self.total().saturating_sub(counted.unwrap_or_else(|| idle.saturating_mul(layers)))
     }
 
     fn sparse_layer_count(&self, layers: Range<u32>) -> u64 {

@@ -5,7 +5,9 @@
 //! [`MediaRule`].
 
 use super::LlmSpec;
+use super::counts::EncoderCounts;
 use crate::Module;
+use crate::interned::Interned;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -41,7 +43,7 @@ impl ModelSpec {
     #[must_use]
     pub fn is_native(&self, module: Module) -> bool {
         let is_seen = |vision: &VisionSpec| vision.rule.is_native();
-        let is_heard = |audio: &AudioSpec| matches!(audio.rule, AudioRule::Chunks(_));
+        let is_heard = |audio: &AudioSpec| audio.rule.is_native();
         match module {
             Module::Vision => self.vision.as_ref().is_some_and(is_seen),
             Module::Audio => self.audio.as_ref().is_some_and(is_heard),
@@ -98,6 +100,9 @@ pub struct EncoderSpec {
     /// Details beyond the sizes above; none by default.
     #[serde(default)]
     pub details: EncoderDetails,
+    /// Counts that replace the formulas over sizes; `None` if these are exact.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counts: Option<Interned<EncoderCounts>>,
 }
 
 impl EncoderSpec {

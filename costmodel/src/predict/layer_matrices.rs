@@ -1,5 +1,5 @@
 //! Counts FLOPs per layer and outside the layers, and lists a layer's matrices, with the width that a rank in
-//! a TP group multiplies.
+//! a TP group multiplies. FLOPs are counted, if the model was described; matrices follow from its sizes.
 //!
 //! # Source
 //! Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3: query, key and value projections and the
@@ -111,8 +111,9 @@ pub(super) fn encoder_layer_flops(spec: &EncoderSpec, llm_hidden: u32, tile_toke
 
 /// Counts FLOPs per patch in a native-resolution medium without attention, forward and backward.
 pub(super) fn native_layer_flops(spec: &EncoderSpec, llm_hidden: u32) -> LayerFlops {
-    // This many patches form one projector row.
-    let patches = u64::from(spec.projector.merged_tokens.get());
+    // This many patches form whole numbers of projector rows and of chunks.
+    let chunk = spec.counts.map_or(1, |counts| u64::from(counts.chunk_tokens.max(1)));
+    let patches = u64::from(spec.projector.merged_tokens.get()).saturating_mul(chunk);
     let work = EncoderWork { encoder_tokens: patches, ..EncoderWork::default() };
     let LayerFlops { layer, outside } = work_layer_flops(spec, llm_hidden, &work);
     LayerFlops { layer: layer / patches as f64, outside: outside / patches as f64 }

@@ -19,6 +19,7 @@ use super::profile_timing::{ProfileOptions, attention_layers, whole_curve};
 use crate::Module;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
+use crate::flops::LlmFlops;
 use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
 use crate::profile::{ModuleWidths, Part, Phase, Profile, SelectedPoints};
 
@@ -327,7 +328,10 @@ impl LlmLayers {
             return Self::default();
         }
         let llm = &spec.llm;
-        let windowed = f64::from(llm.windowed_layer_count()) / f64::from(llm.layers.max(1));
+        let windowed = match llm.counts {
+            Some(_) => LlmFlops::new(llm).windowed_share(),
+            None => f64::from(llm.windowed_layer_count()) / f64::from(llm.layers.max(1)),
+        };
         let expert_flops = TRAINING_FLOPS_PER_WEIGHT * active_expert_weights(llm);
         Self {
             windows: llm.windows.map(|windows| (windows, windowed)),

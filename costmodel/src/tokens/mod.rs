@@ -6,8 +6,8 @@
 //! (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
 //! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`TimedVideo`]
 //! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5), [`pan_and_scan`]
-//! (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All rules return
-//! [`EncoderWork`].
+//! (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni); a [`table`] replaces a rule
+//! that is not known. All rules return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! only with the IEEE operations `+ - * / sqrt fmod`: these are correctly rounded, hence the same on every
@@ -26,8 +26,10 @@ pub mod longest_edge;
 pub mod native;
 pub mod pan_and_scan;
 pub mod scaled_tiles;
+pub mod table;
 
 use super::error::{Error, Result};
+use super::interned::Interned;
 use crate::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
 use audio::AudioRule;
@@ -41,6 +43,7 @@ use pan_and_scan::PanAndScan;
 use scaled_tiles::ScaledTiles;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
+use table::TokenTable;
 
 /// Media work in an encoder and in the LLM; adds up with `+=`, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -131,6 +134,8 @@ pub enum VisionRule {
     Fixed(FixedTile),
     /// A tile for the image and for each crop, Gemma 3 with pan and scan.
     PanAndScan(PanAndScan),
+    /// Counted sizes, for a model that was described.
+    Table(Interned<TokenTable>),
 }
 
 impl VisionRule {
@@ -157,6 +162,7 @@ impl VisionRule {
                 Self::LongestEdge(rule) => rule.image(image)?,
                 Self::Fixed(rule) => rule.image(image)?,
                 Self::PanAndScan(rule) => rule.image(image)?,
+                Self::Table(table) => table.image(image)?,
             };
         }
         Ok(work)
@@ -179,9 +185,11 @@ impl VisionRule {
             Self::AnyRes(rule) => Ok(rule.video(video)),
             Self::DynamicTiles(rule) => Ok(rule.video(video)),
             Self::Native(rule) => rule.video(video),
-            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => {
-                Err(Error::Video { frames: video.frames })
-            }
+            Self::ListedGrids(_)
+            | Self::ScaledTiles(_)
+            | Self::FittedTiles(_)
+            | Self::LongestEdge(_)
+            | Self::Table(_) => Err(Error::Video { frames: video.frames }),
             Self::Fixed(rule) => Ok(rule.video(video)),
             Self::PanAndScan(rule) => Ok(rule.video(video)),
         }
@@ -194,7 +202,11 @@ impl VisionRule {
             Self::AnyRes(rule) => rule.frames_max,
             Self::DynamicTiles(rule) => rule.frames_max,
             Self::Native(rule) => rule.frames_max,
-            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => 0,
+            Self::ListedGrids(_)
+            | Self::ScaledTiles(_)
+            | Self::FittedTiles(_)
+            | Self::LongestEdge(_)
+            | Self::Table(_) => 0,
             Self::Fixed(rule) => rule.frames_max,
             Self::PanAndScan(rule) => rule.tile.frames_max,
         }
@@ -204,7 +216,11 @@ impl VisionRule {
     /// encoder items are patches.
     #[must_use]
     pub const fn is_native(&self) -> bool {
-        matches!(self, Self::Native(_) | Self::LongestEdge(_))
+        match self {
+            Self::Native(_) | Self::LongestEdge(_) => true,
+            Self::Table(table) => table.get().item_tokens.is_none(),
+            _ => false,
+        }
     }
 
     /// Returns the patch layers, rows and columns in the only medium of a shape; `None` if the encoder does
@@ -235,6 +251,7 @@ impl VisionRule {
             Self::PanAndScan(rule) => rule.tile.marker_tokens,
             Self::DynamicTiles(rule) => rule.marker_tokens,
             Self::Native(rule) => rule.marker_tokens,
+            Self::Table(table) => table.get().marker_tokens,
         }
     }
 

@@ -355,7 +355,7 @@ impl Sequences {
         let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
             (Module::Llm, _, _) => return Ok(Self::Text),
             (Module::Vision, Some(vision), _) => vision.rule,
-            (Module::Audio, _, Some(audio)) => return Ok(Self::from_audio_rule(&audio.rule)),
+            (Module::Audio, _, Some(audio)) => return Self::from_audio_rule(&audio.rule),
             _ => {
                 let problem = format!("has no module {module}");
                 return Err(super::model_type(problem));
@@ -371,17 +371,19 @@ impl Sequences {
             VisionRule::PanAndScan(rule) => Self::Tiles(rule.tile.tile_patches.max(1)),
             VisionRule::Native(rule) => Self::Images(u32::from(rule.merge.get())),
             VisionRule::LongestEdge(rule) => Self::Images(u32::from(rule.merge.get())),
+            VisionRule::Table(_) => return Err(counted_tokens()),
         })
     }
 
-    fn from_audio_rule(rule: &AudioRule) -> Self {
-        match rule {
+    fn from_audio_rule(rule: &AudioRule) -> Result<Self> {
+        Ok(match rule {
             AudioRule::Windows(rule) => Self::Windows(rule.window_tokens.max(1)),
             AudioRule::Chunks(rule) => Self::Chunks {
                 tokens: u32::try_from(rule.chunk_tokens()).unwrap_or(u32::MAX),
                 frames: rule.chunk_frames.max(1),
             },
-        }
+            AudioRule::Table(_) => return Err(counted_tokens()),
+        })
     }
 
     /// Returns whether sequences differ in length, so that attention is measured by length.
@@ -442,6 +444,11 @@ impl Sequences {
             }
         }
     }
+}
+
+/// Returns the error for a token table, which belongs to a model without blocks.
+fn counted_tokens() -> crate::error::Error {
+    super::model_type("has counted tokens and no blocks".to_owned())
 }
 
 #[cfg(test)]

@@ -141,7 +141,10 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
             continue;
         }
         let own = match rule {
-            MediaRule::Audio(AudioRule::Windows(_)) => Media::Windows(work.items as usize),
+            // A counted table has no blocks, so nothing is measured with it.
+            MediaRule::Audio(AudioRule::Windows(_) | AudioRule::Table(_)) => {
+                Media::Windows(work.items as usize)
+            }
             MediaRule::Audio(AudioRule::Chunks(rule)) => {
                 let frames = |&clip| Ok(u32::try_from(rule.frames(clip)?).unwrap_or(u32::MAX));
                 Media::Clips(shape.audio.iter().map(frames).collect::<Result<_>>()?)

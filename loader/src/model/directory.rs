@@ -2,7 +2,7 @@
 //!
 //! Only the small JSON files are read: `config.json` and, where they exist, `preprocessor_config.json`,
 //! `video_preprocessor_config.json` and `processor_config.json`. [`dflop_costmodel::config`] interprets them.
-//! Nothing is fetched.
+//! Where no family reads `config.json`, `model.json` describes the model. Nothing is fetched.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,9 @@ use dflop_costmodel::config::{
     CONFIG_FILE, DESCRIBED, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE, PartialModelSpec,
     VIDEO_PREPROCESSOR_FILE, parse_json,
 };
+use dflop_costmodel::model::description::{DESCRIPTION_FILE, Description};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::store::file;
@@ -23,16 +25,42 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, Clone)]
 pub struct ModelDirectory {
     path: PathBuf,
+    /// Name of the file that describes the model, if it is not `config.json`.
+    file: Option<&'static str>,
     documents: Documents,
 }
 
 impl ModelDirectory {
-    /// Reads a directory, or the `config.json` in it.
+    /// Reads a directory, the `config.json` in it, or a description.
+    ///
+    /// In a directory with a description, `model.json`, this is read if there is no `config.json`, or none
+    /// that a family reads.
     ///
     /// # Errors
-    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if it is not JSON.
+    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if it is not JSON, or if the description
+    /// is that of a different `config.json`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        let description = path.join(DESCRIPTION_FILE);
+        if !path.is_dir() || !description.is_file() {
+            return Self::open_config(path);
+        }
+        let has_config = path.join(CONFIG_FILE).is_file();
+        if has_config {
+            let by_family = Self::open_config(path)?;
+            if PartialModelSpec::from_hugging_face(&by_family.documents).is_ok() {
+                return Ok(by_family);
+            }
+        }
+        let config = read_json(&description)?;
+        if has_config {
+            check_described(&config, path)?;
+        }
+        let documents = Documents { config, ..Documents::default() };
+        Ok(Self { path: path.to_owned(), file: Some(DESCRIPTION_FILE), documents })
+    }
+
+    fn open_config(path: &Path) -> Result<Self> {
         let file = if path.is_dir() { path.join(CONFIG_FILE) } else { path.to_owned() };
         let beside = |name: &str| {
             let file = file.with_file_name(name);
@@ -44,7 +72,7 @@ impl ModelDirectory {
             video_preprocessor: beside(VIDEO_PREPROCESSOR_FILE)?,
             processor: beside(PROCESSOR_FILE)?,
         };
-        Ok(Self { path: path.to_owned(), documents })
+        Ok(Self { path: path.to_owned(), file: None, documents })
     }
 
     /// Parses a model description as JSON, in place of a file.
@@ -54,7 +82,8 @@ impl ModelDirectory {
     pub fn described(text: &str) -> Result<Self> {
         let refused = |error| Error::Config { setting: "model", reason: format!("the description: {error}") };
         let config = parse_json(text).map_err(refused)?;
-        Ok(Self { path: PathBuf::from("described"), documents: Documents { config, ..Documents::default() } })
+        let documents = Documents { config, ..Documents::default() };
+        Ok(Self { path: PathBuf::from("described"), file: None, documents })
     }
 
     /// Returns the parsed files.
@@ -69,7 +98,7 @@ impl ModelDirectory {
         let Documents { preprocessor, video_preprocessor, processor, .. } = &self.documents;
         let config = match self.path.file_name().filter(|_| self.path.is_file()) {
             Some(file) => file.to_string_lossy().into_owned(),
-            None if self.path.is_dir() => CONFIG_FILE.to_owned(),
+            None if self.path.is_dir() => self.file.unwrap_or(CONFIG_FILE).to_owned(),
             None => "description".to_owned(),
         };
         let others = [
@@ -85,7 +114,8 @@ impl ModelDirectory {
     #[must_use]
     pub fn name(&self) -> String {
         let config = &self.documents.config;
-        let is_described = config.get("model_type").is_some_and(|found| found == DESCRIBED);
+        let is_described = config.get("model_type").is_some_and(|found| found == DESCRIBED)
+            || Description::is_format(config);
         if let Some(name) = config.get("name").and_then(Value::as_str).filter(|_| is_described) {
             return name.to_owned();
         }
@@ -121,6 +151,22 @@ impl ModelDirectory {
     fn refused(&self, error: &dflop_costmodel::Error) -> Error {
         Error::Config { setting: "model", reason: format!("{}: {error}", self.path.display()) }
     }
+}
+
+/// Checks that a description belongs to the `config.json` in its directory.
+fn check_described(description: &Value, directory: &Path) -> Result<()> {
+    let path = directory.join(CONFIG_FILE);
+    let bytes = std::fs::read(&path).map_err(|source| Error::file(&path, source))?;
+    let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    if description.get("config_sha256").and_then(Value::as_str) == Some(&digest) {
+        return Ok(());
+    }
+    let shown = directory.display();
+    let reason = format!(
+        "{shown}: `{DESCRIPTION_FILE}` describes another `{CONFIG_FILE}`: run `dflop describe {shown} -o \
+         {shown}/{DESCRIPTION_FILE}` again"
+    );
+    Err(Error::Config { setting: "model", reason })
 }
 
 fn read_json(path: &Path) -> Result<Value> {
@@ -204,5 +250,43 @@ pub(super) mod tests {
         let encoder = directory(&[("config.json", SIGLIP)]);
         let error = ModelDirectory::open(encoder.path()).unwrap().spec().unwrap_err().to_string();
         assert!(error.contains("join it with a language model"), "{error}");
+    }
+
+    /// A text model as `dflop describe` writes it, whose layers no family has.
+    const DESCRIPTION: &str = r#"{"format": "dflop model", "version": 1, "name": "kite", "model_type": "kite",
+        "config_sha256": "SHA", "made_with": {"torch": "2.8.0"}, "parameters": 130, "parameters_beside_modules": 0,
+        "modules": [{"module": "llm", "path": "model", "layers_path": "model.layers", "unit": "tokens",
+            "parameters": 130, "sizes": {"hidden": 4, "heads": 2, "kv_heads": 2, "head_dim": 2, "ffn": 8},
+            "layer_runs": [{"first": 0, "count": 3, "parameters": 30, "message_width": 4,
+                "flops_forward": {"per_token": 60}, "flops_backward": {"per_token": 120},
+                "attention": {"pattern": "linear", "window": null}}],
+            "outside_layers": {"flops_forward": {}, "flops_backward": {}},
+            "embedding": {"width": 4, "parameters": 20},
+            "head": {"parameters": 20, "is_tied": false, "vocabulary": 5, "flops_forward": {"per_token": 40},
+                "flops_backward": {"per_token": 80}}}]}"#;
+
+    #[test]
+    fn a_description_in_the_directory_stands_in_for_a_missing_family() {
+        let config = r#"{"model_type": "kite"}"#;
+        let digest: String = Sha256::digest(config).iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = DESCRIPTION.replace("SHA", &digest);
+        let both = directory(&[("config.json", config), ("model.json", &text)]);
+        let model = ModelDirectory::open(both.path()).unwrap();
+        let spec = model.spec().unwrap();
+        assert_eq!((spec.name.as_str(), spec.parameters(), spec.llm.layers), ("kite", 130, 3));
+        assert_eq!(model.files(), ["model.json"]);
+        let alone = directory(&[("model.json", &text)]);
+        assert_eq!(ModelDirectory::open(alone.path()).unwrap().spec().unwrap(), spec);
+        assert_eq!(ModelDirectory::open(alone.path().join("model.json")).unwrap().spec().unwrap(), spec);
+        // A family has precedence, and the description of a changed configuration is refused.
+        let known = r#"{"model_type": "llama", "num_hidden_layers": 7}"#;
+        let by_family = directory(&[("config.json", known), ("model.json", &text)]);
+        assert_eq!(ModelDirectory::open(by_family.path()).unwrap().spec().unwrap().llm.layers, 7);
+        let changed = directory(&[("config.json", "{\"model_type\": \"kites\"}"), ("model.json", &text)]);
+        let error = ModelDirectory::open(changed.path()).unwrap_err().to_string();
+        assert!(error.contains("describes another `config.json`: run `dflop describe"), "{error}");
+        let wrong = text.replace("\"version\": 1", "\"version\": 9");
+        let error = ModelDirectory::described(&wrong).unwrap().spec().unwrap_err().to_string();
+        assert!(error.contains("`model.json`: `version` = 9 is unknown"), "{error}");
     }
 }

@@ -52,7 +52,7 @@ pub fn unknown_name_hint(name: &str) -> String {
     if name.contains('/') {
         return format!("and it is not in the Hugging Face cache: `hf download {name}` downloads it");
     }
-    "or the directory of a checkpoint with its `config.json`".to_owned()
+    "or the directory of a checkpoint with its `config.json`, or a description".to_owned()
 }
 
 /// Finds the checkpoint for a name; `None` for a preset, which takes precedence over a directory with the

@@ -92,6 +92,7 @@ impl ModelFamily for KiteSizes {
                     deepstack: 0,
                 },
                 details: EncoderDetails::default(),
+                counts: None,
             },
             rule: VisionRule::Fixed(FixedTile {
                 tile_pixels: SIDE,

@@ -18,6 +18,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "error",
             "quantiles",
             "random",
+            "interned",
             "curve",
             "tokens",
             "model",

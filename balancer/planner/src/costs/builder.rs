@@ -247,6 +247,9 @@ pub(crate) fn unit_tokens(rule: &MediaRule) -> u32 {
         MediaRule::Vision(VisionRule::Fixed(rule)) => rule.tile_patches,
         MediaRule::Vision(VisionRule::PanAndScan(rule)) => rule.tile.tile_patches,
         MediaRule::Audio(AudioRule::Windows(rule)) => rule.window_tokens,
+        MediaRule::Vision(VisionRule::Table(table)) | MediaRule::Audio(AudioRule::Table(table)) => {
+            table.item_tokens.unwrap_or(1)
+        }
         MediaRule::Vision(VisionRule::Native(_) | VisionRule::LongestEdge(_))
         | MediaRule::Audio(AudioRule::Chunks(_)) => 1,
     }

@@ -6,6 +6,7 @@ mod accuracy;
 mod balance;
 mod batches;
 mod demo;
+mod describe;
 mod index;
 mod list;
 mod memory;
@@ -24,6 +25,7 @@ mod view;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process;
 
 use clap::Subcommand;
 
@@ -43,6 +45,7 @@ pub(crate) enum Command {
     Stats(stats::StatsArgs),
     View(view::ViewArgs),
     Models(models::ModelsArgs),
+    Describe(describe::DescribeArgs),
     Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
     Plan(plan::PlanArgs),
@@ -68,6 +71,7 @@ impl Command {
             Self::Stats(args) => stats::run(&args, out),
             Self::View(args) => view::run(&args, out),
             Self::Models(args) => models::run(&args, out),
+            Self::Describe(args) => describe::run(&args, invocation, out),
             Self::Memory(args) => memory::run(&args, out),
             Self::Balance(args) => balance::run(&args, out),
             Self::Plan(args) => plan::run(&args, out),
@@ -115,8 +119,15 @@ pub(crate) struct Invocation {
 impl Invocation {
     /// Returns the file to start for the same command in a new process.
     pub(crate) fn path(&self) -> std::io::Result<PathBuf> {
-        // Resolved late: only `train` starts processes, and `current_exe` can fail.
+        // Resolved late: only `train` starts ranks, and `current_exe` can fail.
         self.program.path.clone().map_or_else(std::env::current_exe, Ok)
+    }
+
+    /// Returns the interpreter with its leading arguments, if this command line runs in Python.
+    pub(crate) fn python(&self) -> Option<process::Command> {
+        let mut python = process::Command::new(self.program.path.as_ref()?);
+        python.args(&self.program.leading);
+        Some(python)
     }
 
     /// Returns the arguments to start it with.

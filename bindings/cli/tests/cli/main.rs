@@ -5,6 +5,7 @@ mod command;
 mod confined;
 mod contract;
 mod cuda;
+mod describe;
 mod documents;
 mod given_plans;
 mod index_cache;

@@ -14,7 +14,17 @@ def main() -> int:
     # Python's handler only sets a flag, and no Python code runs during a command that would check it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return _native.cli(sys.argv[1:], program=[sys.executable, *_flags(), "-m", "dflop"])
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["describe"] and not {"-h", "--help"} & set(arguments):
+        from dflop._description import command
+
+        options = command.parse(arguments[1:])
+        status = command.run(options)
+        if status != 0:
+            return status
+        # What the description has, as other commands read it.
+        arguments = ["models", f"--model={options.out}"]
+    return _native.cli(arguments, program=[sys.executable, *_flags(), "-m", "dflop"])
 
 
 def _flags() -> list[str]:

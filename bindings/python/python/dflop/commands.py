@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflop import _native
+from dflop._description import implicit
 from dflop.custom import ModelDescription
 from dflop.results import DatasetStats, ModelSupport, ParallelismPlan, Simulation
 
@@ -218,6 +219,7 @@ def models(model: Model | None = None) -> ModelSupport:
 
 def _run(command: str, arguments: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     words = [command, *arguments, "--json"]
+    flags = flags | {"model": implicit.model(flags.get("model"))}
     for name, value in flags.items():
         words += _words("--" + name.replace("_", "-"), value)
     answer: dict[str, Any] = json.loads(_native.command(words))

@@ -204,6 +204,56 @@ impl<'a> ConfigFields<'a> {
         listed.iter().map(|number| self.whole_number(key, number, 0)).collect::<Result<_>>().map(Some)
     }
 
+    /// Reads a whole number from 0 to `u64::MAX`, which has to be present.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is missing or anything else.
+    pub(crate) fn required_number(&self, key: &str) -> Result<u64> {
+        let Some(value) = self.value(key) else { return Err(self.invalid(key, "is missing")) };
+        value.as_u64().ok_or_else(|| {
+            self.invalid(key, format!("must be a whole number of at least 0, found {}", excerpt(value)))
+        })
+    }
+
+    /// Reads a list of objects, which has to be present.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is missing or anything else.
+    pub(crate) fn objects(&self, key: &str) -> Result<Vec<Self>> {
+        let Some(value) = self.value(key) else { return Err(self.invalid(key, "is missing")) };
+        let invalid = |key: &str, found: &Value, must: &str| {
+            self.invalid(key, format!("must be {must}, found {}", excerpt(found)))
+        };
+        let listed = value.as_array().ok_or_else(|| invalid(key, value, "a list of objects"))?;
+        let read = |(at, element): (usize, &'a Value)| {
+            let key = format!("{key}[{at}]");
+            let object = element.as_object().ok_or_else(|| invalid(&key, element, "an object"))?;
+            Ok(Self { file: self.file, path: format!("{}{key}.", self.path), object: Some(object) })
+        };
+        listed.iter().enumerate().map(read).collect()
+    }
+
+    /// Reads an object, which has to be present.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is missing or anything else.
+    pub(crate) fn required_child(&self, key: &str) -> Result<Self> {
+        self.child(key)?.ok_or_else(|| self.invalid(key, "is missing"))
+    }
+
+    /// Reads a string, which has to be present.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] if it is missing or anything else.
+    pub(crate) fn required_text(&self, key: &str) -> Result<&'a str> {
+        self.text(key)?.ok_or_else(|| self.invalid(key, "is missing"))
+    }
+
+    /// Iterates over the keys.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.object.into_iter().flat_map(Map::keys).map(String::as_str)
+    }
+
     /// Checks that `divisor`, the value of field `of`, divides `value`, the value of field `key`.
     ///
     /// # Errors

@@ -225,7 +225,7 @@ fn invalid_fields_are_errors_with_file_and_field() {
         (documents(json!({})), "`config.json`: `model_type` is missing, known are clip, "),
         (
             documents(json!({"model_type": "gpt2"})),
-            "`config.json`: `model_type` = \"gpt2\" is unknown, known are clip, ",
+            "`config.json`: `model_type` = \"gpt2\" is unknown: `dflop describe DIRECTORY -o model.json` describes it with transformers; known are clip, ",
         ),
         (
             with(qwen2_vl_7b(), "/num_attention_heads", json!(0)),

@@ -67,24 +67,29 @@ impl ModelFamily for Described {
 
 fn vision(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<VisionSpec> {
     let tokens = token_fields(fields)?;
-    let (rule, merge, frames) = match rule_name(&tokens)? {
-        "native" => native(&tokens)?,
-        "tiles" => tiles(&tokens)?,
-        "any_res" => any_res(&tokens)?,
-        "square" => square(&tokens)?,
-        unknown => {
-            let problem = format!("= \"{unknown}\" is unknown, known are any_res, native, square, tiles");
-            return Err(tokens.invalid("rule", problem));
-        }
-    };
+    let (rule, merge, frames) = vision_rule(&tokens)?;
     let stem = patch_inputs(&tokens, 3, required(&tokens, "patch_size")?, frames)?;
     let merged = merge.saturating_mul(merge);
     Ok(VisionSpec { family: FAMILY, encoder: encoder(fields, stem, merged, llm_hidden)?, rule })
 }
 
-fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
-    let tokens = token_fields(fields)?;
-    match rule_name(&tokens)? {
+/// Reads a rule for images by its settings.
+pub(in crate::model) fn vision_rule(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
+    match rule_name(tokens)? {
+        "native" => native(tokens),
+        "tiles" => tiles(tokens),
+        "any_res" => any_res(tokens),
+        "square" => square(tokens),
+        unknown => {
+            let problem = format!("= \"{unknown}\" is unknown, known are any_res, native, square, tiles");
+            Err(tokens.invalid("rule", problem))
+        }
+    }
+}
+
+/// Reads a rule for clips by its settings.
+pub(in crate::model) fn audio_rule(tokens: &ConfigFields<'_>) -> Result<AudioRule> {
+    match rule_name(tokens)? {
         "mel_windows" => {}
         unknown => {
             let problem = format!("= \"{unknown}\" is unknown, known is mel_windows");
@@ -92,11 +97,15 @@ fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
         }
     }
     tokens.refuse_others(&["rule", "max_windows", "window_tokens", "marker_tokens"])?;
-    let rule = AudioRule::Windows(AudioWindows {
+    Ok(AudioRule::Windows(AudioWindows {
         window_tokens: tokens.count("window_tokens", 1500)?,
         windows_max: tokens.count("max_windows", u32::MAX)?,
-        marker_tokens: small(&tokens, "marker_tokens", Some(0))?,
-    });
+        marker_tokens: small(tokens, "marker_tokens", Some(0))?,
+    }))
+}
+
+fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
+    let rule = audio_rule(&token_fields(fields)?)?;
     // Two convolutions with width 3 and total stride 2, over 128 mel bins, as in Whisper.
     let hidden = fields.count("hidden_size", 768)?;
     let stem = hidden.saturating_add(2 * 128).saturating_mul(3);
@@ -129,7 +138,7 @@ fn encoder(fields: &ConfigFields<'_>, stem: u32, merged: u32, llm_hidden: u32) -
 
 /// Token rule, with the number of patches along a side that become one token and the number of frames in a
 /// patch.
-type MadeRule = (VisionRule, u32, u32);
+pub(in crate::model) type MadeRule = (VisionRule, u32, u32);
 
 fn native(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
     tokens.refuse_others(&[
@@ -312,11 +321,15 @@ fn side(fields: &ConfigFields<'_>, key: &str, default: Option<u32>) -> Result<No
 
 /// Reads a number up to 255, which may be 0.
 fn small(fields: &ConfigFields<'_>, key: &str, default: Option<u8>) -> Result<u8> {
-    let Some(value) = fields.value(key) else {
-        return default.ok_or_else(|| fields.invalid(key, "is missing"));
-    };
+    optional_small(fields, key)?.or(default).ok_or_else(|| fields.invalid(key, "is missing"))
+}
+
+/// Reads a number up to 255, which may be 0, if it is present.
+pub(in crate::model) fn optional_small(fields: &ConfigFields<'_>, key: &str) -> Result<Option<u8>> {
+    let Some(value) = fields.value(key) else { return Ok(None) };
     let number = fields.whole_number(key, value, 0)?;
-    u8::try_from(number).map_err(|_| fields.invalid(key, format!("must be at most 255, found {number}")))
+    let small = u8::try_from(number);
+    small.map(Some).map_err(|_| fields.invalid(key, format!("must be at most 255, found {number}")))
 }
 
 #[cfg(test)]

@@ -237,6 +237,7 @@ pub(super) const fn bare_tower(
         stem_inputs,
         projector: Projector::new(1, hidden, None),
         details,
+        counts: None,
     }
 }
 

@@ -93,6 +93,7 @@ fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) 
         experts: None,
         windows: Some(windows),
         latent: None,
+        counts: None,
     };
     let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: PATCH_INPUTS, patches: 4096 };

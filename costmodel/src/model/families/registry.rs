@@ -7,6 +7,7 @@ use super::{BUILT_IN, ModelFamily, Preset, language_models};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
+use crate::model::description::{self, Description};
 
 /// Document about models without a family, for messages.
 const ANY_MODEL: &str = "docs/any-model.md";
@@ -34,11 +35,15 @@ impl ModelFamilies {
         self.own.iter().map(|family| &**family).chain(built_in).chain(text)
     }
 
-    /// Reads a checkpoint's modules by the family for the `model_type`.
+    /// Reads a checkpoint's modules by the family for the `model_type`, or those of a
+    /// [description](Description).
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown.
     pub fn read(&self, documents: &Documents) -> Result<PartialModelSpec> {
+        if Description::is_format(&documents.config) {
+            return description::read(&documents.config);
+        }
         let files = CheckpointFields::new(documents)?;
         let Some(model_type) = files.config.text("model_type")? else {
             return Err(files.config.invalid("model_type", format!("is missing, {}", self.known())));
@@ -48,7 +53,8 @@ impl ModelFamilies {
             let nearest = nearest.map(|known| format!("the nearest is \"{known}\", ")).unwrap_or_default();
             let known = self.known();
             let problem = format!(
-                "= \"{model_type}\" is unknown, {nearest}{known}; {ANY_MODEL} shows the use of others"
+                "= \"{model_type}\" is unknown: `dflop describe DIRECTORY -o model.json` describes it with \
+                 transformers; {nearest}{known}; {ANY_MODEL} shows other ways"
             );
             return Err(files.config.invalid("model_type", problem));
         };
@@ -232,8 +238,10 @@ mod tests {
         }
         let config = serde_json::json!({"model_type": "llava_onevision1_5"});
         let error = families.read(&Documents { config, ..Documents::default() }).unwrap_err().to_string();
-        assert!(error.contains("the nearest is \"llava_onevision\", known are "), "{error}");
-        assert!(error.ends_with("docs/any-model.md shows the use of others"), "{error}");
+        let first = "is unknown: `dflop describe DIRECTORY -o model.json` describes it with transformers";
+        assert!(error.contains(first), "{error}");
+        assert!(error.contains("; the nearest is \"llava_onevision\", known are "), "{error}");
+        assert!(error.ends_with("docs/any-model.md shows other ways"), "{error}");
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub mod chunks;
 use super::EncoderWork;
 use crate::AudioLength;
 use crate::error::{Error, Result};
+use crate::interned::Interned;
+use crate::tokens::table::TokenTable;
 use serde::{Deserialize, Serialize};
 
 pub use chunks::AudioChunks;
@@ -32,6 +34,8 @@ pub enum AudioRule {
     Windows(AudioWindows),
     /// Chunks in a clip with native length: Qwen2.5-Omni, Qwen3-Omni.
     Chunks(AudioChunks),
+    /// Counted lengths, for a model that was described.
+    Table(Interned<TokenTable>),
 }
 
 impl Default for AudioRule {
@@ -52,6 +56,17 @@ impl AudioRule {
         match self {
             Self::Windows(rule) => rule.clip(length),
             Self::Chunks(rule) => rule.clip(length),
+            Self::Table(table) => table.clip(length),
+        }
+    }
+
+    /// Returns whether clips keep the native length, so that encoder sequences differ in length.
+    #[must_use]
+    pub const fn is_native(&self) -> bool {
+        match self {
+            Self::Windows(_) => false,
+            Self::Chunks(_) => true,
+            Self::Table(table) => table.get().item_tokens.is_none(),
         }
     }
 
@@ -61,6 +76,7 @@ impl AudioRule {
         match self {
             Self::Windows(rule) => rule.marker_tokens,
             Self::Chunks(rule) => rule.marker_tokens,
+            Self::Table(table) => table.get().marker_tokens,
         }
     }
 }

@@ -63,8 +63,8 @@ pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRu
         VisionRule::DynamicTiles(rule) => rule.tile_pixels,
         VisionRule::Fixed(rule) => rule.tile_pixels,
         VisionRule::PanAndScan(rule) => rule.tile.tile_pixels,
-        VisionRule::Native(_) | VisionRule::LongestEdge(_) => {
-            return Err(fields.invalid("model_type", "has images of their own size, not tiles").into());
+        VisionRule::Native(_) | VisionRule::LongestEdge(_) | VisionRule::Table(_) => {
+            return Err(fields.invalid("model_type", "has no images in tiles of a known side").into());
         }
     };
     let (channels, details) = (fields.count("num_channels", 3)?, &vision.encoder.details);

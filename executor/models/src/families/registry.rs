@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, Documents, PartialModelSpec};
+use dflop_costmodel::model::description::Description;
 use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
@@ -131,6 +132,10 @@ impl BlockFamilies {
     /// Returns the family of a checkpoint, and the fields in `config.json`.
     fn document_family<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
         let config = ConfigFields::new(CONFIG_FILE, document)?;
+        if Description::is_format(document) {
+            let problem = "is a description, which has counts and no blocks: training needs a `config.json`";
+            return Err(config.invalid("format", problem).into());
+        }
         let model_type = config.text("model_type")?.unwrap_or_default();
         let Some(family) = self.iter().find(|family| family.model_types().contains(&model_type)) else {
             let known: Vec<&str> = self.iter().flat_map(FamilyBlocks::model_types).copied().collect();

@@ -57,7 +57,8 @@ impl MarkerTokens {
             | VisionRule::ListedGrids(_)
             | VisionRule::ScaledTiles(_)
             | VisionRule::FittedTiles(_)
-            | VisionRule::LongestEdge(_) => Self::default(),
+            | VisionRule::LongestEdge(_)
+            | VisionRule::Table(_) => Self::default(),
             VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::PanAndScan(rule) => Self { image: rule.tile.marker_tokens, ..Self::default() },
             // Video frames are written as text, whose labels the rule counts.

@@ -102,7 +102,8 @@ impl ImageTensors for CountedImages {
                 VisionRule::DynamicTiles(_)
                 | VisionRule::FittedTiles(_)
                 | VisionRule::Fixed(_)
-                | VisionRule::PanAndScan(_) => {}
+                | VisionRule::PanAndScan(_)
+                | VisionRule::Table(_) => {}
             }
             Ok(values)
         };

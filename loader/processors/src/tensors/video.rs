@@ -58,7 +58,8 @@ impl VideoTensors for CountedVideos {
             | VisionRule::FittedTiles(_)
             | VisionRule::LongestEdge(_)
             | VisionRule::Fixed(_)
-            | VisionRule::PanAndScan(_) => work.tokens,
+            | VisionRule::PanAndScan(_)
+            | VisionRule::Table(_) => work.tokens,
             VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
             VisionRule::Native(rule) => {
                 let patch = u64::from(rule.patch_pixels.get());
@@ -120,7 +121,8 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
         VisionRule::ListedGrids(_)
         | VisionRule::ScaledTiles(_)
         | VisionRule::FittedTiles(_)
-        | VisionRule::LongestEdge(_) => (0, 1),
+        | VisionRule::LongestEdge(_)
+        | VisionRule::Table(_) => (0, 1),
         VisionRule::DynamicTiles(rule) => (rule.frames_max, 1),
         VisionRule::Native(rule) => (rule.frames_max, u32::from(rule.frames_per_patch.get())),
     };

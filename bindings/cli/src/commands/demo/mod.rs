@@ -42,6 +42,8 @@ const MICROBATCHES: usize = 8;
 const STAGES: [usize; 3] = [1, 1, 4];
 const MODEL: &str = "omni-7b";
 const DEVICE: &str = "h100";
+/// Seed for the dataset, the sample order and the initial weights.
+const SEED: u64 = 0;
 /// Search effort per step in work units: tens of milliseconds, overlapped with a step that takes seconds.
 const WORK: u64 = 200_000;
 
@@ -51,9 +53,6 @@ pub(crate) struct DemoArgs {
     /// Directory for the dataset and the report.
     #[arg(long, value_name = "DIR", default_value = "dflop-demo")]
     out: PathBuf,
-    /// Seed for the dataset and the sample order.
-    #[arg(long, value_name = "S", default_value_t = 0)]
-    seed: u64,
     #[command(flatten)]
     report: ReportArgs,
     /// Print a JSON object.
@@ -104,10 +103,10 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let mut nowhere = std::io::sink();
     let out: &mut dyn Write = if args.json { &mut nowhere } else { stdout };
     let directory = args.out.join("shards");
-    let data = write_demo_data(&directory, SAMPLES, args.seed, &Bars::default())?;
+    let data = write_demo_data(&directory, SAMPLES, SEED, &Bars::default())?;
     let DemoData { shards, samples, bytes } = &data;
     writeln!(out, "made      {samples} samples in {} shards, {}", shards.len(), format_bytes(*bytes))?;
-    let planner = planner(&data, args.seed)?;
+    let planner = planner(&data)?;
     writeln!(
         out,
         "indexed   {} samples, fingerprint {}",
@@ -119,7 +118,7 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     writeln!(out, "streamed  {delivered} samples, decoded, to {DP_SIZE} ranks in {stream_seconds:.2} s")?;
     let strategies = compare(&planner, steps, ScheduleKind::OneForwardOneBackward)?;
     let previews = PREVIEWS;
-    let (trained, study) = train_demo(args.seed, previews)?;
+    let (trained, study) = train_demo(SEED, previews)?;
     let page = report(&planner, &data, &strategies, &trained, study, previews)?;
     // Beside the dataset unless a file is named.
     let path = args.report.path().map_or_else(|| args.out.join("report.html"), Path::to_owned);
@@ -201,13 +200,13 @@ fn print_trained(out: &mut dyn Write, trained: &Trained) -> std::io::Result<()> 
     )
 }
 
-fn planner(data: &DemoData, seed: u64) -> Result<StepPlanner, Failure> {
+fn planner(data: &DemoData) -> Result<StepPlanner, Failure> {
     let names: Vec<String> = data.shards.iter().map(|path| path.display().to_string()).collect();
     let options = IndexOptions { is_rebuilt: true, ..index_options() };
     let index = Arc::new(Index::open_or_build(expand_shards(&names)?, &options)?);
     let model = CostModel::new(ModelSpec::preset(MODEL)?, DeviceRate::preset(DEVICE)?);
     let builder = StepPlanner::builder(index, model).global_batch(GLOBAL_BATCH).dp_size(DP_SIZE);
-    let builder = builder.microbatches(MICROBATCHES).stages(STAGES.to_vec()).work(WORK).seed(seed);
+    let builder = builder.microbatches(MICROBATCHES).stages(STAGES.to_vec()).work(WORK).seed(SEED);
     Ok(builder.build()?)
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Lists the built-in families with support levels.
 
+use super::description::{DescriptionReport, description_report};
 use super::level::{Level, Support, model_support, transformers_version};
 use crate::failure::Failure;
 use dflop_costmodel::config::{DESCRIBED, Documents, PartialModelSpec};
@@ -23,6 +24,9 @@ pub(super) struct CheckpointReport {
     /// Parameters that a token goes through: without the experts that it is not routed to.
     pub(super) active_parameters: u64,
     pub(super) modules: Vec<ModuleParameters>,
+    /// What a description was counted with; `None` for other models.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) description: Option<DescriptionReport>,
     pub(super) examples: Vec<Example>,
     #[serde(flatten)]
     pub(super) support: Support,
@@ -59,6 +63,7 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
         }
     }
     let config = config.filter(|_| names.len() == 1);
+    let description = config.as_ref().map(description_report).transpose()?.flatten();
     let encoders = spec.encoder_parameters().into_iter();
     let encoders = encoders.map(|(module, encoder)| ModuleParameters { module, parameters: encoder.total() });
     let idle = spec.llm_parameters().total() - spec.llm_parameters().active();
@@ -70,6 +75,7 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
         parameters: spec.parameters(),
         active_parameters: spec.parameters() - idle,
         modules: encoders.chain([llm]).collect(),
+        description,
         examples: examples(spec),
         support: model_support(spec, config.as_ref()),
         transformers: transformers_version(spec.family.as_str()),

@@ -1,6 +1,7 @@
 //! `dflop models`: lists the known model families, or explains a model.
 
 mod checkpoint;
+mod description;
 mod level;
 
 use std::io::Write;
@@ -71,6 +72,16 @@ fn print_checkpoint(out: &mut Output, report: &CheckpointReport) -> Result<(), F
     line("all", &format!("{} parameters", grouped(report.parameters)))?;
     if report.active_parameters < report.parameters {
         line("active", &format!("{} parameters per token", grouped(report.active_parameters)))?;
+    }
+    if let Some(description) = &report.description {
+        line("described", &format!("{} by {}", description.model_type, description.made_with))?;
+        for row in &description.modules {
+            let (name, costs) = (row.module.name(), row.costs);
+            line(&format!("{name} layers"), &format!("{}; costs by {costs}", row.layers))?;
+            if let Some(tokens) = &row.tokens {
+                line(&format!("{name} rule"), tokens)?;
+            }
+        }
     }
     for example in &report.examples {
         let tokens = match &example.refused {

@@ -19,6 +19,8 @@ use state::{Phase, RunLines, RunState};
 
 /// Line width without a terminal.
 const WIDTH: usize = 100;
+/// Time between two looks at the record.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// Time between looks for a signal.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -35,17 +37,9 @@ pub(crate) struct TopArgs {
     /// Print the state once, also on a terminal.
     #[arg(long)]
     once: bool,
-    /// Seconds between two looks at the record.
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = parse_interval)]
-    interval: f64,
     /// Print the state once, as a JSON object.
     #[arg(long)]
     json: bool,
-}
-
-fn parse_interval(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("expected 0.1 to 3600".to_owned()) }
 }
 
 /// Run state with the last checkpoint.
@@ -73,7 +67,7 @@ pub(crate) fn run(args: &TopArgs, out: &mut Output) -> Result<(), Failure> {
     }
     let mut watched = Watched { follower: Follower::new(&record), run: RunLines::default(), record };
     if is_live {
-        return watch(&mut watched, Duration::from_secs_f64(args.interval), out);
+        return watch(&mut watched, out);
     }
     let state = watched.look()?;
     let saved = watched.saved();
@@ -88,7 +82,7 @@ pub(crate) fn run(args: &TopArgs, out: &mut Output) -> Result<(), Failure> {
 }
 
 /// Draws the state until the run ends or a signal comes.
-fn watch(watched: &mut Watched, interval: Duration, out: &mut Output) -> Result<(), Failure> {
+fn watch(watched: &mut Watched, out: &mut Output) -> Result<(), Failure> {
     let signals = StopSignals::register().map_err(dflop_executor::Error::from)?;
     let mut drawn = 0;
     loop {
@@ -110,7 +104,7 @@ fn watch(watched: &mut Watched, interval: Duration, out: &mut Output) -> Result<
         if matches!(state.phase, Phase::Completed | Phase::Stopped | Phase::Failed) {
             return Ok(());
         }
-        let next = Instant::now() + interval;
+        let next = Instant::now() + INTERVAL;
         while Instant::now() < next {
             if signals.received().is_some() {
                 return Ok(());

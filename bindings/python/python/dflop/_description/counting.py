@@ -46,7 +46,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for tensor in found if tensor.is_floating_point()]
 
 
-def _is_states(value: Any) -> bool:
+def is_states(value: Any) -> bool:
     """Whether an argument is hidden states: a tensor that depends on weights."""
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.is_meta
 
@@ -94,7 +94,7 @@ class _Marks:
             one: dict[str, int] = {}
             open_passes.append(one)
             named = {**dict(enumerate(args)), **kwargs}
-            name = next((name for name, value in named.items() if _is_states(value)), None)
+            name = next((name for name, value in named.items() if is_states(value)), None)
             if name is None:
                 return None
             self.counted.shapes.setdefault(number, tuple(named[name].shape))

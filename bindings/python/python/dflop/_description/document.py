@@ -140,10 +140,11 @@ def _encoder(
     described = encoder.measure(model, processor, function, found, width)
     config = _tower_config(opened.config, module)
     sizes = vars(opened.config) | ({} if config is None else vars(config))
+    work = encoder.Work(processor, function, found, described)
     if medium == "image":
-        rule = token_rules.image_rule(processor, sizes)
+        rule = token_rules.image_rule(processor, sizes, work)
     else:
-        rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width))
+        rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width), work)
     embedding = _path(model, model.get_input_embeddings())
     return {
         "module": module,

@@ -75,6 +75,68 @@ def features_inputs(processor: Any, medium: str, size: Any, function: Callable[.
     return media.features_inputs(processor, medium, value, function)
 
 
+class Work:
+    """Counts the work of media in an encoder, without its layers.
+
+    Args:
+        processor: of the checkpoint.
+        function: from media to LLM embeddings.
+        encoder: the encoder's parts.
+        described: what `measure` returned.
+    """
+
+    def __init__(
+        self, processor: Any, function: Callable[..., Any], encoder: Encoder, described: dict[str, Any]
+    ) -> None:
+        self._processor, self._function, self._encoder = processor, function, encoder
+        self.is_fixed = described["unit"] == "items"
+        reaches = [run["attention"] for run in described["layer_runs"]]
+        self.windows = next((one for one in reaches if one["window"]), None)
+
+    def units(self, size: Any) -> fits.Units:
+        """Returns the units of an image of a size or a clip of some seconds."""
+        inputs = features_inputs(self._processor, self._encoder.medium, size, self._function)
+        return self._inputs_units(inputs)
+
+    def row(self, units: fits.Units) -> list[int]:
+        """Returns items, encoder tokens, and pairs without and with windows."""
+        pairs = units.full_pairs
+        if self.windows is None:
+            within = pairs
+        elif self.windows["pattern"] == "window":
+            within = units.square_pairs(self.windows["window"])
+        else:
+            within = units.chunk_pairs(self.windows["window"])
+        return [units.items, units.tokens, pairs, within]
+
+    def clip_row(self, samples: int) -> list[int]:
+        """Returns the row of a clip with so many samples."""
+        clip = media.clip(samples)
+        return self.row(self._inputs_units(media.features_inputs(self._processor, "audio", clip, self._function)))
+
+    def _inputs_units(self, inputs: dict[str, Any]) -> fits.Units:
+        reached: list[tuple[int, ...]] = []
+
+        def stop(_: Any, args: Any, kwargs: Any) -> None:
+            states = [one for one in (*args, *kwargs.values()) if counting.is_states(one)]
+            reached.extend(tuple(one.shape) for one in states[:1])
+            raise _Reached
+
+        handle = self._encoder.layers.modules[0].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            with shapes_only(), torch.no_grad():
+                self._function(**inputs)
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return _units(self._function, reached[0] if reached else None, inputs)
+
+
+class _Reached(Exception):
+    """Ends a run at the first layer."""
+
+
 def feature_tokens(output: Any, width: int) -> int:
     """Returns the number of LLM embeddings in what a features function returns."""
     found = [one for one in counting.tensors(_features(output)) if one.dim() and one.shape[-1] == width]
@@ -127,14 +189,18 @@ def _run(
     function: Callable[..., Any], inputs: dict[str, Any], watched: Sequence[Any], model: Any, width: int
 ) -> Run:
     counted = counting.count(lambda: _features(function(**inputs)), watched, model.parameters())
-    shape = counted.shapes.get(0)
+    units = _units(function, counted.shapes.get(0), inputs)
+    return Run(units, counted, feature_tokens(counted.output, width))
+
+
+def _units(function: Any, shape: tuple[int, ...] | None, inputs: dict[str, Any]) -> fits.Units:
+    """Returns the units of the hidden states that the first layer receives."""
     if shape is None:
         raise ModelError(f"`{function.__name__}` gives the first layer no hidden states")
     items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
     if len(shape) == 4:
         items, length = shape[0], shape[1] * shape[2]
-    units = fits.Units(items, length, _grids(inputs))
-    return Run(units, counted, feature_tokens(counted.output, width))
+    return fits.Units(items, length, _grids(inputs))
 
 
 def _grids(inputs: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:

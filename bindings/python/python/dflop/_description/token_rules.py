@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dflop
-from dflop._description import media
+from dflop._description import encoder, media
 from dflop.errors import Error, ModelError
 
 # Sides of the images in the table, in pixels: all pairs if the processor counts by size, else the pairs of
@@ -14,16 +14,19 @@ from dflop.errors import Error, ModelError
 SIDES = (32, 56, 100, 140, 224, 300, 336, 384, 448, 512, 640, 720, 896, 1000, 1280, 1536, 2048, 2480, 3508)
 MADE_SIDES = (56, 224, 448, 640, 1000)
 CLIP_SECONDS = (0.5, 1, 2, 3.3, 5, 8, 10, 15, 20, 25, 29.9, 30, 31, 45, 60)
+# Columns of a table after those of the size.
+_COUNTS = ("tokens", "items", "encoder_tokens", "pairs", "window_pairs")
 _LLM = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8}
 Row = tuple[int, int, int | None]
 
 
-def image_rule(processor: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
+def image_rule(processor: Any, sizes: Mapping[str, Any], work: encoder.Work) -> dict[str, Any]:
     """Returns the token rule of images.
 
     Args:
         processor: of the checkpoint.
         sizes: of the vision configuration: ``patch_size``, ``image_size``.
+        work: counts the work of images in the encoder.
 
     Raises:
         ModelError: the processor counts no image.
@@ -34,21 +37,64 @@ def image_rule(processor: Any, sizes: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelError(f"{type(processor).__name__} counts no tokens of any image")
     markers = marker_tokens(processor, "image")
     rule: dict[str, Any] = {"medium": "image", "source": source, "marker_tokens": markers}
-    if len(counts) == 1 and all(tokens is not None for _, _, tokens in rows):
+    seen = {size: work.row(work.units(size)) for size in encoder.IMAGES}
+    is_uniform = len({tuple(row) for row in seen.values()}) == 1
+    if len(counts) == 1 and is_uniform and all(tokens is not None for _, _, tokens in rows):
         return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
     for candidate in _candidates(processor, sizes):
-        if _agrees(candidate, rows):
+        if _agrees(candidate, rows, seen, work):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
-    columns = ["width_pixels", "height_pixels", "tokens"]
-    return rule | {"kind": "measured", "table": {"columns": columns, "rows": [list(row) for row in rows]}}
+    columns = ["width_pixels", "height_pixels", *_COUNTS]
+    return rule | {
+        "kind": "measured",
+        "table": {"columns": columns, "rows": _with_work(processor, rows, seen, work)},
+    }
 
 
-def audio_rule(processor: Any, feature_tokens: Callable[[Any], int]) -> dict[str, Any]:
+def _with_work(
+    processor: Any, rows: Sequence[Row], seen: Mapping[tuple[int, int], list[int]], work: encoder.Work
+) -> list[list[int | None]]:
+    """Adds the encoder's work to rows: by the processor's patches if they are it, else by images of some sizes."""
+    patches = {size: _patches(processor, *size) for size in seen}
+    place = 0 if work.is_fixed else 1
+    by_patches = None not in patches.values() and all(
+        patches[size] == row[place] and (work.is_fixed or row[0] == 1) for size, row in seen.items()
+    )
+    made: list[list[int | None]] = []
+    for width, height, tokens in rows:
+        if tokens is None:
+            made.append([width, height, *[None] * len(_COUNTS)])
+            continue
+        count = _patches(processor, width, height) if by_patches and work.windows is None else None
+        if count is not None:
+            each = next(iter(seen.values()))
+            length = each[1] // each[0] if work.is_fixed else count
+            items = count if work.is_fixed else 1
+            pairs = items * length**2
+            made.append([width, height, tokens, items, items * length, pairs, pairs])
+        elif width in MADE_SIDES and height in MADE_SIDES:
+            made.append([width, height, tokens, *work.row(work.units((width, height)))])
+    return made
+
+
+def _patches(processor: Any, width: int, height: int) -> int | None:
+    """Returns what the processor counts as patches of an image."""
+    try:
+        found = processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
+        return int(found["num_image_patches"][0])
+    except Exception:  # noqa: BLE001  A processor without the count, or that rejects the size.
+        return None
+
+
+def audio_rule(
+    processor: Any, feature_tokens: Callable[[Any], int], work: encoder.Work
+) -> dict[str, Any]:
     """Returns the token rule of audio clips.
 
     Args:
         processor: of the checkpoint.
         feature_tokens: counts the embeddings that the model makes of a clip.
+        work: counts the work of clips in the encoder.
     """
     rate = media.sample_rate_hz(processor)
     rows = []
@@ -62,16 +108,14 @@ def audio_rule(processor: Any, feature_tokens: Callable[[Any], int]) -> dict[str
         "marker_tokens": marker_tokens(processor, "audio"),
     }
     counts = {tokens for _, tokens in rows}
-    if len(counts) == 1:
+    seen = [[samples, tokens, *work.clip_row(samples)] for samples, tokens in rows]
+    if len(counts) == 1 and len({tuple(row[2:]) for row in seen}) == 1:
         return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
     for windows in (1, 2**16):
         candidate = {"rule": "mel_windows", "max_windows": windows}
-        if _audio_agrees(candidate, rate, rows):
+        if work.is_fixed and _audio_agrees(candidate, rate, seen):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
-    return rule | {
-        "kind": "measured",
-        "table": {"columns": ["samples", "tokens"], "rows": [list(row) for row in rows]},
-    }
+    return rule | {"kind": "measured", "table": {"columns": ["samples", *_COUNTS], "rows": seen}}
 
 
 def marker_tokens(processor: Any, medium: str) -> int | None:
@@ -174,8 +218,13 @@ def _candidates(processor: Any, sizes: Mapping[str, Any]) -> Iterator[dict[str, 
             }
 
 
-def _agrees(candidate: Mapping[str, Any], rows: Sequence[Row]) -> bool:
-    """Whether dflop's own rule counts all images like the processor, and rejects those that it rejects."""
+def _agrees(
+    candidate: Mapping[str, Any],
+    rows: Sequence[Row],
+    seen: Mapping[tuple[int, int], list[int]],
+    work: encoder.Work,
+) -> bool:
+    """Whether dflop's own rule counts all images like the processor and the encoder, and rejects the same."""
     try:
         sizes = _LLM | {"tokens": dict(candidate)}
         costs = dflop.CostModel(dflop.ModelDescription(vision=sizes, llm=_LLM | {"vocab_size": 8}))
@@ -188,13 +237,20 @@ def _agrees(candidate: Mapping[str, Any], rows: Sequence[Row]) -> bool:
         except Error:
             return None
 
-    return all(tokens(width, height) == expected for width, height, expected in rows)
+    if any(tokens(width, height) != expected for width, height, expected in rows):
+        return False
+    name, place = ("encoder_items", 0) if work.is_fixed else ("encoder_tokens", 1)
+    return all(costs.cost(images=[size])[name] == row[place] for size, row in seen.items())
 
 
-def _audio_agrees(candidate: Mapping[str, Any], rate: int, rows: Sequence[tuple[int, int]]) -> bool:
+def _audio_agrees(candidate: Mapping[str, Any], rate: int, rows: Sequence[Sequence[int]]) -> bool:
     sizes = _LLM | {"tokens": dict(candidate)}
     costs = dflop.CostModel(dflop.ModelDescription(audio=sizes, llm=_LLM | {"vocab_size": 8}))
-    return all(costs.cost(audio=[(samples, rate)])["tokens"] == tokens for samples, tokens in rows)
+    for samples, tokens, items, *_ in rows:
+        cost = costs.cost(audio=[(samples, rate)])
+        if (cost["tokens"], cost["encoder_items"]) != (tokens, items):
+            return False
+    return True
 
 
 def _number(value: Any) -> int | None:

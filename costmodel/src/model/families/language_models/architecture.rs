@@ -76,6 +76,7 @@ impl Architecture {
             experts,
             windows: self.windows.read(fields, layers)?,
             latent,
+            counts: None,
         })
     }
 

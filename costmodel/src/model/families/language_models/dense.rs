@@ -220,7 +220,21 @@ pub(in crate::model::families) const fn llama(
     let [heads, kv_heads, head_dim] = heads;
     let details = LlmDetails::NONE;
     let (experts, windows, latent) = (None, None, None);
-    LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, details, experts, windows, latent }
+    let counts = None;
+    LlmSpec {
+        layers,
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn,
+        vocab,
+        details,
+        experts,
+        windows,
+        latent,
+        counts,
+    }
 }
 
 const fn qwen2(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {

@@ -51,7 +51,8 @@ fn with_frames_max(processor: &ImageProcessor, frames_max: u32) -> Option<Vision
         VisionRule::ListedGrids(_)
         | VisionRule::ScaledTiles(_)
         | VisionRule::FittedTiles(_)
-        | VisionRule::LongestEdge(_) => {}
+        | VisionRule::LongestEdge(_)
+        | VisionRule::Table(_) => {}
     }
     Some(rule)
 }
