@@ -90,6 +90,19 @@ def _shares_tower(path: str, layers: str) -> bool:
     return common > 0 and own[:common] not in (["model"], [])
 
 
+def roots_beside(path: str, ran: Sequence[str]) -> list[str]:
+    """Returns the highest modules that ran, below those that hold the module of a path."""
+    holds = {".".join(path.split(".")[:end]) for end in range(path.count(".") + 2)}
+    found = []
+    for one in ran:
+        pieces = one.split(".")
+        heads = (".".join(pieces[:end]) for end in range(1, len(pieces) + 1))
+        head = next((head for head in heads if head not in holds), None)
+        if head is not None and head not in found:
+            found.append(head)
+    return sorted(found)
+
+
 def runs_of_equal(values: Sequence[Any]) -> list[tuple[int, int, Any]]:
     """Groups equal values in a row: the first position, the number, the value."""
     found: list[tuple[int, int, Any]] = []
