@@ -8,7 +8,7 @@ Every type runs in a process of its own, with a limit on its time; outcomes are 
 
 import json
 import os
-import signal
+import resource
 import sys
 import tempfile
 import time
@@ -28,7 +28,10 @@ from dflop.errors import ModelError
 from type_settings import CONFIG, IMAGE_PROCESSOR, PROCESSOR
 
 RECORDS = Path(os.environ.get("RECORDS", "described_types.jsonl"))
+# Processor time of a type, after which it counts as missing.
 SECONDS_MAX = int(os.environ.get("SECONDS_MAX", "120"))
+# Highest level that is tried.
+LEVEL = os.environ.get("LEVEL", "trained")
 
 
 def opened(model_type, directory, config):
@@ -51,8 +54,8 @@ def described(model_type):
     """Returns the outcome of a type: description, factor by which widths were divided, and problems of smaller ones."""
     problems = []
     for factor, config in tiny_models.configurations(model_type, CONFIG.get(model_type, {})):
-        if len(problems) == 2:
-            break
+        if problems and factor > 1:
+            continue  # What does not run with small widths is tried with those of the class.
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 found = opened(model_type, Path(scratch), config)
@@ -62,6 +65,8 @@ def described(model_type):
             except Exception as error:
                 problems.append(problem_of(error) | {"factor": factor})
                 continue
+            if LEVEL == "described":
+                return outcome
             try:
                 outcome |= {"level": "trained"} | train_types.trained(description, config, processor_of(found), Path(scratch), medium_of(description))
             except Exception as error:
@@ -95,6 +100,8 @@ def run(model_type):
     child = os.fork()
     if child == 0:
         os.close(read)
+        used = int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS_MAX, used + SECONDS_MAX))
         sys.stdout = sys.stderr = open(os.devnull, "w")
         try:
             outcome = described(model_type)
@@ -104,13 +111,9 @@ def run(model_type):
             json.dump(outcome, pipe)
         os._exit(0)
     os.close(write)
-    timer = signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
-    signal.alarm(SECONDS_MAX)
     with os.fdopen(read) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, timer)
     outcome = json.loads(text) if text else {"level": "missing", "problems": [{"error": f"takes more than {SECONDS_MAX} s, or ends the process"}]}
     return {"type": model_type, "seconds": round(time.time() - began, 1)} | outcome
 

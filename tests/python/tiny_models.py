@@ -44,8 +44,8 @@ def shrunk(values, factor):
     counts = {found for name, found in values.items() if _LAYER_NAMES.match(name) and is_count(found)}
     by_layer = [found for found in values.values() if isinstance(found, list) and len(found) in counts and len(found) > LAYERS]
     kept = {len(found): chosen([repr(one) for one in zip(*(other for other in by_layer if len(other) == len(found)))]) for found in by_layer}
-    for name, found in values.items():
-        if isinstance(found, dict) and found and all(re.fullmatch(r"\d+", str(key)) for key in found):
+    for name, found in filled(values).items():
+        if isinstance(found, dict) and found and "layer" in name and all(re.fullmatch(r"\d+", str(key)) for key in found):
             places = kept.get(max(counts, default=0)) or range(LAYERS)
             found = {at: found.get(place, found.get(str(place))) for at, place in enumerate(places) if place in found or str(place) in found}
         elif isinstance(found, dict) and name not in ("rope_parameters", "rope_scaling", "id2label", "label2id"):
@@ -62,12 +62,28 @@ def shrunk(values, factor):
     return made
 
 
+def filled(values):
+    """Returns values with sizes in place of those that a class has none for, although its model needs them."""
+    made = dict(values)
+    heads = values.get("num_attention_heads")
+    if "head_dim" in values and values["head_dim"] is None and is_count(values.get("hidden_size")) and is_count(heads):
+        made["head_dim"] = values["hidden_size"] // heads
+    if any(name in values for name in _EXPERT_COUNTS):
+        made |= {name: EXPERTS for name in _EXPERT_COUNTS if name in values and values[name] is None}
+        made |= {name: 2 for name in ("num_experts_per_tok", "moe_topk", "top_k") if name in values and values[name] is None}
+    return made
+
+
 def smaller(name, value, factor):
     """Returns a smaller vocabulary, number of experts or heads, width or token id; other values as they are."""
     if "vocab_size" in name:
         return min(value, VOCABULARY)
     if name in _EXPERT_COUNTS:
         return min(value, EXPERTS)
+    if name == "num_kv_shared_layers":
+        return 0
+    if name in ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"):
+        return min(value, 1)
     if _TOKEN_IDS.search(name):
         return min(value, VOCABULARY - 1)
     if _KEY_HEADS.search(name):
@@ -102,7 +118,11 @@ def configurations(model_type, overrides):
     """Yields small configurations of a type, the smallest first, and with their factor; the last is of the widths of the class."""
     kind = hf.CONFIG_MAPPING[model_type]
     defaults = kind()
-    values = merged(with_parts(defaults), overrides)
+    values = with_parts(defaults)
+    for name, part_kind in (kind.sub_configs or {}).items():
+        if values.get(name) is None and part_kind is not hf.AutoConfig:
+            values[name] = with_parts(part_kind())
+    values = merged(values, overrides)
     for factor in (*FACTORS, 1):
         try:
             made = kind.from_dict(shrunk(values, factor))
@@ -133,9 +153,10 @@ def make_tokenizer(kind):
     tokenizer = hf.AutoTokenizer.from_pretrained(TOKENIZER, local_files_only=True)
     tokenizer.unk_token = tokenizer.bos_token = "<|endoftext|>"
     source = "" if kind is None else inspect.getsource(inspect.getmodule(kind))
-    marks = set(re.findall(r"[\"'](<[^<>\s\"'{}]+>|\[[A-Z_]+\])[\"']", source))
+    marks = set(re.findall(r"[\"'](<[^<>\s\"'{}]+>|\[[A-Z_]+\]|\|[A-Z_]+\|)[\"']", source))
     roles = {name.removesuffix("_id") for name in re.findall(r"tokenizer\.(\w+_token(?:_id)?)\b", source)}
-    roles |= {name for name in re.findall(r"tokenizer, [\"'](\w+_token)[\"']", source)}
+    # Without these, processors use a token of their own, which is among the marks.
+    roles -= set(re.findall(r"hasattr\(tokenizer, [\"'](\w+_token)[\"']", source))
     tokenizer.add_special_tokens({"additional_special_tokens": sorted(marks)})
     for role in sorted(roles):
         if getattr(tokenizer, role, None) is None:

@@ -80,6 +80,7 @@ def trained(description, config, processor, directory, medium):
     Raises ModelError with what is missing.
     """
     model = random_model(config)
+    limit_tiles(processor)
     problems = []
     for every in ((True,) if medium is None else (False, True)):
         shards = directory / f"shards-{every}"
@@ -91,6 +92,15 @@ def trained(description, config, processor, directory, medium):
             except Exception as error:
                 problems.append(f"{'packed' if is_packed else 'padded'}{', all with media' if every and medium else ''}: {type(error).__name__}: {error}"[:400])
     raise ModelError(" | ".join(problems))
+
+
+def limit_tiles(processor):
+    """Cuts images into two tiles at most."""
+    part = getattr(processor, "image_processor", None)
+    for name in ("max_patches", "max_image_tiles", "max_crops", "max_slice_nums", "max_tiles", "max_dynamic_patch"):
+        value = getattr(part, name, None)
+        if isinstance(value, int) and value > 2:
+            setattr(part, name, 2)
 
 
 def random_model(config):

@@ -27,6 +27,10 @@ CONFIG = {
     "glm4_moe": {"head_dim": 128},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
                                "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "dory": {"num_hidden_layers": 4, "n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1,
+             "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"]},
+    "hrm_text": {"num_hidden_layers": 4, "num_layers_per_stack": 1},
     "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
                                  "vision_output_dim": 4096}},
 }

@@ -58,6 +58,9 @@ def feature_functions(model: Any) -> dict[str, Any]:
     """Returns the model's functions from media to LLM embeddings, by medium."""
     found = {}
     for medium in ("image", "video", "audio"):
+        part = "audio_config" if medium == "audio" else "vision_config"
+        if getattr(model.config, part, model) is None:
+            continue
         function = getattr(model, f"get_{medium}_features", None)
         if function is None:
             function = getattr(getattr(model, "base_model", None), f"get_{medium}_features", None)

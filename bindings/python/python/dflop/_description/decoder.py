@@ -16,6 +16,8 @@ from dflop.errors import ModelError
 
 # Sample lengths that counts are fitted on and checked with: multiples of the chunks of linear attention.
 LENGTHS = (256, 512, 768, 1280)
+# Longer ones, where layers treat the first chunk of a sample otherwise than the next: its part vanishes.
+LONG_LENGTHS = (1024, 2048, 3072)
 # Longest sample whose attention masks are made, to see the windows in them.
 MASK_TOKENS_MAX = 8448
 _WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "chunk_size")
@@ -82,8 +84,17 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
     Raises:
         ModelError: it does not run on shapes alone, or counts follow no polynomial.
     """
-    hidden = width(model)
     lengths = _lengths(decoder.config)
+    if lengths != LENGTHS:
+        return _measured(model, decoder, lengths)
+    try:
+        return _measured(model, decoder, LENGTHS)
+    except fits.FitError:
+        return _measured(model, decoder, LONG_LENGTHS)
+
+
+def _measured(model: Any, decoder: Decoder, lengths: Sequence[int]) -> dict[str, Any]:
+    hidden = width(model)
     run = _runnable(decoder, hidden, lengths[0])
     units = [fits.Units(1, length) for length in lengths]
     experts = [parts.find_experts(layer) for layer in decoder.layers.modules]
@@ -156,11 +167,30 @@ def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any
         try:
             with counting.executed(decoder.module) as ran, shapes_only(), torch.no_grad():
                 run(torch.empty((1, tokens, hidden), device="meta"))
+            _check_all_run(decoder, list(ran))
             return run
+        except ModelError:
+            raise
         except Exception as error:  # noqa: BLE001  A model may raise anything.
             last = next(reversed(list(ran)), "") or type(decoder.module).__name__
             problems.append(f"in `{last}`: {type(error).__name__}: {error}")
     raise ModelError(f"the decoder `{decoder.path}` does not run on shapes alone, {problems[0]}")
+
+
+def _check_all_run(decoder: Decoder, ran: Sequence[str]) -> None:
+    """Checks that the decoder has no parts that only media reach.
+
+    Raises:
+        ModelError: one does not run on texts; the message names it.
+    """
+    total = parts.parameter_count([decoder.module])
+    for name, child in decoder.module.named_children():
+        has_run = any(path == name or path.startswith(f"{name}.") for path in ran)
+        if has_run or isinstance(child, torch.nn.Embedding):
+            continue
+        if parts.parameter_count([child]) > total * fits.ERROR_MAX:
+            path = f"{decoder.path}.{name}".lstrip(".")
+            raise ModelError(f"`{path}` does not run on texts, and no function such as `get_image_features` runs it")
 
 
 def _layer(

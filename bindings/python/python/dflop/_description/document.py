@@ -145,12 +145,17 @@ def _encoder(
     else:
         rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width))
     embedding = _path(model, model.get_input_embeddings())
+    beside = parts.roots_beside(_path(model, decoder.innermost(model)), found.ran)
+    video = None
+    if medium == "image" and "video" in checkpoint.feature_functions(model):
+        video = token_rules.video_rule(processor, sizes)
     return {
         "module": module,
-        "media": [medium],
+        "media": [medium] if video is None else [medium, "video"],
         "sizes": _sizes(config),
         "token_rule": rule,
-        "owned": [path for path in parts.roots_beside(_path(model, decoder.innermost(model)), found.ran) if path != embedding],
+        **({} if video is None else {"video_token_rule": video}),
+        "owned": [path for path in beside if path != embedding],
         **described,
     }
 

@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dflop.errors import ModelError
+
 # Largest relative difference between a count and its polynomial.
 ERROR_MAX = Fraction(5, 1000)
 # Largest side of an attention window in patches, and longest window in tokens, that are tried.
 WINDOW_SIDE_MAX, WINDOW_TOKENS_MAX = 64, 4096
 # Longest chunk in tokens, to which a stem pads, that is tried.
 CHUNK_TOKENS_MAX = 256
+
+
+class FitError(ModelError):
+    """Counts that no polynomial of the right form fits."""
 
 
 @dataclass(frozen=True)

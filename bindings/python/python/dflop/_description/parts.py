@@ -58,6 +58,23 @@ def find_layers(root: nn.Module, within: str = "", ran: Sequence[str] | None = N
     return Layers(path, tuple(module))
 
 
+def whole_tower(model: nn.Module, ran: Sequence[str], excluded: Sequence[str]) -> Layers | None:
+    """Returns the module with the most parameters among those that ran as one layer, for a tower without a list.
+
+    Args:
+        model: the whole model.
+        ran: paths of the modules that run, in order.
+        excluded: paths that hold other parts of the model as well.
+    """
+    modules = dict(model.named_modules())
+    paths = [path for path in ran if path and path not in excluded]
+    counts = {path: parameter_count([modules[path]]) for path in paths}
+    if not any(counts.values()):
+        return None
+    path = max(paths, key=lambda one: counts[one])
+    return Layers(path, (modules[path],))
+
+
 def find_connectors(model: nn.Module, layers: Layers, ran: dict[str, int], width: int) -> list[str]:
     """Returns the paths of an encoder's connectors.
 
