@@ -6,8 +6,10 @@
 Every type runs in a process of its own, with a limit on its time; outcomes are appended to `RECORDS` as they come.
 """
 
+import functools
 import json
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -19,17 +21,25 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import dflop
 import tiny_models
 import torch
+import torch._dynamo  # before the processes fork, as all that follows
+import torchvision
 import train_types
 import transformers as hf
+import transformers.generation
+import transformers.masking_utils
+import transformers.modeling_layers
 from dflop._description import checkpoint, document
 from dflop.errors import ModelError
-from type_settings import CONFIG, IMAGE_PROCESSOR, PROCESSOR
+from type_settings import CONFIG, IMAGE_PROCESSOR, NAMES, PROCESSOR
 
 RECORDS = Path(os.environ.get("RECORDS", "described_types.jsonl"))
 # Processor time of a type, after which it counts as missing.
 SECONDS_MAX = int(os.environ.get("SECONDS_MAX", "120"))
+# Configurations that are tried: that of the smallest widths, then that of the class.
+ATTEMPTS = int(os.environ.get("ATTEMPTS", "2"))
 # Highest level that is tried.
 LEVEL = os.environ.get("LEVEL", "trained")
 
@@ -54,6 +64,8 @@ def described(model_type):
     """Returns the outcome of a type: description, factor by which widths were divided, and problems of smaller ones."""
     problems = []
     for factor, config in tiny_models.configurations(model_type, CONFIG.get(model_type, {})):
+        if len(problems) == ATTEMPTS:
+            break
         if problems and factor > 1:
             continue  # What does not run with small widths is tried with those of the class.
         with tempfile.TemporaryDirectory() as scratch:
@@ -89,8 +101,36 @@ def medium_of(description):
 
 
 def rules_of(description):
-    rules = [one["token_rule"] for one in description["modules"] if "token_rule" in one]
+    rules = [one[name] for one in description["modules"] for name in ("token_rule", "video_token_rule") if name in one]
     return ", ".join(f"{one['medium']} {one['rule']['rule'] if 'rule' in one else one['kind']}" for one in rules)
+
+
+def named(outcome):
+    """Returns an outcome with what the table shows of its type."""
+    model_type = outcome["type"]
+    kind = "text" if model_type in tiny_models.TEXT_TYPES else "image" if model_type in tiny_models.IMAGE_TYPES else "audio"
+    media = sorted({rule.split()[0] for rule in outcome.get("rules", "").split(", ") if rule} - {kind})
+    row = {"kind": ", ".join([kind, *media]), "name": name_of(model_type), "transformers": hf.__version__, "by_hand": model_type in by_hand()}
+    if outcome["level"] == "trained":
+        row["layout"] = "packed" if outcome["is_packed"] else "padded"
+        row["lacks"] = "" if outcome["is_mixed"] else "samples without media among others"
+    else:
+        errors = [outcome["training"]] if "training" in outcome else outcome.get("problems", [])[-1:]
+        row["lacks"] = " ".join(" ".join(error["error"].split()).removeprefix("ModelError: ")[:180] for error in errors)
+    return row
+
+
+def name_of(model_type):
+    """Returns the name that people search for: that of the table of names, or of the class."""
+    known = [(length, name) for prefix, name in NAMES.items() if model_type.startswith(prefix) for length in [len(prefix)]]
+    name = re.sub(r"(ForConditionalGeneration|ForCausalLM|LMHeadModel|ForVisionText2Text|ForProteinText2Text|Model)$", "", tiny_models.CLASSES[model_type])
+    return max(known)[1] if known else name
+
+
+@functools.cache
+def by_hand():
+    """Returns the types that dflop reads by hand."""
+    return {name for family in dflop.models()["families"] for name in family["model_types"]}
 
 
 def run(model_type):
@@ -115,7 +155,8 @@ def run(model_type):
         text = pipe.read()
     os.waitpid(child, 0)
     outcome = json.loads(text) if text else {"level": "missing", "problems": [{"error": f"takes more than {SECONDS_MAX} s, or ends the process"}]}
-    return {"type": model_type, "seconds": round(time.time() - began, 1)} | outcome
+    outcome = {"type": model_type, "seconds": round(time.time() - began, 1)} | outcome
+    return outcome | named(outcome)
 
 
 def main():

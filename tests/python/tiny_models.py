@@ -20,7 +20,7 @@ TEXT_TYPES = {name: one for name, one in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPI
 AUDIO_TYPES = {name: one for name, one in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.items()
                if name not in IMAGE_TYPES and name not in TEXT_TYPES}
 CLASSES = TEXT_TYPES | AUDIO_TYPES | IMAGE_TYPES
-LAYERS, EXPERTS, VOCABULARY = 4, 16, 2048
+LAYERS, EXPERTS, VOCABULARY = 2, 16, 2048
 FACTORS = (16, 8, 4, 2)
 # Types whose processor is that of another type, by the checkpoints that are published for them.
 RELATIVES = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "cosmos3_omni": "qwen3_vl", "glm_ocr": "glm46v", "glmga": "glm46v", "mistral4": "mistral3",
@@ -40,6 +40,8 @@ _TOKEN_IDS = re.compile(r"token_(id|index|ids)$|_token$")
 
 def shrunk(values, factor):
     """Returns configuration values with few layers and experts, a small vocabulary, and widths and heads divided by a factor."""
+    if "architecture" in values:
+        return values  # Another package has a model of these sizes only.
     made = {}
     counts = {found for name, found in values.items() if _LAYER_NAMES.match(name) and is_count(found)}
     by_layer = [found for found in values.values() if isinstance(found, list) and len(found) in counts and len(found) > LAYERS]

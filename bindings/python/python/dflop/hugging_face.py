@@ -180,7 +180,7 @@ class Inputs:
         self._processor, self._messages, self._targets = processor, messages, targets
         self._template = {} if chat_template is None else {"chat_template": chat_template}
         self._tokenizer = getattr(processor, "tokenizer", processor)
-        self._is_packed = packed
+        self._is_packed, self._is_flat = packed, False
         self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
 
     def __call__(self, samples: list[Sample]) -> dict[str, Any]:
@@ -226,8 +226,27 @@ class Inputs:
         bos = getattr(self._tokenizer, "bos_token", None)
         if bos and texts[0].startswith(bos):
             arguments["add_special_tokens"] = False
-        made = dict(self._processor(text=texts, **arguments))
+        made = self._processed(texts, arguments)
         made["labels"] = self._labels(made, conversations, texts)
+        return made
+
+    def _processed(self, texts: list[str], arguments: dict[str, Any]) -> dict[str, Any]:
+        """Calls the processor, which may not accept lists of images by sample where one is empty."""
+        images = arguments.get("images")
+        if images is None or all(images):
+            return dict(self._processor(text=texts, **arguments))
+        refused: Exception | None = None
+        if not self._is_flat:
+            try:
+                return dict(self._processor(text=texts, **arguments))
+            except Exception as error:  # noqa: BLE001  A processor may raise anything.
+                refused = error
+        flat = [image for own in images for image in own]
+        try:
+            made = dict(self._processor(text=texts, **arguments | {"images": flat}))
+        except Exception as error:  # noqa: BLE001
+            raise refused or error from None
+        self._is_flat = True
         return made
 
     def _render(self, messages: list[Message], **more: Any) -> str:

@@ -119,7 +119,8 @@ def _measured(model: Any, decoder: Decoder, lengths: Sequence[int]) -> dict[str,
             for one in counts
         ]
         name = f"{decoder.path or 'decoder'}, outside the layers"
-        found = fits.best(units, values, fits.outside_hypotheses(None))
+        wholes = [getattr(one.total, way) for one in counts]
+        found = fits.best(units, values, fits.outside_hypotheses(None), wholes)
         outside[f"flops_{way}"] = checked(name, way, values, found, False, units).coefficients
     return {
         "layers_path": decoder.layers.path,
@@ -190,7 +191,9 @@ def _check_all_run(decoder: Decoder, ran: Sequence[str]) -> None:
             continue
         if parts.parameter_count([child]) > total * fits.ERROR_MAX:
             path = f"{decoder.path}.{name}".lstrip(".")
-            raise ModelError(f"`{path}` does not run on texts, and no function such as `get_image_features` runs it")
+            raise ModelError(
+                f"`{path}` does not run on texts, and no function such as `get_image_features` runs it"
+            )
 
 
 def _layer(

@@ -211,7 +211,8 @@ def _part(
         else:
             values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
         hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
-        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        wholes = [getattr(run.counted.total, way) for run in runs]
+        found = checked(name, way, values, fits.best(units, values, hypotheses, wholes), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
         if found.window:
             described["chunk_tokens"] = found.window
