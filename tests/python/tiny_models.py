@@ -124,7 +124,7 @@ def configurations(model_type, overrides):
     for name, part_kind in (kind.sub_configs or {}).items():
         if values.get(name) is None and part_kind is not hf.AutoConfig:
             values[name] = with_parts(part_kind())
-    values = merged(values, overrides)
+    values = merged(joined(values), overrides)
     for factor in (*FACTORS, 1):
         try:
             made = kind.from_dict(shrunk(values, factor))
@@ -134,6 +134,20 @@ def configurations(model_type, overrides):
             continue
         made.architectures = [CLASSES[model_type]]
         yield factor, made
+
+
+def joined(values):
+    """Returns values whose encoders end in vectors as wide as the LLM, where classes have defaults of different models."""
+    width = (values.get("text_config") or {}).get("hidden_size")
+    made = dict(values)
+    for name in ("vision_config", "audio_config"):
+        part = dict(values.get(name) or {})
+        for field in ("out_hidden_size", "text_hidden_size", *(["output_dim"] if name == "audio_config" else [])):
+            if is_count(part.get(field)) and is_count(width):
+                part[field] = width
+        if part:
+            made[name] = part
+    return made
 
 
 def with_parts(config):
@@ -183,6 +197,9 @@ def make_processor(model_type, config, settings):
     """
     names = processing_auto.PROCESSOR_MAPPING_NAMES
     name = next((names[key] for key in relatives(model_type) if key in names), None)
+    own = re.sub(r"For[A-Z]\w*$", "Processor", CLASSES[model_type])
+    if name is None and hasattr(hf, own):
+        name = own
     if name is None:
         raise ModelError("transformers has no processor for it")
     kind = getattr(hf, name)

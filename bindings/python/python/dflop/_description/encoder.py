@@ -152,6 +152,8 @@ def _run(
 def _item_count(inputs: dict[str, Any]) -> int:
     """Returns the number of images or windows of equal size in the arguments of a features function."""
     floating = counting.tensors(inputs)
+    if not floating:
+        return 1
     largest = max(floating, key=lambda one: one.numel())
     return int(largest.shape[:-3].numel()) if largest.dim() >= 4 else int(largest.shape[0])
 
