@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases describe-models site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo evaluation fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-brute planner-grid planner-random wheels
+.PHONY: minutes data-cases describe-models describe-types site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo evaluation fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-address-cuda sanitize-thread determinism soak planner-brute planner-grid planner-random wheels
 
 check: fmt clippy docs test
 
@@ -279,6 +279,14 @@ test-models:
 describe-models:
 	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
 	$(INTEGRATIONS_VENV)/bin/python tests/python/describe_models.py $(TYPES)
+
+# All types that transformers generates from text, images or audio with: small models are described and trained, and what
+# differs from tests/golden/described_types.json is printed; UPDATE=1 takes it over, and writes the table in docs/models.md.
+describe-types:
+	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
+	rm -f $(BUILD)/described_types.jsonl
+	RECORDS=$(BUILD)/described_types.jsonl $(INTEGRATIONS_VENV)/bin/python tests/python/describe_types.py $(TYPES)
+	$(INTEGRATIONS_VENV)/bin/python tests/python/types_table.py $(BUILD)/described_types.jsonl $(if $(UPDATE),update)
 
 # Mixtures of experts, and Gemma 3 with crops of images: transformers' random weights train with `dflop train`, and
 # transformers loads what that saves; losses of both must be equal.

@@ -25,6 +25,7 @@ import transformers as hf
 from dflop._description import checkpoint, document, fits, media, token_rules
 from dflop.errors import Error, ModelError
 from transformers.models.auto import image_processing_auto, modeling_auto, processing_auto
+from type_settings import CONFIG, IMAGE_PROCESSOR, PROCESSOR
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "tests" / "golden" / "model_inputs" / "chatml"
 BY_HAND = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava", "llava_next", "llava_onevision", "internvl", "gemma3",
@@ -46,36 +47,6 @@ ROLES = {
                          audio_eos_token="<|audio_eos|>"),
 }
 ROLES["qwen3_omni_moe_thinker"] = ROLES["qwen2_5_omni_thinker"]
-# Settings of processors that published checkpoints state, as the class alone does not have them.
-PROCESSOR = {
-    "llava": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
-    "llava_next": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
-    "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
-    "mistral3": dict(patch_size=14, spatial_merge_size=2),
-    "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256),
-}
-IMAGE_PROCESSOR = {
-    "mistral3": dict(patch_size=14, size={"longest_edge": 1540}),
-}
-# Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
-CONFIG = {
-    "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
-    "qwen2_5_vl": {"vision_config": {"out_hidden_size": 8192}},
-    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
-    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
-    "internvl": {"tie_word_embeddings": False},
-    "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14}},
-    "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
-    "smolvlm": {"vision_config": {"image_size": 364, "patch_size": 14}},
-    "glm4v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
-    "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
-                                                      "partial_rotary_factor": 0.5}, "head_dim": 128}},
-    "glm4_moe": {"head_dim": 128},
-    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
-    "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
-                                 "vision_output_dim": 4096}},
-}
 LAYERS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
 CPU_FLOPS_PER_SECOND = 40_000 * 1e6
 SECONDS_MAX = int(os.environ.get("SECONDS_MAX", "150"))

@@ -5,14 +5,19 @@ model; ``dflop_tests::markdown`` explains the marks.
 """
 
 import contextlib
+import copy
+import importlib
 import io
+import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dflop
 from dflop import example
@@ -91,6 +96,21 @@ class Documents(unittest.TestCase):
                 for line, code in runs:
                     with self.subTest(document=document.name, line=line), inside(directory):
                         exec(compile("\n" * line + code, str(document), "exec"), namespace)  # noqa: S102
+
+    @unittest.skipUnless((ROOT / "docs").is_dir(), "no checkout")
+    def test_the_table_of_types_is_that_of_the_record(self) -> None:
+        with mock.patch.object(sys, "path", [str(ROOT / "tests" / "python"), *sys.path]):
+            types_table = importlib.import_module("types_table")
+        record = json.loads(types_table.RECORD.read_text(encoding="utf-8"))
+        text = types_table.DOCUMENT.read_text(encoding="utf-8")
+        self.assertEqual(types_table.with_table(text, record), text, "run tests/python/types_table.py")
+        self.assertEqual({row["level"] for row in record["types"].values()}, set(types_table.LEVELS))
+        changed = copy.deepcopy(record)
+        name = next(name for name, row in record["types"].items() if row["level"] == "trained")
+        changed["types"][name] |= {"level": "missing", "lacks": "a part"}
+        (line,) = types_table.changes(record, changed)
+        self.assertIn("-> missing", line)
+        self.assertTrue(line.startswith(f"{name}: trained") and line.endswith(": a part"), line)
 
 
 class Answers(unittest.TestCase):

@@ -140,6 +140,9 @@ class Inputs:
         targets: ``assistant`` takes the loss over the assistant's turns, ``all`` over all tokens that are not
             of media; or a function of messages, their text and ids, which returns the labels of a sample.
         chat_template: Jinja source in place of the processor's.
+        packed: joins the samples in one row without padding, whose ``position_ids`` begin anew with each, for
+            models that separate samples by positions and take ``use_cache=False``. Positions in several
+            dimensions, as of Qwen-VL, need padding.
         arguments: further arguments of the processor, such as ``max_pixels`` or ``images_kwargs``.
 
     Raises:
@@ -167,6 +170,7 @@ class Inputs:
         messages: Callable[[Sample], list[Message]] = messages_of,
         targets: str | Callable[[list[Message], str, Sequence[int]], Sequence[int]] = "assistant",
         chat_template: str | None = None,
+        packed: bool = False,
         **arguments: Any,
     ) -> None:
         if not callable(processor):
@@ -176,17 +180,73 @@ class Inputs:
         self._processor, self._messages, self._targets = processor, messages, targets
         self._template = {} if chat_template is None else {"chat_template": chat_template}
         self._tokenizer = getattr(processor, "tokenizer", processor)
+        self._is_packed, self._is_flat = packed, False
         self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
 
     def __call__(self, samples: list[Sample]) -> dict[str, Any]:
+        made = self._padded(samples)
+        return _packed(made) if self._is_packed else made
+
+    def token_counts(self, *, encoder_tokens: float = 1.0) -> TokenCounts:
+        """Returns the function for ``Custom(tokens=…)`` that counts what these inputs deliver.
+
+        The processor processes a conversation of two turns, and one medium of each size, which is remembered;
+        images are counted by their size where its class does that and differs by a constant. Texts have the
+        tokens in the index: ``Dataset.count_tokens`` counts them by the same tokenizer.
+
+        Args:
+            encoder_tokens: tokens inside the encoder for each token in the LLM.
+
+        Examples:
+            >>> import transformers
+            >>> tokenizer = transformers.AutoTokenizer.from_pretrained("model/")
+            >>> tokenizer.chat_template = "{% for turn in messages %}{{ turn.content[0].text }} {% endfor %}"
+            >>> tokens = dflop.hugging_face.Inputs(tokenizer, targets="all").token_counts()
+            >>> tokens([{"text_tokens": 100, "images": [], "audio": [], "videos": []}])
+            [{'llm': 100}]
+        """
+        from dflop._measured_tokens import MeasuredTokens
+
+        has_counts = hasattr(self._processor, "_get_num_multimodal_tokens")
+        count = _ImageCounts(self._processor) if has_counts else None
+        measured = MeasuredTokens(self._padded, _TextCounts(self._tokenizer), count)
+        return TokenCounts(
+            self._processor,
+            encoder_tokens=encoder_tokens,
+            sample_tokens=measured.sample_tokens,
+            image_tokens=measured.image,
+            video_tokens=measured.video,
+            audio_tokens=measured.audio,
+        )
+
+    def _padded(self, samples: list[Any]) -> dict[str, Any]:
         conversations = [self._messages(sample) for sample in samples]
         texts = [self._render(messages) for messages in conversations]
         arguments = self._arguments | self._media([media_of(sample) for sample in samples])
         bos = getattr(self._tokenizer, "bos_token", None)
         if bos and texts[0].startswith(bos):
             arguments["add_special_tokens"] = False
-        made = dict(self._processor(text=texts, **arguments))
+        made = self._processed(texts, arguments)
         made["labels"] = self._labels(made, conversations, texts)
+        return made
+
+    def _processed(self, texts: list[str], arguments: dict[str, Any]) -> dict[str, Any]:
+        """Calls the processor, which may not accept lists of images by sample where one is empty."""
+        images = arguments.get("images")
+        if images is None or all(images):
+            return dict(self._processor(text=texts, **arguments))
+        refused: Exception | None = None
+        if not self._is_flat:
+            try:
+                return dict(self._processor(text=texts, **arguments))
+            except Exception as error:  # noqa: BLE001  A processor may raise anything.
+                refused = error
+        flat = [image for own in images for image in own]
+        try:
+            made = dict(self._processor(text=texts, **arguments | {"images": flat}))
+        except Exception as error:  # noqa: BLE001
+            raise refused or error from None
+        self._is_flat = True
         return made
 
     def _render(self, messages: list[Message], **more: Any) -> str:
@@ -297,6 +357,7 @@ class TokenCounts:
         encoder_tokens: tokens inside the encoder for each token in the LLM, such as 4 where 2 x 2 patches are
             merged.
         sample_tokens: tokens that the chat template adds to a sample.
+        image_tokens: returns the tokens of an image by its width and height. Default: the processor's class.
         video_tokens: returns the tokens of a video by its frames, width and height. Default: videos are
             refused.
         audio_tokens: returns the tokens of a clip by its frames and sample rate. Default: clips are refused.
@@ -321,34 +382,29 @@ class TokenCounts:
         *,
         encoder_tokens: float = 1.0,
         sample_tokens: int = 0,
+        image_tokens: Callable[[int, int], int] | None = None,
         video_tokens: Callable[[int, int, int], int] | None = None,
         audio_tokens: Callable[[int, int], int] | None = None,
     ) -> None:
-        count = getattr(processor, "_get_num_multimodal_tokens", None)
-        if count is None:
+        if image_tokens is None and not hasattr(processor, "_get_num_multimodal_tokens"):
             kind = type(processor).__name__
             raise TypeError(f"{kind} does not count tokens by size: give `Custom` a function of yours")
         self._processor = processor
         self._encoder_tokens, self._sample_tokens = encoder_tokens, sample_tokens
-        self._video_tokens, self._audio_tokens = video_tokens, audio_tokens
-        self._image_tokens = lru_cache(maxsize=1 << 16)(self._count_image)
+        self._given = image_tokens, video_tokens, audio_tokens
+        self._image_tokens = lru_cache(maxsize=1 << 16)(image_tokens or _ImageCounts(processor))
 
     def __call__(self, samples: list[dict[str, Any]]) -> list[dict[str, int | list[int]]]:
         return [self._count(sample) for sample in samples]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self._encoder_tokens, self._sample_tokens, self._video_tokens, self._audio_tokens)
-        return _token_counts, (self._processor, *settings)
-
-    def _count_image(self, width: int, height: int) -> int:
-        return int(
-            self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
-        )
+        return _token_counts, (self._processor, self._encoder_tokens, self._sample_tokens, *self._given)
 
     def _count(self, sample: dict[str, Any]) -> dict[str, int | list[int]]:
+        _, video_tokens, audio_tokens = self._given
         seen = [self._image_tokens(width, height) for width, height in sample["images"]]
-        seen += [_asked("video_tokens", self._video_tokens, *video) for video in sample["videos"]]
-        heard = [_asked("audio_tokens", self._audio_tokens, *clip) for clip in sample["audio"]]
+        seen += [_asked("video_tokens", video_tokens, *video) for video in sample["videos"]]
+        heard = [_asked("audio_tokens", audio_tokens, *clip) for clip in sample["audio"]]
         row: dict[str, int | list[int]] = {
             "llm": sample["text_tokens"] + self._sample_tokens + sum(seen) + sum(heard)
         }
@@ -358,16 +414,51 @@ class TokenCounts:
         return row
 
 
-def _token_counts(
-    processor: Any, encoder_tokens: float, sample_tokens: int, video_tokens: Any, audio_tokens: Any
-) -> TokenCounts:
+def _token_counts(processor: Any, encoder_tokens: float, sample_tokens: int, *given: Any) -> TokenCounts:
+    image_tokens, video_tokens, audio_tokens = given
     return TokenCounts(
         processor,
         encoder_tokens=encoder_tokens,
         sample_tokens=sample_tokens,
+        image_tokens=image_tokens,
         video_tokens=video_tokens,
         audio_tokens=audio_tokens,
     )
+
+
+class _ImageCounts:
+    """Counts the tokens of an image by its width and height, as a processor's class does."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def __call__(self, width: int, height: int) -> int:
+        counts = self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])
+        return int(counts["num_image_tokens"][0])
+
+
+class _TextCounts:
+    """Counts the tokens of a text as the index does."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _packed(made: dict[str, Any]) -> dict[str, Any]:
+    """Returns padded inputs in one row without padding, and with positions that begin anew with each sample."""
+    import torch
+
+    mask = made.pop("attention_mask").bool()
+    lengths = mask.sum(1).tolist()
+    rows = {name for name, value in made.items() if getattr(value, "shape", None) == mask.shape}
+    packed = {name: value[mask][None] if name in rows else value for name, value in made.items()}
+    packed["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
+    # No sample predicts the first token of the next one.
+    packed["labels"][packed["position_ids"] == 0] = IGNORED
+    return packed
 
 
 def _asked(name: str, function: Callable[..., int] | None, *shape: int) -> int:

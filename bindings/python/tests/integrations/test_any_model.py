@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import unittest
 
 import dflop
@@ -59,10 +60,13 @@ class HuggingFace(unittest.TestCase):
         # Two markers around an image, four of every turn.
         counts = TokenCounts(self.processor, encoder_tokens=4, sample_tokens=12)
         processor = dflop.CustomProcessor(batch=Inputs(self.processor))
-        settings = {"processor": processor, "read": dflop.Read(python_threads=2)} | settings
+        settings = {
+            "processor": processor,
+            "read": dflop.Read(python_threads=2),
+            "model": dflop.Custom(modules=costs, tokens=counts),
+        } | settings
         return dflop.BalancedLoader(
             dflop.Dataset(self.directory / "shards").count_tokens(self.processor.tokenizer),
-            model=dflop.Custom(modules=costs, tokens=counts),
             global_batch_size=16,
             microbatches=4,
             steps=4,
@@ -86,6 +90,58 @@ class HuggingFace(unittest.TestCase):
         report = loader.prepare_report()
         self.assertEqual(report["microbatches"], 16)
         self.assertLess(abs(report["tokens"] - report["planned_tokens"]), 0.2 * report["tokens"])
+
+    def test_planned_tokens_are_those_that_inputs_deliver(self) -> None:
+        inputs = Inputs(self.processor)
+        for counts in (
+            inputs.token_counts(encoder_tokens=4),
+            copy.copy(inputs.token_counts(encoder_tokens=4)),
+        ):
+            model = dflop.Custom(modules=dflop.CostModel("qwen2-vl-7b"), tokens=counts)
+            loader = self.loader(model=model)
+            for step in loader:
+                for mb in step.microbatches:
+                    self.assertEqual(mb.tokens, mb.planned_tokens)
+            report = loader.prepare_report()
+            self.assertEqual((report["microbatches"], report["differing_microbatches"]), (16, 0))
+
+    def test_images_are_counted_by_processing_where_the_class_does_not_count(self) -> None:
+        class Uncounted:
+            """Is the processor, except that its class counts nothing."""
+
+            def __init__(self, processor: object) -> None:
+                self.processor = processor
+
+            def __getattr__(self, name: str) -> object:
+                if name == "_get_num_multimodal_tokens":
+                    raise AttributeError(name)
+                return getattr(self.processor, name)
+
+            def __call__(self, **arguments: object) -> object:
+                return self.processor(**arguments)
+
+        sample = {"text_tokens": 10, "images": [(56, 84), (200, 140)], "audio": [], "videos": []}
+        counted = [
+            Inputs(one).token_counts()([sample]) for one in (self.processor, Uncounted(self.processor))
+        ]
+        self.assertEqual(counted[0], counted[1])
+        # 2 x 3 and 7 x 5 tokens, two markers around each, and four tokens of both turns.
+        self.assertEqual(counted[0][0]["vision"], [6 + 2, 35 + 2])
+
+    def test_packed_inputs_are_padded_ones_without_padding(self) -> None:
+        samples = [dflop.Dataset(self.directory / "shards")[at] for at in range(5)]
+        padded = Inputs(self.processor)(samples)
+        packed = Inputs(self.processor, packed=True)(samples)
+        mask = padded["attention_mask"].bool()
+        self.assertNotIn("attention_mask", packed)
+        self.assertEqual(packed["input_ids"].tolist(), [padded["input_ids"][mask].tolist()])
+        lengths = mask.sum(1).tolist()
+        positions = [at for length in lengths for at in range(length)]
+        self.assertEqual(packed["position_ids"].tolist(), [positions])
+        labels = padded["labels"].clone()
+        labels[:, 0] = -100
+        self.assertEqual(packed["labels"].tolist(), [labels[mask].tolist()])
+        self.assertTrue(torch.equal(packed["pixel_values"], padded["pixel_values"]))
 
     def test_a_sample_that_a_processor_refuses_is_skipped_and_others_stay(self) -> None:
         def messages(sample: dflop.Sample) -> list[dict]:

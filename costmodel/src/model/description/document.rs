@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::model::LayerSet;
 use crate::model::config::{ConfigFields, excerpt};
 use crate::model::counts::{Passes, Polynomial};
+use crate::tokens::native::NativeResolution;
 
 /// Value of `format`.
 pub const FORMAT: &str = "dflop model";
@@ -68,6 +69,8 @@ pub enum ModuleRole {
         output_width: u32,
         /// LLM tokens for media.
         token_rule: TokenRule,
+        /// LLM tokens for videos with sampled frames; `None` if no rule counts them.
+        video_rule: Option<NativeResolution>,
         /// Measured media: items, encoder tokens, LLM tokens.
         feature_tokens: Vec<[u64; 3]>,
     },
@@ -230,7 +233,15 @@ fn read_module(fields: &ConfigFields<'_>) -> Result<DescribedModule> {
     let (known, role): (&[&str], _) = match module {
         Module::Llm => (&["path", "embedding", "head"], read_llm(fields)?),
         _ => (
-            &["media", "connectors", "tokens_per_item", "output_width", "token_rule", "feature_tokens"],
+            &[
+                "media",
+                "connectors",
+                "tokens_per_item",
+                "output_width",
+                "token_rule",
+                "video_token_rule",
+                "feature_tokens",
+            ],
             read_encoder(fields, module)?,
         ),
     };
@@ -264,13 +275,22 @@ fn read_encoder(fields: &ConfigFields<'_>, module: Module) -> Result<ModuleRole>
     let output_width = fields.optional_count("output_width")?;
     let medium = if module == Module::Vision { "image" } else { "audio" };
     let media = fields.value("media").and_then(Value::as_array);
-    if media.is_none_or(|media| media.len() != 1 || media[0].as_str() != Some(medium)) {
-        return Err(fields.invalid("media", format!("must be [\"{medium}\"]")));
-    }
+    let media: Vec<_> = media.into_iter().flatten().map(Value::as_str).collect();
+    let video_rule = match fields.child("video_token_rule")? {
+        None if media == [Some(medium)] => None,
+        Some(rule) if medium == "image" && media == [Some("image"), Some("video")] => {
+            TokenRule::read_video(&rule)?
+        }
+        None => return Err(fields.invalid("media", format!("must be [\"{medium}\"]"))),
+        Some(_) => {
+            return Err(fields.invalid("media", "must be [\"image\", \"video\"] with a `video_token_rule`"));
+        }
+    };
     Ok(ModuleRole::Encoder {
         connectors: connectors.iter().map(|part| read_part(part, true)).collect::<Result<_>>()?,
         output_width: output_width.ok_or_else(|| fields.invalid("output_width", "is missing"))?,
         token_rule: TokenRule::read(&fields.required_child("token_rule")?, medium)?,
+        video_rule,
         feature_tokens: read_rows(fields, "feature_tokens")?,
     })
 }

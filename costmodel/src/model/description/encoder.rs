@@ -11,6 +11,7 @@ use crate::model::counts::{EncoderCounts, Passes, Polynomial};
 use crate::model::{EncoderDetails, EncoderParameters, EncoderSpec, Mlp, Projector};
 use crate::tokens::VisionRule;
 use crate::tokens::audio::AudioRule;
+use crate::tokens::native::NativeResolution;
 use crate::tokens::table::TokenTable;
 
 /// Maximum number of MLP-wide vectors that a layer is searched for.
@@ -69,6 +70,7 @@ struct DescribedEncoder<'a> {
     module: &'a DescribedModule,
     connectors: &'a [CountedPart],
     token_rule: &'a TokenRule,
+    video_rule: Option<NativeResolution>,
     features: &'a [[u64; 3]],
     llm_hidden: u32,
     beside: u64,
@@ -82,7 +84,8 @@ struct DescribedEncoder<'a> {
 impl<'a> DescribedEncoder<'a> {
     fn new(module: &'a DescribedModule, llm_hidden: u32, beside: u64) -> Result<Self> {
         let wrong = |field: &str, problem: String| Err(invalid(module.module, field, problem));
-        let ModuleRole::Encoder { connectors, output_width, token_rule, feature_tokens } = &module.role
+        let ModuleRole::Encoder { connectors, output_width, token_rule, video_rule, feature_tokens } =
+            &module.role
         else {
             return wrong("module", "must be an encoder".to_owned());
         };
@@ -120,6 +123,7 @@ impl<'a> DescribedEncoder<'a> {
             module,
             connectors,
             token_rule,
+            video_rule: *video_rule,
             features,
             llm_hidden,
             beside,
@@ -158,15 +162,20 @@ impl<'a> DescribedEncoder<'a> {
         Err(self.invalid("unit", problem))
     }
 
-    /// Returns a known rule with the outer markers, for images only, as videos were not counted.
+    /// Returns a known rule with the outer markers: for images, and for videos whose frames are cut like them.
     fn image_rule(&self, rule: VisionRule) -> Result<VisionRule> {
         let markers = self.token_rule.markers();
         let add = |own: u8| own.saturating_add(markers);
         let made = match rule {
             VisionRule::Native(mut native) => {
                 self.require_items(false)?;
-                native.frames_max = 0;
                 native.marker_tokens = add(native.marker_tokens);
+                native.frames_max = 0;
+                let cut = |rule: NativeResolution| (rule.patch_pixels, rule.merge, rule.marker_tokens);
+                if let Some(video) = self.video_rule.filter(|video| cut(*video) == cut(native)) {
+                    native.frames_max = video.frames_max;
+                    (native.frames_per_patch, native.frame) = (video.frames_per_patch, video.frame);
+                }
                 native.window_patches = match self.windows {
                     Some(Reach::Window(side)) => u16::try_from(side).ok().and_then(NonZeroU16::new),
                     _ => None,

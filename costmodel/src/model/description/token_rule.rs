@@ -7,6 +7,7 @@ use crate::model::config::{ConfigFields, excerpt};
 use crate::model::families::described;
 use crate::tokens::VisionRule;
 use crate::tokens::audio::AudioRule;
+use crate::tokens::native::NativeResolution;
 use crate::tokens::table::{CountedRow, CountedWork, TokenTable};
 
 use super::Reach;
@@ -90,6 +91,37 @@ impl TokenRule {
             checked: if own.contains(&"checked") { fields.required_number("checked")? } else { 0 },
             kind,
         })
+    }
+
+    /// Reads the rule for videos, with its marker tokens; `None` for a table of counted sizes, as videos are
+    /// counted by a rule alone.
+    ///
+    /// # Errors
+    /// [`crate::Error::Configuration`] that names the field.
+    pub(super) fn read_video(fields: &ConfigFields<'_>) -> Result<Option<NativeResolution>> {
+        let kind = fields.required_text("kind")?;
+        let own: &[&str] = match kind {
+            "rule" => &["rule", "checked"],
+            "measured" => &["table"],
+            unknown => {
+                let problem = format!("= \"{unknown}\" is unknown for videos, known are measured, rule");
+                return Err(fields.invalid("kind", problem));
+            }
+        };
+        fields.refuse_others(&[&["medium", "source", "marker_tokens", "kind"][..], own].concat())?;
+        if fields.required_text("medium")? != "video" {
+            return Err(fields.invalid("medium", "must be \"video\""));
+        }
+        if kind == "measured" {
+            return Ok(None);
+        }
+        let (VisionRule::Native(mut native), ..) = described::vision_rule(&fields.required_child("rule")?)?
+        else {
+            return Err(fields.invalid("rule", "must be native for videos"));
+        };
+        let markers = described::optional_small(fields, "marker_tokens")?.unwrap_or(0);
+        native.marker_tokens = native.marker_tokens.saturating_add(markers);
+        Ok(Some(native))
     }
 
     /// Returns the marker tokens around a medium; 0 if no chat template shows them.

@@ -58,6 +58,9 @@ def feature_functions(model: Any) -> dict[str, Any]:
     """Returns the model's functions from media to LLM embeddings, by medium."""
     found = {}
     for medium in ("image", "video", "audio"):
+        part = "audio_config" if medium == "audio" else "vision_config"
+        if getattr(model.config, part, model) is None:
+            continue
         function = getattr(model, f"get_{medium}_features", None)
         if function is None:
             function = getattr(getattr(model, "base_model", None), f"get_{medium}_features", None)
@@ -155,6 +158,7 @@ def build(config: Any, trust_remote_code: bool = False) -> Any:
         try:
             with torch.device("meta"), _without_initial_values(transformers):
                 made = model_class._from_config(config, **arguments)
+            _move_parameters(made)
             made.tie_weights()
             break
         except Exception as error:  # noqa: BLE001  Any class of a model may raise anything.
@@ -169,6 +173,16 @@ def build(config: Any, trust_remote_code: bool = False) -> Any:
             f"`{model_class.__name__}` has a text encoder beside the decoder: dflop plans decoders only"
         )
     return made.eval()
+
+
+def _move_parameters(model: Any) -> None:
+    """Moves parameters that were made of random numbers to the meta device."""
+    import torch
+
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.is_meta:
+                setattr(module, name, torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad))
 
 
 def prepare(config: Any) -> None:

@@ -73,6 +73,7 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
         counted.total.backward = backward.get_total_flops()
+        marks.leave_first()
     for parameter in parameters:
         parameter.grad = None
     return counted
@@ -85,6 +86,8 @@ class _Marks:
         self.counted, self.forward_total = counted, forward_total
         self.backward_total: Callable[[], int] = lambda: 0
         self._entered: dict[int, int] = {}
+        # Passes of modules whose input needs no gradient: their backward pass ends with the whole.
+        self._first: list[tuple[int, dict[str, int]]] = []
 
     def attach(self, number: int, module: torch.nn.Module, hooks: contextlib.ExitStack) -> None:
         open_passes: list[dict[str, int]] = []
@@ -96,9 +99,11 @@ class _Marks:
             named = {**dict(enumerate(args)), **kwargs}
             name = next((name for name, value in named.items() if is_states(value)), None)
             if name is None:
+                self._first.append((number, one))
                 return None
             self.counted.shapes.setdefault(number, tuple(named[name].shape))
             if not named[name].requires_grad:
+                self._first.append((number, one))
                 return None
             # A tensor of this module alone: the gradient is complete when the module's backward pass ends.
             named[name] = named[name].view_as(named[name])
@@ -118,6 +123,11 @@ class _Marks:
             module.register_forward_hook(after),
         ):
             hooks.callback(handle.remove)
+
+    def leave_first(self) -> None:
+        """Ends the backward passes that end with the whole."""
+        for number, one in self._first:
+            self._leave(number, one)
 
     def _enter(self, one: dict[str, int]) -> None:
         one.setdefault("start", self.backward_total())

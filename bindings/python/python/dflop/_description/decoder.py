@@ -16,6 +16,8 @@ from dflop.errors import ModelError
 
 # Sample lengths that counts are fitted on and checked with: multiples of the chunks of linear attention.
 LENGTHS = (256, 512, 768, 1280)
+# Longer ones, where layers treat the first chunk of a sample otherwise than the next: its part vanishes.
+LONG_LENGTHS = (1024, 2048, 3072)
 # Longest sample whose attention masks are made, to see the windows in them.
 MASK_TOKENS_MAX = 8448
 _WINDOWS = ("sliding_window", "attention_chunk_size", "sliding_window_size", "chunk_size")
@@ -82,8 +84,17 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
     Raises:
         ModelError: it does not run on shapes alone, or counts follow no polynomial.
     """
-    hidden, head = width(model), model.get_output_embeddings()
     lengths = _lengths(decoder.config)
+    if lengths != LENGTHS:
+        return _measured(model, decoder, lengths)
+    try:
+        return _measured(model, decoder, LENGTHS)
+    except fits.FitError:
+        return _measured(model, decoder, LONG_LENGTHS)
+
+
+def _measured(model: Any, decoder: Decoder, lengths: Sequence[int]) -> dict[str, Any]:
+    hidden = width(model)
     run = _runnable(decoder, hidden, lengths[0])
     units = [fits.Units(1, length) for length in lengths]
     experts = [parts.find_experts(layer) for layer in decoder.layers.modules]
@@ -108,7 +119,8 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
             for one in counts
         ]
         name = f"{decoder.path or 'decoder'}, outside the layers"
-        found = fits.best(units, values, fits.outside_hypotheses(None))
+        wholes = [getattr(one.total, way) for one in counts]
+        found = fits.best(units, values, fits.outside_hypotheses(None), wholes)
         outside[f"flops_{way}"] = checked(name, way, values, found, False, units).coefficients
     return {
         "layers_path": decoder.layers.path,
@@ -118,7 +130,7 @@ def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
         ],
         "outside_layers": outside,
         "embedding": {"width": hidden, "parameters": int(model.get_input_embeddings().weight.numel())},
-        "head": _head(model, head, hidden),
+        "head": _head(model, decoder, hidden),
     }
 
 
@@ -133,27 +145,55 @@ def _lengths(config: Any) -> tuple[int, ...]:
 def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any]:
     """Returns a function that runs the decoder on embeddings, with arguments that it accepts."""
     problems = []
-    for names in ((), ("attention_mask",), ("attention_mask", "position_ids")):
+    for names in (
+        ("inputs_embeds",),
+        ("inputs_embeds", "attention_mask"),
+        ("inputs_embeds", "attention_mask", "position_ids"),
+        ("input_ids",),
+        ("input_ids", "attention_mask", "position_ids"),
+    ):
 
         def run(states: Any, names: Sequence[str] = names) -> Any:
             length = states.shape[1]
             made = {
+                # A copy, which the decoder may change.
+                "inputs_embeds": states.clone(),
+                "input_ids": torch.ones((1, length), dtype=torch.long),
                 "attention_mask": torch.ones((1, length), dtype=torch.long),
                 "position_ids": torch.arange(length)[None],
             }
-            output = decoder.module(
-                inputs_embeds=states, use_cache=False, **{name: made[name] for name in names}
-            )
+            output = decoder.module(use_cache=False, **{name: made[name] for name in names})
             return output[0] if isinstance(output, tuple) else output.last_hidden_state
 
         try:
             with counting.executed(decoder.module) as ran, shapes_only(), torch.no_grad():
                 run(torch.empty((1, tokens, hidden), device="meta"))
+            _check_all_run(decoder, list(ran))
             return run
+        except ModelError:
+            raise
         except Exception as error:  # noqa: BLE001  A model may raise anything.
             last = next(reversed(list(ran)), "") or type(decoder.module).__name__
             problems.append(f"in `{last}`: {type(error).__name__}: {error}")
     raise ModelError(f"the decoder `{decoder.path}` does not run on shapes alone, {problems[0]}")
+
+
+def _check_all_run(decoder: Decoder, ran: Sequence[str]) -> None:
+    """Checks that the decoder has no parts that only media reach.
+
+    Raises:
+        ModelError: one does not run on texts; the message names it.
+    """
+    total = parts.parameter_count([decoder.module])
+    for name, child in decoder.module.named_children():
+        has_run = any(path == name or path.startswith(f"{name}.") for path in ran)
+        if has_run or isinstance(child, torch.nn.Embedding):
+            continue
+        if parts.parameter_count([child]) > total * fits.ERROR_MAX:
+            path = f"{decoder.path}.{name}".lstrip(".")
+            raise ModelError(
+                f"`{path}` does not run on texts, and no function such as `get_image_features` runs it"
+            )
 
 
 def _layer(
@@ -222,19 +262,60 @@ def _experts_per_token(config: Any, name: str, experts: int) -> int:
     )
 
 
-def _head(model: Any, head: Any, hidden: int) -> dict[str, Any] | None:
-    if head is None:
+def _head(model: Any, decoder: Decoder, hidden: int) -> dict[str, Any] | None:
+    """Describes what runs on the decoder's output: the output embeddings, and layers before them."""
+    last = model.get_output_embeddings()
+    if last is None:
         return None
+    modules = dict(model.named_modules())
+    paths = head_paths(model, decoder)
     states = torch.empty((1, LENGTHS[0], hidden), device="meta", requires_grad=True)
-    counted = counting.count(lambda: head(states), [], model.parameters())
-    is_tied = head.weight is model.get_input_embeddings().weight
+    if [modules[path] for path in paths] == [last]:
+        flops = counting.count(lambda: last(states), [], model.parameters()).total
+    else:
+        counted = counting.count(lambda: _logits(model, states), [decoder.module], model.parameters())
+        inside = counted.modules[0]
+        flops = counting.Flops(
+            counted.total.forward - inside.forward, counted.total.backward - inside.backward
+        )
+    embedding = model.get_input_embeddings().weight
+    own = {id(one): one.numel() for path in paths for one in modules[path].parameters()}
+    is_tied = own.pop(id(embedding), None) is not None
     return {
-        "parameters": 0 if is_tied else parts.parameter_count([head]),
+        "parameters": sum(own.values()),
         "is_tied": is_tied,
-        "vocabulary": int(head.weight.shape[0]),
-        "flops_forward": {"per_token": counted.total.forward // LENGTHS[0]},
-        "flops_backward": {"per_token": counted.total.backward // LENGTHS[0]},
+        "vocabulary": int(last.weight.shape[0]),
+        "flops_forward": {"per_token": flops.forward // LENGTHS[0]},
+        "flops_backward": {"per_token": flops.backward // LENGTHS[0]},
     }
+
+
+def head_paths(model: Any, decoder: Decoder) -> list[str]:
+    """Returns the paths of the modules that run beside the decoder on embeddings of texts."""
+    last = next(path for path, one in model.named_modules() if one is model.get_output_embeddings())
+    states = torch.empty((1, LENGTHS[0], width(model)), device="meta")
+    try:
+        with counting.executed(model) as ran, shapes_only(), torch.no_grad():
+            _logits(model, states)
+    except Exception:  # noqa: BLE001  The decoder alone is what has to run.
+        return [last]
+    found = [
+        path
+        for path in parts.roots_beside(decoder.path, list(ran))
+        if path == last or last.startswith(f"{path}.") or path in _after(decoder.path, list(ran))
+    ]
+    return found or [last]
+
+
+def _after(decoder: str, ran: list[str]) -> set[str]:
+    """Returns the paths among those that ran, in order, that begin after the decoder has."""
+    at = ran.index(decoder) if decoder in ran else 0
+    return set(ran[at:])
+
+
+def _logits(model: Any, states: Any) -> Any:
+    # A copy, which the decoder may change.
+    return model(inputs_embeds=states.clone(), use_cache=False, return_dict=True).logits
 
 
 def _patterns(decoder: Decoder, run: Callable[[Any], Any], hidden: int) -> list[dict[str, Any]]:

@@ -146,12 +146,17 @@ def _encoder(
     else:
         rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width), work)
     embedding = _path(model, model.get_input_embeddings())
+    beside = parts.roots_beside(_path(model, decoder.innermost(model)), found.ran)
+    video = None
+    if medium == "image" and "video" in checkpoint.feature_functions(model):
+        video = token_rules.video_rule(processor, sizes)
     return {
         "module": module,
-        "media": [medium],
+        "media": [medium] if video is None else [medium, "video"],
         "sizes": _sizes(config),
         "token_rule": rule,
-        "owned": [path for path in _roots(model, found.ran) if path != embedding],
+        **({} if video is None else {"video_token_rule": video}),
+        "owned": [path for path in beside if path != embedding],
         **described,
     }
 
@@ -171,26 +176,11 @@ def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> A
     return count
 
 
-def _roots(model: Any, ran: list[str]) -> list[str]:
-    """Returns the highest modules that ran, below those that hold the decoder as well."""
-    holds = {path for path, one in model.named_modules() if one is decoder.innermost(model)}
-    holds |= {".".join(path.split(".")[:end]) for path in holds for end in range(path.count(".") + 1)}
-    roots = []
-    for path in ran:
-        pieces = path.split(".")
-        for end in range(1, len(pieces) + 1):
-            head = ".".join(pieces[:end])
-            if head not in holds:
-                roots.append(head)
-                break
-    return sorted(set(roots))
-
-
 def _llm_paths(model: Any, found: decoder.Decoder) -> list[str]:
     if not found.path:
         raise ModelError("the decoder is the whole model: it has no head of its own")
-    embeddings = model.get_input_embeddings(), model.get_output_embeddings()
-    return [found.path, *(_path(model, one) for one in embeddings if one is not None)]
+    heads = [] if model.get_output_embeddings() is None else decoder.head_paths(model, found)
+    return [found.path, _path(model, model.get_input_embeddings()), *heads]
 
 
 def _path(model: Any, module: Any) -> str:

@@ -61,9 +61,18 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
         ) from error
     layers = parts.find_layers(model, ran=list(ran))
     if layers is None:
-        raise ModelError(f"`{function.__name__}` runs no list of layers")
+        layers = parts.whole_tower(model, list(ran), _holders(model))
+    if layers is None:
+        raise ModelError(f"`{function.__name__}` runs no modules with parameters")
     connectors = parts.find_connectors(model, layers, ran, width)
     return Encoder(medium, layers, connectors, [path for path in ran if path])
+
+
+def _holders(model: Any) -> list[str]:
+    """Returns the paths of the modules that hold the decoder."""
+    inside = model.get_decoder()
+    path = next((path for path, one in model.named_modules() if one is inside), "")
+    return [".".join(path.split(".")[:end]) for end in range(path.count(".") + 2)]
 
 
 def features_inputs(processor: Any, medium: str, size: Any, function: Callable[..., Any]) -> dict[str, Any]:
@@ -196,11 +205,23 @@ def _run(
 def _units(function: Any, shape: tuple[int, ...] | None, inputs: dict[str, Any]) -> fits.Units:
     """Returns the units of the hidden states that the first layer receives."""
     if shape is None:
-        raise ModelError(f"`{function.__name__}` gives the first layer no hidden states")
+        # A tower without a list of layers begins at the medium.
+        tokens = feature_tokens(counted.output, width)
+        items = max(1, _item_count(inputs))
+        return Run(fits.Units(items, tokens // items, _grids(inputs)), counted, tokens)
     items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
     if len(shape) == 4:
         items, length = shape[0], shape[1] * shape[2]
     return fits.Units(items, length, _grids(inputs))
+
+
+def _item_count(inputs: dict[str, Any]) -> int:
+    """Returns the number of images or windows of equal size in the arguments of a features function."""
+    floating = counting.tensors(inputs)
+    if not floating:
+        return 1
+    largest = max(floating, key=lambda one: one.numel())
+    return int(largest.shape[:-3].numel()) if largest.dim() >= 4 else int(largest.shape[0])
 
 
 def _grids(inputs: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
@@ -258,7 +279,8 @@ def _part(
         else:
             values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
         hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
-        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        wholes = [getattr(run.counted.total, way) for run in runs]
+        found = checked(name, way, values, fits.best(units, values, hypotheses, wholes), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
         if found.window:
             described["chunk_tokens"] = found.window
@@ -276,7 +298,7 @@ def checked(
     """Returns the polynomial if it is exact enough.
 
     Raises:
-        ModelError: it is not; the message names the module.
+        FitError: it is not; the message names the module.
     """
     if found is None and is_fixed and len({one.items for one in units}) == 1 and len(set(counts)) == 1:
         # Every medium becomes the same items: the counts of all runs are one number.
@@ -289,7 +311,7 @@ def checked(
             if found is None
             else f"the best fit is off by {float(found.error):.1%}"
         )
-        raise ModelError(
+        raise fits.FitError(
             f"the {way} FLOPs of `{name}` are no polynomial in its tokens: {off}, at most "
             f"{float(fits.ERROR_MAX):.1%} is allowed; profile the model with `dflop.torch.profile`"
         )

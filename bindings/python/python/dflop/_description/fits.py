@@ -6,12 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dflop.errors import ModelError
+
 # Largest relative difference between a count and its polynomial.
 ERROR_MAX = Fraction(5, 1000)
 # Largest side of an attention window in patches, and longest window in tokens, that are tried.
 WINDOW_SIDE_MAX, WINDOW_TOKENS_MAX = 64, 4096
 # Longest chunk in tokens, to which a stem pads, that is tried.
 CHUNK_TOKENS_MAX = 256
+
+
+class FitError(ModelError):
+    """Counts that no polynomial of the right form fits."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,16 @@ TOKENS = Term("per_token", lambda units: units.tokens)
 FULL_PAIRS = Term("per_pair", lambda units: units.full_pairs)
 
 
-def fit(runs: Sequence[Units], counts: Sequence[int], terms: Sequence[Term]) -> Polynomial | None:
+def fit(
+    runs: Sequence[Units], counts: Sequence[int], terms: Sequence[Term], wholes: Sequence[int] | None = None
+) -> Polynomial | None:
     """Returns the polynomial through as many runs as there are terms, checked on all others.
+
+    Args:
+        runs: units of each run.
+        counts: FLOPs of each run.
+        terms: what the counts may depend on.
+        wholes: counts that errors are relative to: those of the module that a part belongs to. Default: ``counts``.
 
     Returns:
         Polynomial | None: nothing if the runs do not determine the coefficients, if one is negative, or if no
@@ -90,14 +104,17 @@ def fit(runs: Sequence[Units], counts: Sequence[int], terms: Sequence[Term]) -> 
     if any(value < 0 for value in coefficients.values()):
         return None
     error = Fraction(0)
-    for row, count in zip(rows, counts, strict=True):
+    for row, count, whole in zip(rows, counts, wholes or counts, strict=True):
         predicted = sum(int(value) * coefficients[term.name] for value, term in zip(row, terms, strict=True))
-        error = max(error, Fraction(abs(predicted - count), max(count, 1)))
+        error = max(error, Fraction(abs(predicted - count), max(whole, 1)))
     return Polynomial(coefficients, error)
 
 
 def best(
-    runs: Sequence[Units], counts: Sequence[int], hypotheses: Iterator[tuple[str, Sequence[Term]]]
+    runs: Sequence[Units],
+    counts: Sequence[int],
+    hypotheses: Iterator[tuple[str, Sequence[Term]]],
+    wholes: Sequence[int] | None = None,
 ) -> Polynomial | None:
     """Returns the first exact polynomial among hypotheses, or the most exact.
 
@@ -105,10 +122,11 @@ def best(
         runs: units of each run.
         counts: FLOPs of each run.
         hypotheses: attention pattern and terms.
+        wholes: counts that errors are relative to. Default: ``counts``.
     """
     found: Polynomial | None = None
     for pattern, terms in hypotheses:
-        fitted = fit(runs, counts, terms)
+        fitted = fit(runs, counts, terms, wholes)
         if fitted is None or (found is not None and fitted.error >= found.error):
             continue
         window = next((term.window for term in terms if term.window), None)

@@ -34,6 +34,21 @@ def image(width: int, height: int) -> Any:
     return Image.fromarray(noise)
 
 
+def video(frames: int, width: int, height: int) -> Any:
+    """Returns frames of noise, uint8 ``[frames, height, width, 3]``."""
+    return np.random.default_rng(0).integers(0, 255, (frames, height, width, 3), dtype=np.uint8)
+
+
+def video_metadata(frames: int, frames_per_second: float = 2.0) -> dict[str, Any]:
+    """Returns what processors ask to know about a video whose frames have been sampled."""
+    return {
+        "fps": frames_per_second,
+        "total_num_frames": frames,
+        "duration": frames / frames_per_second,
+        "frames_indices": list(range(frames)),
+    }
+
+
 def clip(samples: int) -> Any:
     """Returns an audio clip of noise at `sample_rate_hz`."""
     return np.random.default_rng(0).normal(0, 0.1, samples).astype(np.float32)
@@ -127,4 +142,7 @@ def _arguments(processor: Any, medium: str, value: Any) -> list[dict[str, Any]]:
     if medium == "audio":
         rate = sample_rate_hz(processor)
         return [{"audio": [value], "sampling_rate": rate}, {"audio": [value]}, {"audios": [value]}]
-    return [{f"{medium}s": [[value]]}, {f"{medium}s": [value]}]
+    if medium == "video":
+        sampled = {"do_sample_frames": False, "video_metadata": [video_metadata(len(value))]}
+        return [{"videos": [value]} | sampled, {"videos": [value]}]
+    return [{"images": [[value]]}, {"images": [value]}]

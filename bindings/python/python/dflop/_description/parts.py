@@ -58,6 +58,23 @@ def find_layers(root: nn.Module, within: str = "", ran: Sequence[str] | None = N
     return Layers(path, tuple(module))
 
 
+def whole_tower(model: nn.Module, ran: Sequence[str], excluded: Sequence[str]) -> Layers | None:
+    """Returns the module with the most parameters among those that ran as one layer, for a tower without a list.
+
+    Args:
+        model: the whole model.
+        ran: paths of the modules that run, in order.
+        excluded: paths that hold other parts of the model as well.
+    """
+    modules = dict(model.named_modules())
+    paths = [path for path in ran if path and path not in excluded]
+    counts = {path: parameter_count([modules[path]]) for path in paths}
+    if not any(counts.values()):
+        return None
+    path = max(paths, key=lambda one: counts[one])
+    return Layers(path, (modules[path],))
+
+
 def find_connectors(model: nn.Module, layers: Layers, ran: dict[str, int], width: int) -> list[str]:
     """Returns the paths of an encoder's connectors.
 
@@ -88,6 +105,19 @@ def _shares_tower(path: str, layers: str) -> bool:
     while common < min(len(own), len(other)) and own[common] == other[common]:
         common += 1
     return common > 0 and own[:common] not in (["model"], [])
+
+
+def roots_beside(path: str, ran: Sequence[str]) -> list[str]:
+    """Returns the highest modules that ran, below those that hold the module of a path."""
+    holds = {".".join(path.split(".")[:end]) for end in range(path.count(".") + 2)}
+    found = []
+    for one in ran:
+        pieces = one.split(".")
+        heads = (".".join(pieces[:end]) for end in range(1, len(pieces) + 1))
+        head = next((head for head in heads if head not in holds), None)
+        if head is not None and head not in found:
+            found.append(head)
+    return sorted(found)
 
 
 def runs_of_equal(values: Sequence[Any]) -> list[tuple[int, int, Any]]:

@@ -13,6 +13,8 @@ from dflop.errors import Error, ModelError
 # some, whose images are made.
 SIDES = (32, 56, 100, 140, 224, 300, 336, 384, 448, 512, 640, 720, 896, 1000, 1280, 1536, 2048, 2480, 3508)
 MADE_SIDES = (56, 224, 448, 640, 1000)
+# Frames, width and height of the videos in the table, which are made.
+VIDEOS = [(frames, *size) for frames in (2, 4, 8) for size in ((112, 112), (224, 336), (448, 252))]
 CLIP_SECONDS = (0.5, 1, 2, 3.3, 5, 8, 10, 15, 20, 25, 29.9, 30, 31, 45, 60)
 # Columns of a table after those of the size.
 _COUNTS = ("tokens", "items", "encoder_tokens", "pairs", "window_pairs")
@@ -41,7 +43,7 @@ def image_rule(processor: Any, sizes: Mapping[str, Any], work: encoder.Work) -> 
     is_uniform = len({tuple(row) for row in seen.values()}) == 1
     if len(counts) == 1 and is_uniform and all(tokens is not None for _, _, tokens in rows):
         return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
-    for candidate in _candidates(processor, sizes):
+    for candidate in _candidates(processor, sizes, getattr(processor, "image_processor", None)):
         if _agrees(candidate, rows, seen, work):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
     columns = ["width_pixels", "height_pixels", *_COUNTS]
@@ -118,6 +120,31 @@ def audio_rule(
     return rule | {"kind": "measured", "table": {"columns": ["samples", *_COUNTS], "rows": seen}}
 
 
+def video_rule(processor: Any, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the token rule of videos whose frames have been sampled; nothing if the processor reads none."""
+    rows: list[tuple[int, int, int, int]] = []
+    try:
+        for frames, width, height in VIDEOS:
+            made, text = media.processed(processor, "video", media.video(frames, width, height))
+            tokens = len(made["input_ids"][0]) - _text_tokens(processor, text, "video")
+            rows.append((frames, width, height, tokens))
+    except ModelError:
+        return None
+    rule: dict[str, Any] = {
+        "medium": "video",
+        "source": "processor",
+        "marker_tokens": marker_tokens(processor, "video"),
+    }
+    part = getattr(processor, "video_processor", None) or getattr(processor, "image_processor", None)
+    for candidate in _candidates(processor, sizes, part):
+        for pair in sorted({_number(getattr(part, "temporal_patch_size", None)) or 1, 1, 2}):
+            timed = candidate | {"temporal_patch_size": pair}
+            if candidate["rule"] == "native" and _video_agrees(timed, rows):
+                return rule | {"kind": "rule", "rule": timed, "checked": len(rows)}
+    columns = ["frames", "width_pixels", "height_pixels", "tokens"]
+    return rule | {"kind": "measured", "table": {"columns": columns, "rows": [list(row) for row in rows]}}
+
+
 def marker_tokens(processor: Any, medium: str) -> int | None:
     """Returns the tokens that the chat template puts around a medium.
 
@@ -152,9 +179,9 @@ def _image_table(processor: Any) -> tuple[list[Row], str]:
     return rows, "processor"
 
 
-def _text_tokens(processor: Any, text: str) -> int:
+def _text_tokens(processor: Any, text: str, medium: str = "image") -> int:
     """Returns the tokens of a text without the placeholder in it."""
-    for token in media.placeholders(processor, "image"):
+    for token in media.placeholders(processor, medium):
         if token in text:
             return len(processor.tokenizer(text.replace(token, "", 1))["input_ids"])
     return len(processor.tokenizer(text)["input_ids"])
@@ -167,9 +194,8 @@ def _counted(count: Callable[..., Any], width: int, height: int) -> int | None:
         return None
 
 
-def _candidates(processor: Any, sizes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields rules that the settings of the image processor suggest."""
-    part = getattr(processor, "image_processor", None)
+def _candidates(processor: Any, sizes: Mapping[str, Any], part: Any) -> Iterator[dict[str, Any]]:
+    """Yields rules that the settings of a processor's part suggest."""
     patch = _number(getattr(part, "patch_size", None)) or _number(sizes.get("patch_size"))
     if patch is None:
         return
@@ -241,6 +267,16 @@ def _agrees(
         return False
     name, place = ("encoder_items", 0) if work.is_fixed else ("encoder_tokens", 1)
     return all(costs.cost(images=[size])[name] == row[place] for size, row in seen.items())
+
+
+def _video_agrees(candidate: Mapping[str, Any], rows: Sequence[tuple[int, int, int, int]]) -> bool:
+    try:
+        sizes = _LLM | {"tokens": dict(candidate)}
+        costs = dflop.CostModel(dflop.ModelDescription(vision=sizes, llm=_LLM | {"vocab_size": 8}))
+        counted = [int(costs.cost(videos=[(t, w, h)])["tokens"]) for t, w, h, _ in rows]
+    except Error:
+        return False
+    return counted == [tokens for *_, tokens in rows]
 
 
 def _audio_agrees(candidate: Mapping[str, Any], rate: int, rows: Sequence[Sequence[int]]) -> bool:
