@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::calibration::ProfileCheck;
-use super::device_rate::DeviceRate;
+use super::device::DeviceRate;
 use super::microbatch_curve::{LaunchLimit, MicrobatchCurve};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
 use super::profile_timing::{MicrobatchWork, ProfileOptions, ProfileTiming};

@@ -8,8 +8,7 @@
 
 use super::calibration::ProfileCheck;
 use super::curve_query::CurveQuery;
-use super::device_preset::DevicePreset;
-use super::device_rate::DeviceRate;
+use super::device::{DevicePreset, DeviceRate};
 use super::layer_matrices::{
     LayerFlops, LayerMatrix, active_expert_weights, encoder_layer_flops, encoder_matrices,
     encoder_pair_flops, llm_layer_flops, llm_matrices, llm_square_flops, native_layer_flops, sparse_share,

@@ -13,7 +13,7 @@
 //! arXiv:2304.11277, section 3. `ZeroRedundancyOptimizer` in `PyTorch` and stage 1 in `DeepSpeed` exchange
 //! parameters after the update.
 
-use super::device_preset::{DeviceLink, DeviceLinks};
+use super::device::{DeviceLink, DeviceLinks};
 use crate::Module;
 use crate::memory::{ModuleParameters, RankLayout, Sharding};
 

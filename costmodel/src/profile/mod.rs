@@ -43,7 +43,6 @@
 
 mod measurement;
 mod reference;
-mod reference_models;
 mod rows;
 
 use super::error::{Error, Result};
@@ -55,8 +54,7 @@ use std::collections::BTreeMap;
 
 pub(crate) use measurement::REPEATS_MIN;
 pub use measurement::{HeldOutRun, Measurement, Part, Phase, Point, Setting};
-pub use reference::StepMemory;
-pub use reference_models::reference_model;
+pub use reference::{StepMemory, reference_model};
 
 /// Key in the first metadata line.
 const SCHEMA_KEY: &str = "dflop-profile";

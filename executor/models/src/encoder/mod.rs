@@ -4,7 +4,6 @@
 //! [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices that blocks
 //! multiply with. A family builds a host context from the input first.
 
-mod any_res;
 mod audio_rows;
 mod config;
 mod convolution;

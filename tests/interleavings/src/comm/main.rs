@@ -7,7 +7,7 @@
     reason = "a part of a crate"
 )]
 
-#[path = "../../../../executor/comm/src/api/mod.rs"]
+#[path = "../../../../executor/comm/src/api.rs"]
 mod api;
 #[path = "../../../../executor/comm/src/communicator/mod.rs"]
 mod communicator;
@@ -17,7 +17,7 @@ mod dtype;
 mod endpoint;
 #[path = "../../../../executor/comm/src/error/mod.rs"]
 mod error;
-#[path = "../../../../executor/comm/src/message/mod.rs"]
+#[path = "../../../../executor/comm/src/message.rs"]
 mod message;
 mod rendezvous;
 mod sync;

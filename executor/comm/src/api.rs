@@ -1,7 +1,4 @@
-//! Trait that all transports implement, with sends, receives and collectives between ranks, and handles for
-//! those that are pending.
-//!
-//! Communicator time limits and memory limits.
+//! Interface of all transports: the trait [`Comm`], handles for pending calls, limits, recorded waits.
 
 use crate::error::{Cause, Error, Failure, Result, StepContext, seconds};
 use crate::message::{Buffer, Payload, PayloadShape, Slice};

@@ -1,8 +1,4 @@
-//! Typed elements with a shape, which are message content, and the pool of buffers to receive them in.
-//!
-//! Borrowed elements that a collective changes in place, and their division into a part per rank.
-//!
-//! Message headers, and the keys for queues that messages wait in.
+//! Message content and headers, and the buffers and parts that content is kept in.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result, StepContext};

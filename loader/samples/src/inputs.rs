@@ -1,7 +1,4 @@
-//! Processors, which convert decoded samples to model inputs, count text tokens, and report samples that they
-//! cannot prepare.
-//!
-//! Prepared samples, and their tensors.
+//! Model inputs: samples and microbatches as tensors, and the processor that creates them.
 
 use crate::error::{BoxError, Result};
 use crate::media::{Modality, PixelBuffer, TextLength};
