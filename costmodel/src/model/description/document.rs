@@ -311,6 +311,7 @@ fn read_rows(fields: &ConfigFields<'_>, key: &str) -> Result<Vec<[u64; 3]>> {
 
 fn read_llm(fields: &ConfigFields<'_>) -> Result<ModuleRole> {
     let embedding = fields.required_child("embedding")?;
+    fields.required_text("path")?;
     embedding.refuse_others(&["width", "parameters"])?;
     let hidden = embedding.optional_count("width")?;
     let head = match fields.child("head")? {

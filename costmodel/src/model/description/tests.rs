@@ -343,6 +343,35 @@ fn measured_sizes_and_fixed_tokens_are_counted_and_other_sizes_are_errors() {
     assert!(every.video(crate::VideoShape { frames: 2, width: 64, height: 64 }).is_err());
 }
 
+/// Videos are counted by a native rule that cuts frames like images, and by no other.
+#[test]
+fn videos_are_counted_by_their_own_rule() {
+    let (_, mut document) = qwen2_5_vl();
+    let tokens = |document: &Value| {
+        let rule = model(document).unwrap().vision.unwrap().rule;
+        rule.video(crate::VideoShape { frames: 8, width: 280, height: 140 }).map(|work| work.tokens)
+    };
+    assert!(tokens(&document).is_err());
+    let rule = json!({"rule": "native", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
+        "min_pixels": 3136, "max_pixels": 12_845_056});
+    let markers = document["modules"][0]["token_rule"]["marker_tokens"].clone();
+    document["modules"][0]["media"] = json!(["image", "video"]);
+    assert!(error(&document).contains("`modules[0].media` must be [\"image\"]"));
+    document["modules"][0]["video_token_rule"] = json!({"medium": "video", "source": "processor",
+        "marker_tokens": markers, "kind": "rule", "checked": 9, "rule": rule});
+    // Four pairs of frames with 10 by 5 squares, and the markers.
+    let outer = document["modules"][0]["token_rule"]["rule"]["marker_tokens"].as_u64().unwrap_or(0);
+    document["modules"][0]["video_token_rule"]["rule"]["marker_tokens"] = json!(outer);
+    let expected = 4 * 50 + outer + markers.as_u64().unwrap_or(0);
+    assert_eq!(tokens(&document).unwrap(), expected);
+    document["modules"][0]["video_token_rule"]["rule"]["patch_size"] = json!(16);
+    assert!(tokens(&document).is_err());
+    document["modules"][0]["video_token_rule"]["rule"]["rule"] = json!("square");
+    assert!(error(&document).contains("video_token_rule"));
+    document["modules"][0]["media"] = json!(["image"]);
+    assert!(error(&document).contains("must be [\"image\", \"video\"]"));
+}
+
 /// An audio encoder with chunked attention: windows of 100 tokens, to which the stem pads.
 #[test]
 fn clips_in_chunks_count_the_padding() {
