@@ -91,6 +91,7 @@ GROUPS = (
         "dflop",
         (
             "Schedule",
+            "schedule_from_plan",
             "Route",
             "Action",
             "RankRole",

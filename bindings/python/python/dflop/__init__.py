@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         from_parquet,
     )
     from dflop.offline import index, pack
+    from dflop.plan_schedule import schedule_from_plan
     from dflop.shared import SharedLoader
     from dflop.training import TrainResult, TrainStep, train
     from dflop.writer import Writer
@@ -171,6 +172,7 @@ __all__ = [
     "pack",
     "plan_parallelism",
     "profile",
+    "schedule_from_plan",
     "simulate",
     "stats",
     "torch",
@@ -194,6 +196,7 @@ _LAZY: _Mapping[str, str] = {
     "pack": "dflop.offline",
     "plan_parallelism": "dflop.commands",
     "profile": "dflop.commands",
+    "schedule_from_plan": "dflop.plan_schedule",
     "simulate": "dflop.commands",
     "stats": "dflop.commands",
     "train": "dflop.training",

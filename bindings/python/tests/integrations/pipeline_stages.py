@@ -97,10 +97,12 @@ def update(parameters: Any) -> None:
                 parameter.grad = None
 
 
-def one_process(directory: Path, settings: dict[str, Any], frozen: Any = None) -> list[dict[str, Any]]:
+def one_process(
+    directory: Path, settings: dict[str, Any], frozen: Any = None, layers: dict[str, int] = LAYERS
+) -> list[dict[str, Any]]:
     """Trains in one process, a microbatch per step; returns losses, norms and gradients of all steps."""
-    vision = build("vision", range(LAYERS["vision"]), True, True, frozen=frozen)
-    language = build("llm", range(LAYERS["llm"]), True, True, frozen=frozen)
+    vision = build("vision", range(layers["vision"]), True, True, frozen=frozen)
+    language = build("llm", range(layers["llm"]), True, True, frozen=frozen)
     named = [(f"vision.{name}", one) for name, one in vision.named_parameters()]
     named += [(f"llm.{name}", one) for name, one in language.named_parameters()]
     processor, found = dflop.Processor(blank_media="never"), []

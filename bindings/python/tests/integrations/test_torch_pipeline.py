@@ -46,6 +46,17 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "split backward passes in an encoder": (modules((2, 1), (2, 2)), {"schedule": "zb-h1"}, {}),
     "joint": (modules((1, 2), (2, 2)), {"placement": "joint"}, {}),
     "colocated": (modules((1, 4), (2, 2)), {"placement": "colocated"}, {}),
+    "two stages per rank": ({"llm": {"stages": 4}}, {"schedule": "interleaved:2"}, {}),
+    "two stages per rank, colocated": (
+        modules((1, 2), (4, 1)),
+        {"schedule": "interleaved:2", "placement": "colocated"},
+        {},
+    ),
+    "two stages per rank and replicas, colocated": (
+        modules((1, 4), (4, 2)),
+        {"schedule": "interleaved:2", "placement": "colocated"},
+        {},
+    ),
     "recomputed": (modules((1, 1), (2, 1)), {}, {"is_recomputed": True}),
     "recomputed with split passes": (modules((1, 1), (2, 1)), {"schedule": "zb-h1"}, {"is_recomputed": True}),
     **{name: (modules((1, 2), (2, 1)), {}, {"frozen": frozen}) for name, frozen in FROZEN.items()},

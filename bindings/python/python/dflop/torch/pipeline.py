@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from dflop._native import BalancedLoader, Route, Schedule
 from dflop.errors import ConfigError, PipelineError
+from dflop.plan_schedule import PlanSource
 from dflop.schedule import RankRole, RoleMicrobatch
 from dflop.torch._pipeline_job import Job
 from dflop.torch._pipeline_layout import RankLayout
@@ -49,7 +50,7 @@ class PipelineStep:
 
 
 class Pipeline:
-    """Trains PyTorch modules on the ranks of a `dflop.Schedule`, with different data parallelism by module.
+    """Trains PyTorch modules on the ranks of a plan, with different data parallelism by module.
 
     Every rank of ``torch.distributed`` creates one. A stage is a module that is called as
     ``stage(rows, microbatch)`` with a `dflop.RoleMicrobatch`:
@@ -76,14 +77,17 @@ class Pipeline:
         build: creates a stage: ``build(module, layers, is_first, is_last, mesh)`` with the module name,
             its layers in the stage or ``None`` if nothing gives their number, whether the stage is the first
             or last one of the module, and the ranks of the stage as a mesh with dimensions ``dp`` and ``tp``.
-        schedule: the schedule, the same on all ranks, for as many ranks as there are.
+        plan: what ``dflop.plan_parallelism`` returned, a file with the output of ``dflop plan --json``, or a
+            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. Plans with a ``tp``
+            above 1 are refused, unless they are passed as a schedule.
         loader: creates the loader for a role of this rank: ``dflop.BalancedLoader(..., role=role)``.
-        layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the schedule.
+        layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the plan.
         device: device of the stages. Default: the current CUDA device unless the process group has gloo only.
         timeout: time that ranks wait for each other, in seconds.
 
     Raises:
-        ConfigError: ranks have different schedules, or the schedule has another number of ranks.
+        ConfigError: the plan is invalid or cannot run, or has another number of ranks, or ranks have
+            different ones.
         PipelineError: ``build`` or ``loader`` failed on a rank.
 
     Examples:
@@ -121,7 +125,7 @@ class Pipeline:
     def __init__(
         self,
         build: Build,
-        schedule: Schedule,
+        plan: Schedule | PlanSource,
         loader: Callable[[RankRole], BalancedLoader],
         *,
         layers: dict[str, int] | None = None,
@@ -129,11 +133,11 @@ class Pipeline:
         timeout: float = 300.0,
     ) -> None:
         limit = timedelta(seconds=timeout)
-        self._job = Job(schedule, limit)
+        self._job = Job(plan, limit)
         is_host = dist.get_backend() == "gloo" or not torch.cuda.is_available()
         default = "cpu" if is_host else f"cuda:{torch.cuda.current_device()}"
         self._device = torch.device(device if device is not None else default)
-        self._layout = RankLayout(schedule, self._job.rank)
+        self._layout = RankLayout(self._job.schedule, self._job.rank)
         self._groups = self._layout.groups(self._device, limit)
         self._links = Links(self._layout, dist.new_group(timeout=limit), self._job.host, self._device)
         self._stages: dict[int, torch.nn.Module] = {}
