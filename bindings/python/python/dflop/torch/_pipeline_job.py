@@ -167,4 +167,3 @@ def _where(fields: dict[str, Any]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
