@@ -95,6 +95,7 @@ GROUPS = (
         "dflop",
         (
             "Schedule",
+            "schedule_from_plan",
             "Route",
             "Action",
             "RankRole",

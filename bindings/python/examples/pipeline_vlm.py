@@ -6,14 +6,15 @@ if __name__ == "__main__":
     dflop.example.on_ranks(3)  # as `torchrun --nproc-per-node 3` does
 
 import torch
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, layer_norm, scaled_dot_product_attention
 
 WIDTH, WORDS, PATCHES = 64, 640, 4 * 1176  # an LLM row has four patches
 
 
 class Vision(torch.nn.Linear):
     def forward(self, rows, microbatch):
-        return super().forward(microbatch["pixel_values"].view(-1, PATCHES))
+        rows = super().forward(microbatch["pixel_values"].view(-1, PATCHES))
+        return layer_norm(rows, [WIDTH])
 
 
 class Language(torch.nn.Module):
@@ -50,7 +51,7 @@ if __name__ == "__main__":
     rank, data = torch.distributed.get_rank(), dflop.example.directory()
     schedule = dflop.Schedule({"vision": {}, "llm": {"layers": [2, 2]}}, microbatches=4)
     pipeline = dflop.torch.Pipeline(build, schedule, loader)
-    optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=1e-2)
     for step in pipeline:
         print(f"rank {rank}, step {step.step}: loss {pipeline.step(step):.3f}", flush=True)
         pipeline.clip_grad_norm_(1.0)

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         from_parquet,
     )
     from dflop.offline import index, pack
+    from dflop.plan_schedule import schedule_from_plan
     from dflop.results import DatasetStats, ModelSupport, ParallelismPlan, Simulation
     from dflop.shared import SharedLoader
     from dflop.training import TrainResult, TrainStep, train
@@ -176,6 +177,7 @@ __all__ = [
     "pack",
     "plan_parallelism",
     "profile",
+    "schedule_from_plan",
     "simulate",
     "stats",
     "torch",
@@ -203,6 +205,7 @@ _LAZY: _Mapping[str, str] = {
     "pack": "dflop.offline",
     "plan_parallelism": "dflop.commands",
     "profile": "dflop.commands",
+    "schedule_from_plan": "dflop.plan_schedule",
     "simulate": "dflop.commands",
     "stats": "dflop.commands",
     "train": "dflop.training",

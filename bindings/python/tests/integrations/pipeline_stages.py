@@ -72,6 +72,27 @@ def mixed(block: torch.nn.Module, hidden: torch.Tensor, bounds: list[int]) -> to
     return hidden + torch.tanh(block(torch.cat(means)))
 
 
+class Adapted(torch.nn.Module):
+    """A frozen layer beside a trained one of low rank, as LoRA has them."""
+
+    def __init__(self, base: torch.nn.Linear, seed: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = made(seed, torch.nn.Linear, base.in_features, 2)
+        self.up = made(seed + 1, torch.nn.Linear, 2, base.out_features)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.base(hidden) + self.up(self.down(hidden))
+
+
+def adapt(stage: Any) -> Any:
+    """Freezes a stage but for the adapters of its blocks."""
+    stage.requires_grad_(False)
+    for layer, block in stage.blocks.items():
+        stage.blocks[layer] = Adapted(block, 100 + 2 * int(layer))
+    return stage
+
+
 def freeze(stage: torch.nn.Module, parts: tuple[str, ...]) -> torch.nn.Module:
     """Freezes the parameters whose name starts with one of `parts`."""
     for name, parameter in stage.named_parameters():
@@ -81,10 +102,18 @@ def freeze(stage: torch.nn.Module, parts: tuple[str, ...]) -> torch.nn.Module:
 
 
 def build(
-    module: str, layers: range, is_first: bool, is_last: bool, *, frozen: Any = None, **options: Any
+    module: str,
+    layers: range,
+    is_first: bool,
+    is_last: bool,
+    *,
+    frozen: Any = None,
+    is_adapted: bool = False,
+    is_recomputed: bool = False,
 ) -> Any:
-    kind = Vision if module == "vision" else Language
-    stage = kind(layers, is_first, is_last, **options)
+    place = (layers, is_first, is_last)
+    stage = Vision(*place) if module == "vision" else Language(*place, is_recomputed)
+    stage = adapt(stage) if is_adapted else stage
     return freeze(stage, (frozen or {}).get(module, ()))
 
 
@@ -97,10 +126,12 @@ def update(parameters: Any) -> None:
                 parameter.grad = None
 
 
-def one_process(directory: Path, settings: dict[str, Any], frozen: Any = None) -> list[dict[str, Any]]:
+def one_process(
+    directory: Path, settings: dict[str, Any], *, layers: dict[str, int] = LAYERS, **options: Any
+) -> list[dict[str, Any]]:
     """Trains in one process, a microbatch per step; returns losses, norms and gradients of all steps."""
-    vision = build("vision", range(LAYERS["vision"]), True, True, frozen=frozen)
-    language = build("llm", range(LAYERS["llm"]), True, True, frozen=frozen)
+    vision = build("vision", range(layers["vision"]), True, True, **options)
+    language = build("llm", range(layers["llm"]), True, True, **options)
     named = [(f"vision.{name}", one) for name, one in vision.named_parameters()]
     named += [(f"llm.{name}", one) for name, one in language.named_parameters()]
     processor, found = dflop.Processor(blank_media="never"), []

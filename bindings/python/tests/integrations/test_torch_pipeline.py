@@ -14,11 +14,14 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from pipeline_stages import LAYERS, build, one_process, update
 from torch.distributed import checkpoint
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from trainers import EXAMPLES, WithData
 from trainers import run as run_program
 
 SETTINGS: dict[str, Any] = {"global_batch_size": 12, "steps": 3, "seed": 1}
 RANKS = 8
+WRAPPERS = ("compiled", "sharded")
 FROZEN = {
     "frozen encoder": {"vision": ("",)},
     "frozen LLM": {"llm": ("",)},
@@ -28,9 +31,7 @@ FROZEN = {
 
 def modules(vision: tuple[int, int], llm: tuple[int, int]) -> dict[str, Any]:
     """Returns modules with stages and replicas."""
-    return {
-        name: {"stages": stages, "dp": dp} for name, (stages, dp) in (("vision", vision), ("llm", llm))
-    }
+    return {name: {"stages": stages, "dp": dp} for name, (stages, dp) in (("vision", vision), ("llm", llm))}
 
 
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
@@ -46,6 +47,16 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "split backward passes in an encoder": (modules((2, 1), (2, 2)), {"schedule": "zb-h1"}, {}),
     "joint": (modules((1, 2), (2, 2)), {"placement": "joint"}, {}),
     "colocated": (modules((1, 4), (2, 2)), {"placement": "colocated"}, {}),
+    "two stages per rank, colocated": (
+        modules((1, 2), (4, 1)),
+        {"schedule": "interleaved:2", "placement": "colocated"},
+        {},
+    ),
+    "two stages per rank and replicas, colocated": (
+        modules((1, 4), (4, 2)),
+        {"schedule": "interleaved:2", "placement": "colocated"},
+        {},
+    ),
     "recomputed": (modules((1, 1), (2, 1)), {}, {"is_recomputed": True}),
     "recomputed with split passes": (modules((1, 1), (2, 1)), {"schedule": "zb-h1"}, {"is_recomputed": True}),
     **{name: (modules((1, 2), (2, 1)), {}, {"frozen": frozen}) for name, frozen in FROZEN.items()},
@@ -53,6 +64,27 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         modules((2, 1), (2, 1)),
         {"schedule": "zb-h1"},
         {"frozen": FROZEN["frozen parts"]},
+    ),
+    "adapters": (modules((1, 2), (2, 2)), {}, {"is_adapted": True}),
+    "adapters, split passes": (modules((1, 1), (2, 1)), {"schedule": "zb-h1"}, {"is_adapted": True}),
+    "compiled": (modules((1, 1), (2, 1)), {}, {"compiled": ("vision", "llm")}),
+    "sharded": (modules((1, 2), (1, 2)), {}, {"sharded": ("vision", "llm")}),
+    "sharded stages": (modules((2, 2), (2, 3)), {"schedule": "gpipe"}, {"sharded": ("vision", "llm")}),
+    "sharded LLM, encoder ahead": (
+        modules((1, 1), (2, 2)),
+        {"schedule": "1f1b-ahead:1"},
+        {"sharded": ("llm",)},
+    ),
+    "sharded, split passes": (modules((1, 2), (2, 2)), {"schedule": "zb-h1"}, {"sharded": ("vision", "llm")}),
+    "sharded, two stages per rank, colocated": (
+        modules((1, 4), (4, 2)),
+        {"schedule": "interleaved:2", "placement": "colocated"},
+        {"sharded": ("vision", "llm")},
+    ),
+    "sharded, recomputed, adapters": (
+        modules((1, 2), (2, 2)),
+        {},
+        {"sharded": ("vision", "llm"), "is_recomputed": True, "is_adapted": True},
     ),
 }
 CASES["joint"][0]["vision"] = {}
@@ -82,8 +114,13 @@ def pipeline_of(
     def stage(*arguments: Any) -> torch.nn.Module:
         *arguments, mesh = arguments
         assert mesh.mesh_dim_names == ("dp", "tp")
-        own = options if arguments[0] == "llm" else {"frozen": options.get("frozen")}
-        return build(*arguments, **own)
+        own = {name: value for name, value in options.items() if name not in WRAPPERS}
+        made = build(*arguments, **own)
+        if arguments[0] in options.get("sharded", ()):
+            for block in made.blocks.values():
+                fully_shard(block, mesh=mesh["dp"])
+            made = fully_shard(made, mesh=mesh["dp"])
+        return torch.compile(made, backend="eager") if arguments[0] in options.get("compiled", ()) else made
 
     def loader(role: dflop.RankRole) -> dflop.BalancedLoader:
         return dflop.BalancedLoader(
@@ -99,7 +136,7 @@ def run(directory: Path, schedule: dflop.Schedule, options: dict[str, Any]) -> l
         loss = pipeline.step(step)
         norm = pipeline.clip_grad_norm_(1e9)
         gradients = {
-            f"{name.split('.')[0]}.{name.split('.', 2)[2]}": one.grad.clone()
+            f"{name.split('.')[0]}.{name.split('.', 2)[2].removeprefix('_orig_mod.')}": whole(one.grad)
             for name, one in pipeline.module.named_parameters()
             if one.grad is not None
         }
@@ -109,6 +146,10 @@ def run(directory: Path, schedule: dflop.Schedule, options: dict[str, Any]) -> l
     return found
 
 
+def whole(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient.clone()
+
+
 class Pipelines(WithData):
     @classmethod
     def setUpClass(cls) -> None:
@@ -116,17 +157,17 @@ class Pipelines(WithData):
         multiprocessing.start_processes(rank_of_job, (cls.directory,), RANKS, start_method="fork")
         cls.wanted: dict[str, Any] = {}
 
-    def one_process(self, frozen: Any) -> list[dict[str, Any]]:
-        key = repr(frozen)
-        if key not in self.wanted:
+    def one_process(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        own = {name: value for name, value in options.items() if name in ("frozen", "is_adapted")}
+        if repr(own) not in self.wanted:
             settings = SETTINGS | {"microbatches": 1}
-            self.wanted[key] = one_process(self.directory, settings, frozen)
-        return self.wanted[key]
+            self.wanted[repr(own)] = one_process(self.directory, settings, **own)
+        return self.wanted[repr(own)]
 
     def test_losses_and_gradients_are_those_of_one_process(self) -> None:
         for number, (case, (_, _, options)) in enumerate(CASES.items()):
             with self.subTest(case):
-                wanted, size = self.one_process(options.get("frozen")), schedule_of(case).world_size
+                wanted, size = self.one_process(options), schedule_of(case).world_size
                 ranks = [torch.load(self.directory / f"found-{number}-{rank}") for rank in range(size)]
                 for step, expected in enumerate(wanted):
                     names: set[str] = set()

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from dflop._native import RoleStep, Schedule
-from dflop.errors import ConfigError, PipelineError
+from dflop.errors import ConfigError, Error, PipelineError
+from dflop.plan_schedule import PlanSource, schedule_from_plan
 from dflop.schedule import Action
 
 # Time that a rank with a broken connection waits for the failure that broke it, in seconds.
@@ -26,26 +27,45 @@ class Job:
     """The ranks of a job on the host, and the first failure among them.
 
     Args:
-        schedule: the schedule, whose world is all ranks.
+        plan: the schedule, or a plan that has one, whose world is all ranks.
         timeout: time that ranks wait for each other.
     """
 
-    def __init__(self, schedule: Schedule, timeout: timedelta) -> None:
+    def __init__(self, plan: Schedule | PlanSource, timeout: timedelta) -> None:
         if not dist.is_initialized():
             raise ConfigError("no process group: call torch.distributed.init_process_group first", "config")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.step: int | None = None
         self.action: Action | str = "start"
-        self.host = dist.new_group(backend="gloo", timeout=timeout)
+        host = dist.new_group(backend="gloo", timeout=timeout)
+        assert isinstance(host, dist.ProcessGroup)
+        self.host = host
         # Public names reach the store only through its address, which not every store has.
         store = dist.distributed_c10d._get_default_store()
         self._notes = dist.PrefixStore(f"dflop-pipeline-{next(_jobs)}", store)
-        digests = self.gather(schedule.digest)
-        self.refuse_differences(digests, "schedule")
+        self.schedule = self._agreed(plan)
+
+    def _agreed(self, plan: Schedule | PlanSource) -> Schedule:
+        """Returns the schedule, which all ranks have."""
+        failure: Error | None = None
+        digest = ""
+        try:
+            schedule = plan if isinstance(plan, Schedule) else _from_plan(plan)
+            digest = schedule.digest
+        except Error as error:
+            failure = error
+        found = self.gather((digest, None if failure is None else str(failure)))
+        if failure is not None:
+            raise failure
+        others = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(found) if text is not None]
+        if others:
+            raise ConfigError(others[0], "config")
+        self.refuse_differences([digest for digest, _ in found], "schedule")
         if schedule.world_size != self.size:
             raise ConfigError(
                 f"schedule: it has {schedule.world_size} ranks, the process group {self.size}", "config"
             )
+        return schedule
 
     def gather(self, own: Any) -> list[Any]:
         """Returns an object of every rank."""
@@ -126,6 +146,20 @@ class Job:
         return values
 
 
+def _from_plan(plan: PlanSource) -> Schedule:
+    """Returns the schedule of a plan whose stages run on one rank each."""
+    schedule = schedule_from_plan(plan)
+    for stage in range(schedule.stages):
+        tp = len(schedule.stage_ranks(stage)[0])
+        if tp > 1:
+            raise ConfigError(
+                f"plan: a stage runs on {tp} ranks by tensor parallelism (`tp`), expected 1; for stages that "
+                'shard over `mesh["tp"]`, pass `dflop.schedule_from_plan(plan)`',
+                "config",
+            )
+    return schedule
+
+
 def _where(fields: dict[str, Any]) -> str:
     step = "" if fields["step"] is None else f", step {fields['step']}"
     return f"rank {fields['rank']}{step}, {fields['action']}"
@@ -133,4 +167,3 @@ def _where(fields: dict[str, Any]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-

@@ -15,14 +15,14 @@ from torch.distributed.tensor import DTensor
 
 from dflop._native import BalancedLoader, Route, Schedule
 from dflop.errors import ConfigError, PipelineError
+from dflop.plan_schedule import PlanSource
 from dflop.schedule import RankRole, RoleMicrobatch
+from dflop.torch._pipeline_gradients import StageGradients
 from dflop.torch._pipeline_job import Job
 from dflop.torch._pipeline_layout import RankLayout
 from dflop.torch._pipeline_messages import Links
+from dflop.torch._pipeline_state import OptimizerState, StageNames, load_model, model_state, stage_names
 from dflop.torch._pipeline_step import StepRun, move
-
-# Gradients that are summed over replicas at a time, in bytes.
-BUCKET_BYTES = 64 << 20
 
 Build = Callable[[str, range | None, bool, bool, DeviceMesh], torch.nn.Module]
 
@@ -49,7 +49,7 @@ class PipelineStep:
 
 
 class Pipeline:
-    """Trains PyTorch modules on the ranks of a `dflop.Schedule`, with different data parallelism by module.
+    """Trains PyTorch modules on the ranks of a plan, with different data parallelism by module.
 
     Every rank of ``torch.distributed`` creates one. A stage is a module that is called as
     ``stage(rows, microbatch)`` with a `dflop.RoleMicrobatch`:
@@ -64,10 +64,11 @@ class Pipeline:
     the LLM returns the loss, summed over the targets. A stage does not run for a microbatch without samples
     or, in an encoder, without media.
 
-    Stages may use ``torch.utils.checkpoint`` and have frozen parameters; they shard over ``mesh["tp"]`` by
-    themselves. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused, because replicas may run
-    different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once for the
-    rows and once for the weights.
+    Stages may use ``torch.utils.checkpoint`` and ``torch.compile``, and have frozen parameters; they shard
+    over ``mesh["tp"]`` by themselves. ``fully_shard`` over ``mesh["dp"]`` in ``build`` divides parameters and
+    optimizer state over the replicas (PyTorch 2.15): parameters are gathered once per step, as replicas may
+    run different numbers of passes. Stages share no parameters. With ``zb-h1`` each backward pass runs through
+    the stage twice, once for the rows and once for the weights.
 
     A failure on a rank, in its data or in a stage, ends the step on all ranks with a `dflop.PipelineError`
     that names rank, step and action, at the latest after the timeout; the job cannot go on then.
@@ -76,18 +77,21 @@ class Pipeline:
         build: creates a stage: ``build(module, layers, is_first, is_last, mesh)`` with the module name,
             its layers in the stage or ``None`` if nothing gives their number, whether the stage is the first
             or last one of the module, and the ranks of the stage as a mesh with dimensions ``dp`` and ``tp``.
-        schedule: the schedule, the same on all ranks, for as many ranks as there are.
+        plan: what ``dflop.plan_parallelism`` returned, a file with the output of ``dflop plan --json``, or a
+            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. Plans with a ``tp``
+            above 1 are refused, unless they are passed as a schedule.
         loader: creates the loader for a role of this rank: ``dflop.BalancedLoader(..., role=role)``.
-        layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the schedule.
+        layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the plan.
         device: device of the stages. Default: the current CUDA device unless the process group has gloo only.
         timeout: time that ranks wait for each other, in seconds.
 
     Raises:
-        ConfigError: ranks have different schedules, or the schedule has another number of ranks.
+        ConfigError: the plan is invalid or cannot run, or has another number of ranks, or ranks have
+            different ones.
         PipelineError: ``build`` or ``loader`` failed on a rank.
 
     Examples:
-        >>> import torch
+        >>> import torch, torch.distributed.checkpoint
         >>> store = torch.distributed.HashStore()  # ``torchrun`` sets up a real job
         >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> class Vision(torch.nn.Linear):
@@ -114,6 +118,8 @@ class Pipeline:
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         >>> pipeline.load_state_dict(pipeline.state_dict())
+        >>> state = {"pipeline": pipeline, "optimizer": pipeline.optimizer_state(optimizer)}
+        >>> _ = torch.distributed.checkpoint.save(state, checkpoint_id="checkpoint/")
         >>> pipeline.close()
         >>> torch.distributed.destroy_process_group()
     """
@@ -121,7 +127,7 @@ class Pipeline:
     def __init__(
         self,
         build: Build,
-        schedule: Schedule,
+        plan: Schedule | PlanSource,
         loader: Callable[[RankRole], BalancedLoader],
         *,
         layers: dict[str, int] | None = None,
@@ -129,16 +135,16 @@ class Pipeline:
         timeout: float = 300.0,
     ) -> None:
         limit = timedelta(seconds=timeout)
-        self._job = Job(schedule, limit)
+        self._job = Job(plan, limit)
         is_host = dist.get_backend() == "gloo" or not torch.cuda.is_available()
         default = "cpu" if is_host else f"cuda:{torch.cuda.current_device()}"
         self._device = torch.device(device if device is not None else default)
-        self._layout = RankLayout(schedule, self._job.rank)
+        self._layout = RankLayout(self._job.schedule, self._job.rank)
         self._groups = self._layout.groups(self._device, limit)
         self._links = Links(self._layout, dist.new_group(timeout=limit), self._job.host, self._device)
         self._stages: dict[int, torch.nn.Module] = {}
         self._loaders: list[BalancedLoader] = []
-        self._sums: list[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = []
+        self._gradients: dict[int, StageGradients] = {}
         self.module = torch.nn.ModuleDict()
         self._start(build, loader, layers)
 
@@ -163,6 +169,11 @@ class Pipeline:
             raise failed from failure
         if first is not None:
             raise PipelineError(first[0], "pipeline", first[1])
+        ranks = {stage: self._layout.schedule.stage_ranks(stage)[0][0] for stage in self._stages}
+        own = {
+            stage: stage_names(one) for stage, one in self._stages.items() if ranks[stage] == self._job.rank
+        }
+        self._names = StageNames(self._layout, self._job.gather(own))
 
     def _build(self, build: Build, stage: int, layers: dict[str, int] | None) -> None:
         layout, groups = self._layout, self._groups[stage]
@@ -173,16 +184,16 @@ class Pipeline:
             raise TypeError(f"expected a torch.nn.Module, found {type(built).__name__}")
         built.to(self._device)
         others = {id(one) for other in self._stages.values() for one in other.parameters()}
-        replicas = set(dist.get_process_group_ranks(groups.replicas))
         for parameter, one in built.named_parameters():
             if id(one) in others:
                 raise ConfigError(f"`{parameter}` is a parameter of two stages", "config")
-            if isinstance(one, DTensor) and len(replicas & set(one.device_mesh.mesh.flatten().tolist())) > 1:
-                raise ConfigError(f"`{parameter}` is sharded over replicas, expected over `tp`", "config")
+        self._gradients[stage] = StageGradients(built, groups)
         self._stages[stage] = built
         if name not in self.module:
             self.module[name] = torch.nn.ModuleDict()
-        self.module[name][str(number)] = built  # type: ignore[index]
+        stages = self.module[name]
+        assert isinstance(stages, torch.nn.ModuleDict)
+        stages[str(number)] = built
 
     def __iter__(self) -> Iterator[PipelineStep]:
         iterators = [iter(loader) for loader in self._loaders]
@@ -245,13 +256,17 @@ class Pipeline:
             step.microbatches,
             divisor=step.target_tokens,
             needs=self._layout.needs_gradient(step.trained),
-            reduce=self._reduce,
+            reduce=lambda stage: self._gradients[stage].start_sum(),
             at=self._at,
         )
         try:
+            self._job.action = "gather parameters"
+            for own in self._gradients.values():
+                own.gather()
             loss = run.run()
             self._job.action = "sum of gradients"
-            self._finish_sums()
+            for own in self._gradients.values():
+                own.finish_sum()
             self._job.action = "sum of losses"
             share = loss / len(self._layout.schedule.stage_ranks(len(self._layout.modules) - 1)[0])
             total = self._job.sum(torch.tensor([share], dtype=torch.float64))
@@ -288,23 +303,35 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """Returns modules and loader, for ``torch.distributed.checkpoint`` or ``torch.save`` on each rank.
 
-        Names are ``module.llm.0.…`` with the module and the number of the stage in it, so that stages on
-        different ranks never share a name; the layout of a resumed job is the same.
+        Names are ``module.llm.…``, without the stage, so that a job with other degrees, or FSDP over other
+        ranks, resumes through ``torch.distributed.checkpoint``. This needs stages that name their layers by
+        the number in the module. If two stages of a module use a name, names have the number of the stage,
+        ``module.llm.1.…``, and only a job with the same stages resumes.
         """
-        state: dict[str, Any] = {
-            f"module.{name}": value for name, value in self.module.state_dict().items()
-        }
+        entries = model_state(self.module, self._names)
+        state: dict[str, Any] = {f"module.{name}": value for name, value in entries.items()}
         state["loader"] = json.dumps(self._loaders[0].state_dict())
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Sets modules and loader; a running iterator is not affected."""
-        own = {
-            name.removeprefix("module."): value for name, value in state_dict.items() if name != "loader"
-        }
-        self.module.load_state_dict(own)
+        own = {name.removeprefix("module."): value for name, value in state_dict.items() if name != "loader"}
+        load_model(self.module, self._names, own)
         for loader in self._loaders:
             loader.load_state_dict(json.loads(state_dict["loader"]))
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> OptimizerState:
+        """Returns the state of an optimizer of this pipeline, to be saved and loaded beside it.
+
+        Names are those of the parameters in ``state_dict``, so that a job with other degrees resumes.
+
+        Args:
+            optimizer: optimizer of ``module``.
+
+        Returns:
+            OptimizerState: has ``state_dict`` and ``load_state_dict``.
+        """
+        return OptimizerState(self.module, optimizer, self._names)
 
     def close(self) -> None:
         """Stops the loaders."""
@@ -320,36 +347,6 @@ class Pipeline:
         for parameter, _ in found:
             parameter.grad = None
         return found
-
-    def _reduce(self, stage: int) -> None:
-        """Starts to sum the gradients of a stage over its replicas."""
-        group, bucket, filled = self._groups[stage].replicas, [], 0
-        for one in self._stages[stage].parameters():
-            if not one.requires_grad:
-                continue
-            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-            gradient = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
-            size = gradient.numel() * gradient.element_size()
-            if bucket and (filled + size > BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
-                self._sum(bucket, group)
-                bucket, filled = [], 0
-            bucket.append(gradient)
-            filled += size
-        if bucket:
-            self._sum(bucket, group)
-
-    def _sum(self, bucket: list[torch.Tensor], group: dist.ProcessGroup) -> None:
-        if dist.get_world_size(group) > 1:
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            self._sums.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-
-    def _finish_sums(self) -> None:
-        for bucket, flat, work in self._sums:
-            work.wait()
-            parts = flat.split([gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
-        self._sums.clear()
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:

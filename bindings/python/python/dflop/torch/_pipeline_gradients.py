@@ -1,0 +1,120 @@
+"""Gradients of a stage: summed over its replicas once per step, into shards where FSDP2 has them.
+
+Replicas may run different numbers of passes, so no pass communicates: parameters of FSDP2 are gathered before
+the first pass of a step, and their gradients are summed after the last one.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Partial
+
+from dflop.errors import ConfigError
+from dflop.torch._pipeline_layout import StageGroups
+
+# Gradients that are summed over replicas at a time, in bytes.
+BUCKET_BYTES = 64 << 20
+
+
+class StageGradients:
+    """Gradients of a stage on a rank.
+
+    - `stage`: the stage, on its device
+    - `groups`: ranks of the stage
+    """
+
+    def __init__(self, stage: torch.nn.Module, groups: StageGroups) -> None:
+        self._stage, self._group = stage, groups.replicas
+        self._sharded = [one for one in stage.modules() if isinstance(one, FSDPModule)]
+        inner = {id(below) for one in self._sharded for below in list(one.modules())[1:]}
+        self._roots = [one for one in self._sharded if id(one) not in inner]
+        self._sums: list[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = []
+        self._shard_sums: list[tuple[torch.nn.Parameter, DTensor]] = []
+        self._refuse()
+        for one in self._sharded:
+            one.set_requires_gradient_sync(False, recurse=False)
+            one.set_reshard_after_forward(False, recurse=False)
+            one.set_reshard_after_backward(False, recurse=False)
+
+    def _refuse(self) -> None:
+        """Refuses parameters that are sharded over replicas other than by FSDP2."""
+        replicas = dist.get_process_group_ranks(self._group)
+        if self._sharded and not hasattr(FSDPModule, "reset_iter_state"):
+            raise ConfigError(f"FSDP in a stage needs PyTorch 2.15, found {torch.__version__}", "config")
+        for name, one in self._stage.named_parameters():
+            if not isinstance(one, DTensor):
+                continue
+            ranks = one.device_mesh.mesh.flatten().tolist()
+            if self._sharded and ranks == replicas and one.device_mesh.ndim == 1:
+                continue
+            if len({*replicas} & {*ranks}) > 1:
+                reason = f'expected `fully_shard` over the ranks {replicas} of mesh["dp"], or over mesh["tp"]'
+                raise ConfigError(f"`{name}` is sharded over the ranks {ranks}, {reason}", "config")
+
+    def gather(self) -> None:
+        """Gathers the parameters for all passes of a step."""
+        for one in self._sharded:
+            one.unshard()
+
+    def start_sum(self) -> None:
+        """Starts to sum the gradients over the replicas, and shards gathered parameters again."""
+        whole = dict(self._stage.named_parameters())
+        for one in self._sharded:
+            one.reshard()
+        for one in self._roots:
+            one.reset_iter_state()
+        bucket: list[torch.Tensor] = []
+        filled = 0
+        for name, one in self._stage.named_parameters():
+            if not one.requires_grad:
+                continue
+            if one is not whole[name]:
+                self._start_shard(one, whole[name])
+                continue
+            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
+            gradient = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
+            size = gradient.numel() * gradient.element_size()
+            if bucket and (filled + size > BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
+                self._start(bucket)
+                bucket, filled = [], 0
+            bucket.append(gradient)
+            filled += size
+        if bucket:
+            self._start(bucket)
+
+    def _start(self, bucket: list[torch.Tensor]) -> None:
+        if dist.get_world_size(self._group) > 1:
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+            assert work is not None
+            self._sums.append((bucket, flat, work))
+
+    def _start_shard(self, shard: torch.nn.Parameter, whole: torch.nn.Parameter) -> None:
+        assert isinstance(shard, DTensor)
+        gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
+        whole.grad = None
+        local = DTensor.from_local(gradient.to(shard.dtype), shard.device_mesh, [Partial()], run_check=False)
+        self._shard_sums.append((shard, local.redistribute(placements=shard.placements, async_op=True)))
+
+    def finish_sum(self) -> None:
+        """Waits for the sums."""
+        for bucket, flat, work in self._sums:
+            work.wait()
+            parts = flat.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        self._sums.clear()
+        for shard, summed in self._shard_sums:
+            local = summed.to_local()
+            local = local.wait() if hasattr(local, "wait") else local
+            shard.grad = DTensor.from_local(
+                local,
+                summed.device_mesh,
+                summed.placements,
+                run_check=False,
+                shape=summed.shape,
+                stride=summed.stride(),
+            )
+        self._shard_sums.clear()
