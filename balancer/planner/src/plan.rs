@@ -145,7 +145,7 @@ impl PlanReport {
     fn outruns(&self, part: &Part<'_>, promised_ns: f64) -> bool {
         let Some(ns) = part.promised_ns() else { return false };
         let is_behind_runner_up = |next: &RunnerUp| next.step_seconds * 1e9 <= ns;
-        ns > part.space.workload.worth_refining() * promised_ns
+        ns > part.space.workload.worth_refining(part.search.is_tight) * promised_ns
             && self.explanation.runner_up.as_ref().is_some_and(is_behind_runner_up)
     }
 

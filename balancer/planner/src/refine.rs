@@ -84,7 +84,8 @@ pub(super) fn refine(
     let others = others.into_iter().filter(|candidate| space.contains(candidate));
     // If few plans fit, the search knows least about those of other methods, and greedy balancing as well.
     let near = if search.is_tight { NEAR_IF_TIGHT } else { NEAR };
-    for candidate in promising(space, others, (best_ns, near), (trial, rival), &mut timeline) {
+    let worth = space.workload.worth_refining(search.is_tight);
+    for candidate in promising(space, others, (best_ns, near, worth), (trial, rival), &mut timeline) {
         if !seeds.contains(&candidate) {
             seeds.push(candidate);
         }
@@ -148,12 +149,12 @@ pub(super) fn refine(
 fn promising(
     space: &SearchSpace<'_>,
     candidates: impl Iterator<Item = Candidate>,
-    (best_ns, near): (f64, f64),
+    (best_ns, near, worth): (f64, f64, f64),
     (batches, rival): (usize, Option<&Score>),
     timeline: &mut StepTimeline,
 ) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
-    let (mut least, worth) = (Score::default(), space.workload.worth_refining());
+    let mut least = Score::default();
     for candidate in candidates {
         let first = score::score(space, &candidate, 0..1, timeline);
         let first = first.filter(|first| !is_outrun(first, rival, near * worth));

@@ -161,9 +161,10 @@ impl Workload {
 
     /// Returns the factor to the shortest time that the searches found, up to which the plans of another
     /// placement or expert-parallel degree are balanced as in a run: that shortens steps by a few percent,
-    /// and by more if samples are few.
-    pub(super) fn worth_refining(&self) -> f64 {
-        1.0 + WORTH_REFINING * self.noise().max(WORTH_REFINING_NOISE_MIN)
+    /// and by more if samples are few or memory is tight.
+    pub(super) fn worth_refining(&self, is_tight: bool) -> f64 {
+        let noise = if is_tight { 1.0 } else { self.noise().max(WORTH_REFINING_NOISE_MIN) };
+        1.0 + WORTH_REFINING * noise
     }
 
     /// Returns the samples per batch.

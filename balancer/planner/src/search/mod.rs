@@ -48,7 +48,8 @@ impl Search {
     ///
     /// - `rival`: score of a plan outside the space; the search ends early if its plans are far slower
     pub(super) fn run(space: &SearchSpace<'_>, start: Start, rival: Option<&Score>) -> Result<Self> {
-        let limit_ns = rival.map_or(f64::INFINITY, |rival| space.workload.worth_refining() * rival.mean_ns());
+        let limit_ns =
+            rival.map_or(f64::INFINITY, |rival| space.workload.worth_refining(true) * rival.mean_ns());
         let Start { swept, least_ns } = start;
         let mut start = Some(swept);
         let mut halving = Halving::new(space, rival);
@@ -107,6 +108,8 @@ const PROBE_STEP: usize = 4;
 /// which all are given up.
 const PROBED_FOR_RIVAL: usize = 12;
 const NO_CHANCE: f64 = 1.4;
+/// Noise of a comparison above which plans are not given up after so few.
+const NOISE_MAX: f64 = 0.5;
 
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
@@ -138,7 +141,7 @@ impl<'a> Halving<'a> {
         let best = scored.iter().find(|plan| self.fits(&plan.score)).or(scored.first());
         best.zip(self.rival).is_some_and(|(best, rival)| {
             let rival = rival.range(0..best.score.makespans_ns.len());
-            best.score.mean_ns() > self.space.workload.worth_refining() * rival.mean_ns()
+            best.score.mean_ns() > self.space.workload.worth_refining(true) * rival.mean_ns()
         })
     }
 
@@ -214,7 +217,8 @@ impl<'a> Halving<'a> {
     /// none is likely to be worth refining.
     fn has_no_chance(&mut self, candidates: &[Candidate]) -> bool {
         let Some(rival) = self.rival.map(|rival| rival.range(0..1).mean_ns()) else { return false };
-        if candidates.len() < PROBED_MIN {
+        // Estimates say little about few samples.
+        if candidates.len() < PROBED_MIN || self.space.workload.noise() > NOISE_MAX {
             return false;
         }
         let probed = candidates[..PROBED_FOR_RIVAL].iter();
