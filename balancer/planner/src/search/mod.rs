@@ -222,9 +222,11 @@ impl<'a> Halving<'a> {
             return false;
         }
         let probed = candidates[..PROBED_FOR_RIVAL].iter();
-        let times = probed.filter_map(|candidate| self.quick(*candidate, 1)).map(|score| score.mean_ns());
-        let least_ns = times.fold(f64::INFINITY, f64::min);
-        least_ns.is_finite() && least_ns > NO_CHANCE * rival
+        let scores: Vec<Score> = probed.filter_map(|candidate| self.quick(*candidate, 1)).collect();
+        // Where memory is scarce, plans with worse estimates may be faster.
+        let fitting = scores.iter().filter(|score| self.fits(score)).count();
+        let least_ns = scores.iter().map(Score::mean_ns).fold(f64::INFINITY, f64::min);
+        2 * fitting > PROBED_FOR_RIVAL && least_ns > NO_CHANCE * rival
     }
 
     /// Whether a plan fits on the first batch, among some of many plans.
