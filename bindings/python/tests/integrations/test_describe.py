@@ -197,14 +197,19 @@ class DescribedModels(Checkpoints):
         )
         self.assertEqual([one["name"] for one in simulated["strategies"]], ["data-blind", "lpt", "dflop"])
         loader = dflop.BalancedLoader(
-            str(shards), model=str(self.target), tokenizer=False, global_batch_size=16, microbatches=2, steps=1
+            str(shards),
+            model=str(self.target),
+            tokenizer=False,
+            global_batch_size=16,
+            microbatches=2,
+            steps=1,
         )
         (step,) = loader
         self.assertEqual(sum(len(one.samples) for one in step.microbatches), 16)
 
     def test_a_type_without_a_family_is_described_where_it_is_named(self) -> None:
-        config = {"model_type": "starcoder2", "num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 256}
-        config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+        config: dict[str, Any] = {"model_type": "starcoder2", "num_hidden_layers": 3, "hidden_size": 64}
+        config |= {"intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
         (self.directory / "config.json").write_text(json.dumps(config))
         cache = self.target.parent / "cache"
         with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(cache)}):
@@ -224,8 +229,9 @@ class DescribedModels(Checkpoints):
             terms = run[f"flops_{way}"]
             flops += 3 * (1000 * terms["per_token"] + 1000**2 * terms["per_pair"] // 2)
             flops += 1000 * head[f"flops_{way}"]["per_token"]
-        per_second = dflop.CostModel(str(self.target), device="cpu").cost(text_tokens=1000, target_tokens=1000)
-        self.assert_near(per_second["seconds"]["llm"] * 40_000 * 1e6, flops)
+        on_cpu = dflop.CostModel(str(self.target), device="cpu")
+        seconds = on_cpu.cost(text_tokens=1000, target_tokens=1000)["seconds"]["llm"]
+        self.assert_near(seconds * 40_000 * 1e6, flops)
         self.assertEqual(costs.modules, ["llm"])
         # In the directory, the description needs no Python.
         shutil.copy(self.target, self.directory / "model.json")
