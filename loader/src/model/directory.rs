@@ -37,8 +37,8 @@ impl ModelDirectory {
     /// that a family reads.
     ///
     /// # Errors
-    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if it is not JSON, or if the description
-    /// is that of a different `config.json`.
+    /// [`Error::Storage`] if a file cannot be read, [`Error::Config`] if it is not JSON, or if the
+    /// description is that of a different `config.json`.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let description = path.join(DESCRIPTION_FILE);
@@ -254,8 +254,8 @@ pub(super) mod tests {
 
     /// A text model as `dflop describe` writes it, whose layers no family has.
     const DESCRIPTION: &str = r#"{"format": "dflop model", "version": 1, "name": "kite", "model_type": "kite",
-        "config_sha256": "SHA", "made_with": {"torch": "2.8.0"}, "parameters": 130, "parameters_beside_modules": 0,
-        "modules": [{"module": "llm", "path": "model", "layers_path": "model.layers", "unit": "tokens",
+        "config_sha256": "SHA", "made_with": {"torch": "2.8.0"}, "parameters": 130,
+        "parameters_beside_modules": 0, "modules": [{"module": "llm", "path": "model", "layers_path": "model.layers", "unit": "tokens",
             "parameters": 130, "sizes": {"hidden": 4, "heads": 2, "kv_heads": 2, "head_dim": 2, "ffn": 8},
             "layer_runs": [{"first": 0, "count": 3, "parameters": 30, "message_width": 4,
                 "flops_forward": {"per_token": 60}, "flops_backward": {"per_token": 120},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from unittest import mock
 
 import dflop
 import transformers
-from dflop._description import checkpoint, fits
+from dflop._description import checkpoint, command, fits, implicit
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -34,7 +35,7 @@ def module(description: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-class Describe(unittest.TestCase):
+class Checkpoints(unittest.TestCase):
     def setUp(self) -> None:
         scratch = tempfile.TemporaryDirectory()
         self.addCleanup(scratch.cleanup)
@@ -47,6 +48,8 @@ class Describe(unittest.TestCase):
         (self.directory / "config.json").write_text(text)
         return dflop.hugging_face.describe(self.directory, path=self.target)
 
+
+class Describe(Checkpoints):
     def assert_refused(self, config: dict[str, Any] | str, message: str) -> None:
         with self.subTest(message), self.assertRaisesRegex(dflop.ModelError, message):
             self.describe(config)
@@ -144,6 +147,102 @@ class Describe(unittest.TestCase):
         model = checkpoint.build(config)
         self.assertTrue(all(parameter.is_meta for parameter in model.parameters()))
         self.assertLessEqual(fits.ERROR_MAX, 0.005)
+
+
+class DescribedModels(Checkpoints):
+    """Descriptions as models of commands and loaders, against families by hand."""
+
+    def costs(self, model: str, **sample: Any) -> dict[str, Any]:
+        return dict(dflop.CostModel(model, device="h100").cost(**sample))
+
+    def assert_near(self, one: float, other: float) -> None:
+        self.assertLess(abs(one - other), 1e-3 * other + 1e-12)
+
+    def test_text_models_cost_what_their_families_do(self) -> None:
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        for config in (QWEN3, QWEN3 | experts | {"model_type": "qwen3_moe"}):
+            with self.subTest(config["model_type"]):
+                self.describe(config)
+                described, known = (dflop.models(str(one)) for one in (self.target, self.directory))
+                self.assertEqual(described["family"], "described")
+                for count in ("parameters", "active_parameters", "modules"):
+                    self.assertEqual(described[count], known[count])
+                self.assertEqual(described["description"]["modules"][0]["costs"], "sizes")
+                for tokens in (1, 1000, 9000):
+                    counts = {"text_tokens": tokens, "target_tokens": tokens}
+                    one, other = (self.costs(str(path), **counts) for path in (self.target, self.directory))
+                    self.assertEqual(one, other)
+
+    def test_a_vision_model_is_planned_and_balanced_like_its_family(self) -> None:
+        shutil.rmtree(self.directory)
+        dflop.example.write_model(self.directory)
+        description = dflop.hugging_face.describe(self.directory, path=self.target)
+        markers = module(description, "vision")["token_rule"]["marker_tokens"] or 0
+        for size in ((640, 480), (100, 100), (1000, 333)):
+            one, other = (self.costs(str(path), images=[size]) for path in (self.target, self.directory))
+            self.assertEqual(one["encoder_tokens"], other["encoder_tokens"])
+            self.assertEqual(one["tokens"], other["tokens"] - 2 + markers)
+            self.assert_near(one["seconds"]["vision"], other["seconds"]["vision"])
+        shapes = self.target.with_name("shapes.csv")
+        shapes.write_text("patches,seq_len\n" + "".join(f"{64 * at},{40 * at}\n" for at in range(1, 17)))
+        job: dict[str, Any] = {"gpus": 2, "global_batch_size": 4, "device": "h100", "batches": 4}
+        plans = [
+            dflop.plan_parallelism(shapes=shapes, model=str(path), space={"kinds": "basic"}, **job)
+            for path in (self.target, self.directory)
+        ]
+        self.assertEqual(*([plan["encoder"], plan["llm"], plan["microbatches"]] for plan in plans))
+        shards = Path(dflop.example.directory()) / "shards"
+        simulated = dflop.simulate(
+            str(shards), model=str(self.target), global_batch_size=16, dp_size=2, microbatches=2, steps=1
+        )
+        self.assertEqual([one["name"] for one in simulated["strategies"]], ["data-blind", "lpt", "dflop"])
+        loader = dflop.BalancedLoader(
+            str(shards),
+            model=str(self.target),
+            tokenizer=False,
+            global_batch_size=16,
+            microbatches=2,
+            steps=1,
+        )
+        (step,) = loader
+        self.assertEqual(sum(len(one.samples) for one in step.microbatches), 16)
+
+    def test_a_type_without_a_family_is_described_where_it_is_named(self) -> None:
+        config: dict[str, Any] = {"model_type": "starcoder2", "num_hidden_layers": 3, "hidden_size": 64}
+        config |= {"intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+        (self.directory / "config.json").write_text(json.dumps(config))
+        cache = self.target.parent / "cache"
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(cache)}):
+            costs = dflop.CostModel(str(self.directory), device="h100")
+            described = dflop.models(str(self.directory))
+            self.assertEqual(len(list((cache / "dflop" / "models").iterdir())), 1)
+            with mock.patch.object(implicit, "_versions", return_value=None):
+                with self.assertRaisesRegex(dflop.ConfigError, "`dflop describe DIRECTORY"):
+                    dflop.models(str(self.directory))
+        self.assertEqual(command.run(command.parse([str(self.directory), "-o", str(self.target)])), 0)
+        own = json.loads(self.target.read_text())
+        self.assertEqual(described["parameters"], own["parameters"])
+        (run,) = module(own, "llm")["layer_runs"]
+        head = module(own, "llm")["head"]
+        flops = 0
+        for way in ("forward", "backward"):
+            terms = run[f"flops_{way}"]
+            flops += 3 * (1000 * terms["per_token"] + 1000**2 * terms["per_pair"] // 2)
+            flops += 1000 * head[f"flops_{way}"]["per_token"]
+        on_cpu = dflop.CostModel(str(self.target), device="cpu")
+        seconds = on_cpu.cost(text_tokens=1000, target_tokens=1000)["seconds"]["llm"]
+        self.assert_near(seconds * 40_000 * 1e6, flops)
+        self.assertEqual(costs.modules, ["llm"])
+        # In the directory, the description needs no Python.
+        shutil.copy(self.target, self.directory / "model.json")
+        self.assertEqual(dflop.models(str(self.directory))["files"], ["model.json"])
+
+    def test_wrong_arguments_and_checkpoints_end_with_their_status(self) -> None:
+        with self.assertRaises(SystemExit) as ended, mock.patch("sys.stderr"):
+            command.parse(["--kite"])
+        self.assertEqual(ended.exception.code, 2)
+        with mock.patch("sys.stderr"):
+            self.assertEqual(command.run(command.parse([str(self.directory / "none")])), 1)
 
 
 if __name__ == "__main__":

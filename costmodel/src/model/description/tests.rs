@@ -65,8 +65,8 @@ fn llm_document(llm: &LlmSpec) -> Value {
         "vocabulary": llm.vocab});
     json!({"module": "llm", "path": "model", "layers_path": "model.layers", "unit": "tokens",
         "parameters": parameters.total(), "layer_runs": runs.collect::<Vec<_>>(),
-        "sizes": {"hidden": llm.hidden, "heads": llm.heads, "kv_heads": llm.kv_heads, "head_dim": llm.head_dim,
-            "ffn": llm.ffn},
+        "sizes": {"hidden": llm.hidden, "heads": llm.heads, "kv_heads": llm.kv_heads,
+            "head_dim": llm.head_dim, "ffn": llm.ffn},
         "outside_layers": flops(json!({}), json!({"per_token": 0})),
         "embedding": {"width": llm.hidden, "parameters": parameters.embedding},
         "head": with(head, flops(json!({"per_token": 2 * words}), json!({"per_token": 4 * words})))})
@@ -123,7 +123,8 @@ fn encoder_document(
         )
     });
     json!({"module": "vision", "media": ["image"], "parameters": parameters.total(), "layers_path": "blocks",
-        "sizes": {"hidden": 7, "heads": encoder.heads, "kv_heads": null, "head_dim": null, "ffn": encoder.ffn},
+        "sizes": {"hidden": 7, "heads": encoder.heads, "kv_heads": null, "head_dim": null,
+            "ffn": encoder.ffn},
         "unit": if item_tokens.is_some() { "items" } else { "tokens" }, "tokens_per_item": item_tokens,
         "layer_runs": runs, "connectors": connectors.collect::<Vec<_>>(), "output_width": llm_hidden,
         "outside_layers": flops(json!({name: stem}), json!({name: 2 * stem - medium})),
@@ -299,7 +300,8 @@ fn layers_of_several_kinds_add_up() {
 
 fn measured(rows: &Value) -> Value {
     json!({"medium": "image", "source": "processor", "marker_tokens": 3, "kind": "measured", "table": {
-        "columns": ["width_pixels", "height_pixels", "tokens", "items", "encoder_tokens", "pairs", "window_pairs"],
+        "columns": ["width_pixels", "height_pixels", "tokens", "items", "encoder_tokens", "pairs",
+            "window_pairs"],
         "rows": rows}})
 }
 
@@ -395,7 +397,8 @@ fn clips_in_chunks_count_the_padding() {
         "sizes": {"hidden": 10, "heads": 2, "kv_heads": null, "head_dim": null, "ffn": 40}, "unit": "tokens",
         "tokens_per_item": null, "layer_runs": [run], "connectors": [connector], "output_width": 64,
         "outside_layers": stem, "feature_tokens": [[1, 250, 125]],
-        "token_rule": {"medium": "audio", "source": "features", "sample_rate_hz": 16_000, "marker_tokens": null,
+        "token_rule": {"medium": "audio", "source": "features", "sample_rate_hz": 16_000,
+            "marker_tokens": null,
             "kind": "measured", "table": {
                 "columns": ["samples", "tokens", "items", "encoder_tokens", "pairs", "window_pairs"],
                 "rows": [[80_000, 125, 1, 250, 62_500, 22_500]]}}});

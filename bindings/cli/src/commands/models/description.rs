@@ -126,7 +126,8 @@ mod tests {
         let nothing = json!({"flops_forward": {}, "flops_backward": {}});
         let document = json!({"format": "dflop model", "version": 1, "name": "kite", "model_type": "kite",
             "config_sha256": "0", "made_with": {"torch": "2.8.0", "transformers": "5.1.0"}, "parameters": 160,
-            "parameters_beside_modules": 0, "modules": [{"module": "llm", "path": "model", "layers_path": "layers",
+            "parameters_beside_modules": 0, "modules": [{"module": "llm", "path": "model",
+            "layers_path": "layers",
             "unit": "tokens", "parameters": 160, "sizes": {}, "layer_runs": runs, "outside_layers": nothing,
             "embedding": {"width": 4, "parameters": 20}, "head": null}]});
         let report = description_report(&document).unwrap().unwrap();

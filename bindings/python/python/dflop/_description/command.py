@@ -10,7 +10,7 @@ from dflop.errors import ModelError
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parses the arguments as ``dflop describe --help`` shows them; wrong ones end the process with status 2."""
+    """Parses the arguments that ``dflop describe --help`` shows; wrong ones end the process with 2."""
     parser = argparse.ArgumentParser(prog="dflop describe", add_help=False, allow_abbrev=False)
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
     parser.add_argument("-o", "--out", metavar="FILE", default="model.json")

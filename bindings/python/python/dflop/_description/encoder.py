@@ -121,7 +121,8 @@ class Work:
     def clip_row(self, samples: int) -> list[int]:
         """Returns the row of a clip with so many samples."""
         clip = media.clip(samples)
-        return self.row(self._inputs_units(media.features_inputs(self._processor, "audio", clip, self._function)))
+        inputs = media.features_inputs(self._processor, "audio", clip, self._function)
+        return self.row(self._inputs_units(inputs))
 
     def _inputs_units(self, inputs: dict[str, Any]) -> fits.Units:
         reached: list[tuple[int, ...]] = []

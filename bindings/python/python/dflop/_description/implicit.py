@@ -1,4 +1,4 @@
-"""Describes checkpoints that no family of dflop reads where they are named as a model, once per checkpoint."""
+"""Describes checkpoints that no family of dflop reads where they are named as a model, and keeps them."""
 
 from __future__ import annotations
 

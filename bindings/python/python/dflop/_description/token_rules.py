@@ -56,7 +56,7 @@ def image_rule(processor: Any, sizes: Mapping[str, Any], work: encoder.Work) -> 
 def _with_work(
     processor: Any, rows: Sequence[Row], seen: Mapping[tuple[int, int], list[int]], work: encoder.Work
 ) -> list[list[int | None]]:
-    """Adds the encoder's work to rows: by the processor's patches if they are it, else by images of some sizes."""
+    """Adds the encoder's work to rows: by the processor's patches if equal, else by images of some sizes."""
     patches = {size: _patches(processor, *size) for size in seen}
     place = 0 if work.is_fixed else 1
     by_patches = None not in patches.values() and all(
