@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dflop._description import parts as described
 from dflop._description.decoder import innermost
+from dflop._description.parts import parameter_count
 from dflop.errors import ModelError
 from dflop.torch.model_parts import WORDS, ModelParts, find_parts, head_of
 
@@ -72,17 +72,17 @@ class Structure:
     """Modules of a model with their lists of layers.
 
     - `parts`: encoders, LLM and head
-    - `layers`: list of layers by module
+    - `roots`, `layers`: by module, the decoder or tower and its list of layers
     - `places`: where the model uses each parameter and each buffer in a checkpoint, by name
     """
 
     def __init__(self, model: Any) -> None:
         found = find_parts(model)
         self.parts = ModelParts(model, innermost(model), head_of(model), {}) if found is None else found
-        roots = {LLM: self.parts.llm, **{kind: one.tower for kind, one in self.parts.encoders.items()}}
-        self.layers = {name: _layers(name, root) for name, root in roots.items()}
+        self.roots = {LLM: self.parts.llm, **{kind: one.tower for kind, one in self.parts.encoders.items()}}
+        self.layers = {name: _layers(name, root) for name, root in self.roots.items()}
         paths = {id(one): path for path, one in model.named_modules()}
-        self._names = {name: [f"{paths[id(root)]}."] for name, root in roots.items()}
+        self._names = {name: [f"{paths[id(root)]}."] for name, root in self.roots.items()}
         for kind, encoder in self.parts.encoders.items():
             self._names[kind] += [f"{paths[id(one)]}." for one in encoder.projectors]
         if self.parts.head is not None:
@@ -121,11 +121,15 @@ class Structure:
 
 
 def _layers(name: str, root: torch.nn.Module) -> torch.nn.ModuleList:
-    found = described.find_layers(root)
-    layers = None if found is None else root.get_submodule(found.path)
-    if not isinstance(layers, torch.nn.ModuleList):
+    """Returns the longest list of modules outside of other lists; of equally long ones, the larger one."""
+    lists: dict[str, torch.nn.ModuleList] = {}
+    for path, module in root.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not path.startswith(tuple(f"{one}." for one in lists)):
+            lists[path] = module
+    found = max(lists.values(), key=lambda one: (len(one), parameter_count(list(one))), default=None)
+    if not found:
         raise ModelError(f"`{type(root).__name__}` of `{name}` has no list of layers to cut")
-    return layers
+    return found
 
 
 class Passage:
@@ -183,7 +187,8 @@ class Passage:
             raise RuntimeError("a stage that is not the first one has received no rows")
         count = hidden.shape[:-1].numel()
         rows = self.rows_behind(number, self._rows[self._taken : self._taken + count])
-        rows = rows.reshape(hidden.shape)
+        # Models view the states of a layer in other shapes.
+        rows = rows.reshape(hidden.shape).contiguous()
         if self._returned is None:
             with torch.no_grad():
                 returned = self._first[0](*args, **kwargs)
@@ -223,6 +228,17 @@ def cut(model: Any, structure: Structure, share: Share, passage: Passage) -> Non
         for number, layer in enumerate(layers):
             if module != share.module or number not in share.layers:
                 _leave_out_buffers(layer, passage)
+        root = structure.roots[module]
+        if module != share.module and next(root.parameters(), None) is None:
+            _place_with(root, model)
+
+
+def _place_with(root: torch.nn.Module, model: torch.nn.Module) -> None:
+    """Makes a module without weights be where a model is, of its type, for code that asks."""
+    own = type(root)
+    names = ("device", "dtype")
+    asked = {name: property(lambda _, name=name: getattr(next(model.parameters()), name)) for name in names}
+    root.__class__ = type(own.__name__, (own,), {**asked, "__module__": own.__module__})
 
 
 def _leave_out_buffers(layer: torch.nn.Module, passage: Passage) -> None:

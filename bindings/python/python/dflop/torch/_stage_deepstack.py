@@ -20,7 +20,7 @@ from dflop._description.decoder import innermost
 from dflop.schedule import RoleMicrobatch
 from dflop.torch._stage_cut import LLM, Passage, Share, Structure
 from dflop.torch._stage_modules import EncoderStage, LlmStage
-from dflop.torch._whole import features
+from dflop.torch._tensors import tensors_of
 
 
 def has_levels(structure: Structure) -> bool:
@@ -89,7 +89,8 @@ class _Encoder(EncoderStage):
         return torch.stack([super().leaving(hidden), *kept], 1)
 
     def encoded(self, output: Any) -> torch.Tensor:
-        return torch.stack([features(output), *output.deepstack_features], 1)
+        levels = [torch.cat(list(tensors_of(level))) for level in output.deepstack_features]
+        return torch.stack([super().encoded(output), *levels], 1)
 
 
 class _Llm(LlmStage):

@@ -10,6 +10,7 @@ import torch
 
 from dflop._description.checkpoint import feature_functions
 from dflop.schedule import RoleMicrobatch
+from dflop.torch._stage_audio import masked_features
 from dflop.torch._stage_cut import Left, Passage, Share, Structure
 from dflop.torch._whole import features
 from dflop.torch.token_loss import IGNORED, summed_over_targets
@@ -34,10 +35,9 @@ class EncoderStage(torch.nn.Module):
         self._kinds = MEDIA[share.module]
         self._functions = {
             medium: function
-            for medium, function in feature_functions(model).items()
+            for medium, function in (feature_functions(model) | masked_features(structure)).items()
             if medium in self._kinds
         }
-        del structure
 
     def forward(self, rows: torch.Tensor | None, microbatch: RoleMicrobatch) -> torch.Tensor:
         self._passage.begin(rows)
