@@ -74,6 +74,7 @@ class Structure:
     - `parts`: encoders, LLM and head
     - `roots`, `layers`: by module, the decoder or tower and its list of layers
     - `places`: where the model uses each parameter and each buffer in a checkpoint, by name
+    - `tied`: names of weights that others are tied to
     """
 
     def __init__(self, model: Any) -> None:
@@ -88,6 +89,7 @@ class Structure:
         if self.parts.head is not None:
             self._names[LLM].append(f"{paths[id(self.parts.head)]}.")
         self._lists = {name: f"{paths[id(one)]}." for name, one in self.layers.items()}
+        self.tied = set((getattr(model, "all_tied_weights_keys", None) or {}).values())
         is_behind: set[str] = set()
         self.places: dict[str, Place] = {}
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]

@@ -12,6 +12,7 @@ from dflop._description.checkpoint import feature_functions
 from dflop.schedule import RoleMicrobatch
 from dflop.torch._stage_audio import masked_features
 from dflop.torch._stage_cut import Left, Passage, Share, Structure
+from dflop.torch._stage_masks import image_masks
 from dflop.torch._whole import features
 from dflop.torch.token_loss import IGNORED, summed_over_targets
 
@@ -80,7 +81,7 @@ class LlmStage(torch.nn.Module):
     """Layers of the LLM; the first stage embeds tokens, the last one has the head and returns the summed loss.
 
     Called as ``stage(rows, microbatch)``, with rows of media ``[media tokens, width]`` or None in the first
-    stage, ``[tokens, width]`` in others. The whole model runs on embeddings, with positions and types of
+    stage, ``[tokens, width]`` in others. ``tied_weights`` are names of weights that another stage has too. The whole model runs on embeddings, with positions and types of
     tokens as the loader delivers them, so that masks and logits are the model's own.
     """
 
@@ -89,12 +90,15 @@ class LlmStage(torch.nn.Module):
         self.model, self._passage = model, passage
         self._is_first, self._is_last = share.is_first, share.is_last
         self._keeps = "logits_to_keep" in _names(model.forward)
-        del structure
+        self.tied_weights = [] if share.is_first and share.is_last else self._tied(structure)
 
     def forward(self, rows: torch.Tensor | None, microbatch: RoleMicrobatch) -> torch.Tensor:
         hidden = self.embedded(rows, microbatch) if self._is_first else self.received(rows, microbatch)
         self._passage.begin(None if self._is_first else hidden)
         arguments = {name: one for name, one in microbatch.items() if name not in ("input_ids", "labels")}
+        if "token_type_ids" in microbatch:
+            config = self.model.config.get_text_config()
+            arguments["attention_mask"] = image_masks(config, microbatch, hidden.dtype)
         targets = torch.nonzero(microbatch["labels"][0, 1:] != IGNORED)[:, 0]
         if self._is_last and self._keeps:
             arguments["logits_to_keep"] = targets
@@ -127,6 +131,10 @@ class LlmStage(torch.nn.Module):
     def leaving(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the rows for the next stage, ``[tokens, ...]``, from hidden states ``[tokens, width]``."""
         return hidden
+
+    def _tied(self, structure: Structure) -> list[str]:
+        """Returns the weights that the first and the last stage have."""
+        return [f"model.{name}" for name in structure.tied if name in dict(self.model.named_parameters())]
 
     def _words(self, ids: torch.Tensor) -> torch.Tensor:
         words: torch.Tensor = self.model.get_input_embeddings()(ids[None])

@@ -82,14 +82,13 @@ class Weights:
 
     def _loaded(self, directory: Path, cut: Cut) -> Any:
         """Loads a model whose class cuts it before transformers looks for its weights."""
-        base, trained = self._class, dict[str, bool]()
+        base = self._class
 
         def initialize(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
             base.__init__(model, config, *args, **kwargs)
             # Weights of other stages are not reported.
             model._keys_to_ignore_on_load_unexpected = {".*"}
             cut(model)
-            trained.update((name, one.requires_grad) for name, one in model.named_parameters())
 
         names = {"__init__": initialize, "__module__": base.__module__, "__qualname__": base.__qualname__}
         stage_class: Any = type(base.__name__, (base,), names)
@@ -108,8 +107,6 @@ class Weights:
         if report["missing_keys"]:
             name = sorted(report["missing_keys"])[0]
             raise ModelError(f"{directory} has no weight for `{name}`")
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trained.get(name, True))
         model.__class__ = base
         return model.train()
 

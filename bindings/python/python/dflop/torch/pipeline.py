@@ -20,6 +20,7 @@ from dflop.torch._pipeline_job import Job
 from dflop.torch._pipeline_layout import RankLayout
 from dflop.torch._pipeline_messages import Links
 from dflop.torch._pipeline_step import StepRun, move
+from dflop.torch._pipeline_tied import TiedWeights
 
 # Gradients that are summed over replicas at a time, in bytes.
 BUCKET_BYTES = 64 << 20
@@ -65,9 +66,10 @@ class Pipeline:
     or, in an encoder, without media.
 
     Stages may use ``torch.utils.checkpoint`` and have frozen parameters; they shard over ``mesh["tp"]`` by
-    themselves. Stages share no parameters, and FSDP over ``mesh["dp"]`` is refused, because replicas may run
-    different numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once for the
-    rows and once for the weights.
+    themselves. A weight that several stages have copies of, equal ones, gets the gradient of all if each stage
+    names it in ``tied_weights``. FSDP over ``mesh["dp"]`` is refused, because replicas may run different
+    numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once for the rows and
+    once for the weights.
 
     A failure on a rank, in its data or in a stage, ends the step on all ranks with a `dflop.PipelineError`
     that names rank, step and action, at the latest after the timeout; the job cannot go on then.
@@ -141,6 +143,7 @@ class Pipeline:
         self._sums: list[tuple[list[torch.Tensor], torch.Tensor, dist.Work]] = []
         self.module = torch.nn.ModuleDict()
         self._start(build, loader, layers)
+        self._tied = TiedWeights(self._layout, self._stages, self._job, limit)
 
     def _start(
         self, build: Build, loader: Callable[[RankRole], BalancedLoader], layers: dict[str, int] | None
@@ -252,6 +255,7 @@ class Pipeline:
             loss = run.run()
             self._job.action = "sum of gradients"
             self._finish_sums()
+            self._tied.sum()
             self._job.action = "sum of losses"
             share = loss / len(self._layout.schedule.stage_ranks(len(self._layout.modules) - 1)[0])
             total = self._job.sum(torch.tensor([share], dtype=torch.float64))
@@ -274,7 +278,7 @@ class Pipeline:
         """
         squares = torch.zeros(1, dtype=torch.float64)
         for stage, module in self._stages.items():
-            norms = [_norm(one.grad) for one in module.parameters() if one.grad is not None]
+            norms = [_norm(one.grad) for one in self._tied.once(module) if one.grad is not None]
             if norms:
                 ranks = sum(map(len, self._layout.schedule.stage_ranks(stage)))
                 squares += float(torch.stack(norms).double().square().sum()) / ranks
