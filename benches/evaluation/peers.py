@@ -122,7 +122,7 @@ def _image(width: int, height: int) -> bytes:
 def _fsdp(shards: Path, samples: list[Sample], size: int, steps: int) -> dict[str, float]:
     """Returns the step time of every rule over that of equal work, mean over the steps."""
     seconds: dict[str, list[float]] = {}
-    settings = {"synchronize": "microbatch"}
+    settings = {"schedule": "microbatch"}
     for plan, predicted in _plans(shards, size, steps, RANKS, MICROBATCHES, settings):
         step = [samples[number] for _, number in plan.samples]
         work = sum(one.encoder + one.llm for one in step) / RANKS
@@ -219,7 +219,7 @@ def _squares(tiles: int) -> int:
 
 
 def _greedy(costs: Sequence[float], groups: int, most: int | None = None) -> list[list[int]]:
-    """Puts the dearest item first into the group with the least cost that has less than `most` items."""
+    """Puts the most expensive item first into the group with the least cost that has less than `most` items."""
     found: list[list[int]] = [[] for _ in range(groups)]
     heap = [(0.0, group) for group in range(groups)]
     for item in sorted(range(len(costs)), key=lambda one: (-costs[one], one)):

@@ -31,7 +31,7 @@ class Rules(unittest.TestCase):
         self.assertEqual({len(group) for group in groups}, {6})
 
     def test_reordering_keeps_samples_in_their_microbatch(self) -> None:
-        """The dearest sample of a microbatch comes to the first rank."""
+        """The most expensive sample of a microbatch comes to the first rank."""
         step = [Sample(0, 0, 10, [tiles]) for tiles in (1, 2, 3, 4, 9, 6, 7, 8)]
         cut = peers._reordered(step, peers._dealt(8, 2, 2), 0)
         self.assertEqual([sorted(a + b) for a, b in zip(*cut, strict=True)], [[0, 1, 4, 5], [2, 3, 6, 7]])

@@ -1,9 +1,10 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
 //! Two loaders share every stage below them. [`Loader`] streams shards in order and requires only shard
-//! names. [`BalancedLoader`] reads through an [`index::Index`]: it knows every sample's shape before reading,
-//! predicts every sample's cost ([`StepPlanner`]), and assigns every data-parallel rank a share of each
-//! global batch as balanced microbatches. All ranks compute the same plan without communication.
+//! names, or draws samples in a global order through indexes. [`BalancedLoader`] reads through an
+//! [`index::Index`]: it knows every sample's shape before reading, predicts every sample's cost
+//! ([`StepPlanner`]), and assigns every data-parallel rank a share of each global batch as balanced
+//! microbatches. All ranks compute the same plan without communication.
 //!
 //! The modules of the crate follow a sample's path: [`store`], [`shard`], [`index`], then dataset, order,
 //! plan and fetch, whose types are re-exported at the root, [`decode`] and the loaders; each module imports
@@ -15,6 +16,7 @@
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order
+//! index -> order -> decode -> batches                           Loader: in a global order
 //! index -> order -> plan -> fetch -> decode -> microbatches       BalancedLoader: planned ahead
 //! ```
 //!
@@ -75,7 +77,7 @@ pub use deliver::{
     StreamState,
 };
 pub use error::{Error, Result};
-pub use fetch::{DpShare, SampleReader, Share, read_samples};
+pub use fetch::{DpShare, SampleReader, Share, read_classes, read_samples};
 pub use order::{
     EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
     StepSample, Steps, Stop, Tail,

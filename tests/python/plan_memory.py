@@ -141,11 +141,14 @@ class Load:
         quantile = max(0.0, 1 - place / (2 * rank_samples))
         return self.units[round(quantile * (len(self.units) - 1))]
 
-    def held(self, ranks: int, microbatches: int, held: int) -> float:
-        """Returns the units in `held` microbatches at most: balanced, or with a sample above the mean in each."""
+    def held(self, ranks: int, microbatches: int, held: int, senders: int) -> float:
+        """Returns the units in `held` microbatches at most: balanced, or with a sample above the mean in each.
+
+        - `senders`: ranks of the language model whose media a rank has, each with a sample above its mean
+        """
         mean, samples = self.most / ranks / microbatches, self.batch / ranks
-        above = (max(UNBALANCED * mean, self.largest(samples, place)) for place in range(1, held))
-        return mean + self.largest() + math.fsum(above)
+        first, *above = (math.fsum(self.largest(samples, place * senders + at) for at in range(senders)) for place in range(held))
+        return mean + first + math.fsum(max(UNBALANCED * mean, units) for units in above)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +259,8 @@ class Stages:
             least += layers * self.saved() * units + self.working(stage, 2) * one
         # A frozen encoder keeps the input of the projector alone, but the activations of a layer exist.
         is_passed = self.is_frozen() and isinstance(self.sizes(), Tower)
-        one, all_held = (load.held(own["dp"], microbatches, many) for many in (1, min(microbatches, held + ahead)))
+        senders = max(1, math.ceil(self.plan["modules"][-1]["dp"] / own["dp"]))
+        one, all_held = (load.held(own["dp"], microbatches, many, senders) for many in (1, min(microbatches, held + ahead)))
         most += (1 if is_passed else layers) * self.saved() * all_held
         return Bounds(least, most + max(self.sizes().saved(1, 1) if is_passed else 0, self.working(stage, 6)) * one)
 

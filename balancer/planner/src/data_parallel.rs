@@ -3,7 +3,10 @@
 //! A layout has as few microbatches as memory allows. More are never faster: joined microbatches compute no
 //! longer, because ranks wait for each other less often, and they gather fewer times.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::rc::Rc;
 
 use dflop_balancer::{
     Budget, Caps, Error, Instance, PipelineConfig, Result, Strategy, balance_pipeline, balance_shard_groups,
@@ -126,12 +129,21 @@ struct Setting {
     is_recomputed: bool,
 }
 
+/// Items by rank and microbatch.
+type Ranks = Vec<Vec<Vec<u32>>>;
+
+/// What a balanced batch depends on: batch, microbatches, recomputation, and the ranks that meet in every
+/// module, if any.
+type BalancedFor = (usize, usize, bool, Option<u32>);
+
 /// Layouts on the same batches.
 struct LayoutStudy<'a> {
     problem: &'a PlanProblem<'a>,
     memory: &'a ReplicaMemory<'a>,
     modules: Vec<WholeModule<'a>>,
     batches: Vec<BatchLoads>,
+    /// Batches that were balanced for a layout that waits at the same points.
+    balanced: RefCell<BTreeMap<BalancedFor, Rc<Ranks>>>,
     /// Tokens in a batch, mean over all batches, divided by the mean over these.
     scale: f64,
     links: Option<DeviceLinks>,
@@ -190,6 +202,7 @@ impl<'a> LayoutStudy<'a> {
             problem,
             memory,
             modules,
+            balanced: RefCell::default(),
         })
     }
 
@@ -231,16 +244,24 @@ impl<'a> LayoutStudy<'a> {
         }
     }
 
-    /// Returns whether the mean microbatch fits, which has at most the memory of the largest.
+    /// Returns whether the mean microbatch fits, and the longest samples alone: the largest microbatch has at
+    /// least their memory.
     fn may_fit(&self, setting: Setting) -> Result<bool> {
         let groups = (setting.layout.ranks as usize * setting.microbatches * self.batches.len()) as u64;
-        let mean = |(at, module): (usize, &WholeModule<'_>)| {
-            let units = self.batches.iter().flat_map(|batch| &batch.units).map(|units| units[at]);
-            units.sum::<u64>() / groups * module.unit_tokens
-        };
-        let tokens: Vec<u64> = self.modules.iter().enumerate().map(mean).collect();
-        let memory = self.memory_model(setting.is_recomputed).rank(setting.layout, &tokens);
-        Ok(memory.map_err(in_model)?.total() as f64 <= self.memory_max)
+        let samples = || self.batches.iter().flat_map(|batch| &batch.units);
+        let mean = |module: usize| samples().map(|units| units[module]).sum::<u64>() / groups;
+        let mean: Vec<u64> = (0..self.modules.len()).map(mean).collect();
+        let longest =
+            (0..self.modules.len()).filter_map(|module| samples().max_by_key(|units| units[module]));
+        let memory = self.memory_model(setting.is_recomputed);
+        for units in longest.chain([&mean]) {
+            let tokens = self.modules.iter().zip(units).map(|(module, units)| units * module.unit_tokens);
+            let memory = memory.rank(setting.layout, &tokens.collect::<Vec<u64>>()).map_err(in_model)?;
+            if memory.total() as f64 > self.memory_max {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn memory_model(&self, is_recomputed: bool) -> ReplicaMemory<'a> {
@@ -258,10 +279,10 @@ impl<'a> LayoutStudy<'a> {
         let traffic = self.links.as_ref().map(traffic).unwrap_or_default();
         let (mut largest, mut tokens_max) = (LargestMicrobatch::default(), 0);
         let (mut seconds, mut exposed_seconds) = (Vec::with_capacity(batches), 0.0);
-        for batch in &self.batches[..batches] {
-            let ranks = self.balance(setting, batch)?;
+        for (at, batch) in self.batches[..batches].iter().enumerate() {
+            let ranks = self.balanced(setting, at)?;
             let mut ranks_ns = Vec::with_capacity(ranks.len());
-            for rank in &ranks {
+            for rank in &*ranks {
                 let loads = rank.iter().map(|items| self.load(batch, items));
                 let (units, times): (Vec<_>, Vec<_>) =
                     loads.map(|load| self.tokens_and_times(&load, is_recomputed)).unzip();
@@ -311,11 +332,24 @@ impl<'a> LayoutStudy<'a> {
         values.unzip()
     }
 
+    /// Balances a batch, unless another layout has.
+    fn balanced(&self, setting: Setting, batch: usize) -> Result<Rc<Ranks>> {
+        let Setting { layout, microbatches, is_recomputed } = setting;
+        let meeting = layout.sharding.meets_in_microbatches().then_some(layout.shard_ranks);
+        let key = (batch, microbatches, is_recomputed, meeting);
+        if let Some(known) = self.balanced.borrow().get(&key) {
+            return Ok(Rc::clone(known));
+        }
+        let found = Rc::new(self.balance(setting, &self.batches[batch])?);
+        self.balanced.borrow_mut().insert(key, Rc::clone(&found));
+        Ok(found)
+    }
+
     /// Balances a batch for the points at which the ranks wait; returns items by rank and microbatch.
     ///
     /// Items add time in proportion to units, as in a mean microbatch; microbatches stay near each other in
     /// tokens, as in step plans.
-    fn balance(&self, setting: Setting, batch: &BatchLoads) -> Result<Vec<Vec<Vec<u32>>>> {
+    fn balance(&self, setting: Setting, batch: &BatchLoads) -> Result<Ranks> {
         let Setting { layout, microbatches, is_recomputed } = setting;
         let (ranks, modules) = (layout.ranks as usize, self.modules.len());
         let groups = ranks * microbatches;

@@ -101,6 +101,12 @@ fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, n
         [busy_ns[1] - busy_ns[0], (next_ns - busy_ns[1]) - (best_ns - busy_ns[0])];
     let percent = |ns: f64| 100.0 * ns / best_ns;
     let slower = percent(next_ns - best_ns);
+    if slower < 0.0 {
+        return format!(
+            "{:.2} % faster on these batches, but less certain: slower at the upper end of its 90 % interval",
+            -slower
+        );
+    }
     if more_work >= more_waiting {
         format!(
             "{slower:.2} % slower: its busiest stage, {} {} of {}, computes {:.2} % of the step longer",

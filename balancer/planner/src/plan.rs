@@ -4,7 +4,7 @@ use super::explain::explain;
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::refine::refine;
 use super::report::{PlanReport, RunnerUp};
-use super::score::{Score, WORTH_REFINING};
+use super::score::Score;
 use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
@@ -145,7 +145,7 @@ impl PlanReport {
     fn outruns(&self, part: &Part<'_>, promised_ns: f64) -> bool {
         let Some(ns) = part.promised_ns() else { return false };
         let is_behind_runner_up = |next: &RunnerUp| next.step_seconds * 1e9 <= ns;
-        ns > WORTH_REFINING * promised_ns
+        ns > part.space.workload.worth_refining() * promised_ns
             && self.explanation.runner_up.as_ref().is_some_and(is_behind_runner_up)
     }
 

@@ -6,7 +6,7 @@ use super::compare::{joint, paper, uniform};
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::score;
 use super::score::step_timeline::StepTimeline;
-use super::score::{Score, ScoredPlan, WORTH_REFINING, refined};
+use super::score::{FAR_BEHIND, Score, ScoredPlan, refined};
 use super::search::Search;
 use super::space::memory::MemoryRequirement;
 use super::space::shape::StageShape;
@@ -34,9 +34,16 @@ const OUTRUN_IN_TRIALS: [f64; 2] = [0.15, 0.03];
 const LEADERS: usize = 3;
 /// Number of batches for that comparison; only the winner is scored on all batches.
 const LEADER_BATCHES: usize = 16;
+/// Factor to a plan's time on the trial batches, above which its time on all batches is compared with those
+/// of the next plans: where memory is scarce, a batch may fit only with a far worse balance.
+const SLIPS: f64 = 1.02;
+/// Maximum number of plans with other degrees that are balanced as in a run to find a runner-up.
+const RUNNERS_UP_TRIED: usize = 4;
 
 /// Range of microbatch numbers tried below and above the best plan's number.
 const COUNTS_AROUND: u32 = 2;
+/// Number of plans whose neighbors are tried if batches have few samples.
+const COUNTED_IF_FEW: usize = 4;
 
 /// Numbers of rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
@@ -46,8 +53,8 @@ const AHEAD_PLANS: usize = 6;
 const OTHER_SCHEDULE_PLANS: usize = 2;
 
 /// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
-/// plans that are as fast on the first batches, then the best plan with other degrees; all but
-/// the best may be scored only on the first batches.
+/// plans that are as fast on the first batches, then the best plan with other degrees; all but the best may
+/// be scored only on the first batches.
 ///
 /// - `rival`: score of a plan outside the space; if all plans are clearly slower on the first batches, only
 ///   the best of them is returned, scored on these
@@ -88,35 +95,50 @@ pub(super) fn refine(
     }
     let mut more = ahead(space, &trials.sorted());
     more.extend(other_schedules(space, &trials.sorted()));
-    if search.is_tight {
-        more.extend(other_counts(space, &trials.sorted()));
+    if space.workload.has_few_samples() {
+        more.extend(other_counts(space, &trials.sorted(), COUNTED_IF_FEW));
+    } else if search.is_tight {
+        more.extend(other_counts(space, &trials.sorted(), 1));
     }
     for candidate in more {
         trials.add(candidate)?;
     }
     trials.settle()?;
-    let (trials, mut timeline) = (trials.sorted(), trials.timeline);
-    if let Some((score, candidate)) = trials.first()
+    let sorted = trials.sorted();
+    if let Some((score, candidate)) = sorted.first()
         && is_outrun(score, rival, 1.0 + OUTRUN_IN_TRIALS[0] * space.workload.noise())
     {
         return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
     }
-    let mut scored = choose(space, &trials, rival, &mut timeline)?;
-    let runner_up = scored.first().and_then(|best| {
+    let mut scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+    let mut untried = finals.iter().chain(&search.other).map(|plan| plan.candidate).take(RUNNERS_UP_TRIED);
+    while let Some(best) = scored.first() {
         let is_other =
             |candidate: &Candidate| space.has_other_degrees(&candidate.family, &best.candidate.family);
-        // Its score on the first batches is enough to explain why it is slower.
-        let tried = trials
-            .iter()
-            .find(|(_, candidate)| is_other(candidate))
-            .map(|(score, candidate)| ScoredPlan { candidate: *candidate, score: score.clone() });
-        let found = || finals.iter().find(|plan| is_other(&plan.candidate)).cloned();
-        let simulated = || search.other.clone().filter(|plan| is_other(&plan.candidate));
-        tried.or_else(found).or_else(simulated)
-    });
-    if let Some(plan) = runner_up.filter(|plan| scored.iter().all(|known| known.candidate != plan.candidate))
-    {
-        scored.push(plan);
+        if scored.iter().any(|plan| is_other(&plan.candidate)) {
+            break;
+        }
+        // A plan that is faster on the first batches was not chosen because it does not fit on others.
+        let is_slower =
+            |score: &Score| score.mean_ns() >= best.score.range(0..score.makespans_ns.len()).mean_ns();
+        let sorted = trials.sorted();
+        if let Some((score, candidate)) =
+            sorted.iter().find(|(score, candidate)| is_other(candidate) && is_slower(score))
+        {
+            // Its score on the first batches is enough to explain why it is slower.
+            scored.push(ScoredPlan { candidate: *candidate, score: score.clone() });
+            break;
+        }
+        // The search scored its plans with less balancing, so that one may turn out to be faster.
+        let Some(candidate) = untried.find(|candidate| is_other(candidate) && !trials.has(candidate)) else {
+            break;
+        };
+        trials.add(candidate)?;
+        trials.settle()?;
+        let sorted = trials.sorted();
+        if sorted.first().is_some_and(|(_, first)| *first == candidate) {
+            scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+        }
     }
     Ok(scored)
 }
@@ -131,10 +153,20 @@ fn promising(
     timeline: &mut StepTimeline,
 ) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
+    let (mut least, worth) = (Score::default(), space.workload.worth_refining());
     for candidate in candidates {
+        let first = score::score(space, &candidate, 0..1, timeline);
+        let first = first.filter(|first| !is_outrun(first, rival, near * worth));
+        // A single batch is enough to discard a plan that is far slower.
+        let Some(first) = first.filter(|first| !first.is_slower_by(near * FAR_BEHIND, &least)) else {
+            continue;
+        };
         let score = score::score(space, &candidate, 0..batches, timeline);
-        let score = score.filter(|score| !is_outrun(score, rival, WORTH_REFINING));
+        let score = score.filter(|score| !is_outrun(score, rival, worth));
         found.extend(score.map(|score| (score.mean_ns(), candidate)));
+        if least.makespans_ns.is_empty() || first.mean_ns() < least.mean_ns() {
+            least = first;
+        }
     }
     found.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let least_ns = found.first().map_or(f64::INFINITY, |(ns, _)| *ns);
@@ -168,6 +200,10 @@ impl Trials<'_> {
         }
         self.done.push((score, candidate));
         Ok(())
+    }
+
+    fn has(&self, candidate: &Candidate) -> bool {
+        self.done.iter().any(|(_, known)| known == candidate)
     }
 
     /// Scores plans on all trial batches that were left early for a plan that does not fit on a later batch.
@@ -242,10 +278,26 @@ fn choose(
     }
     while let Some(best) = leaders.first_mut() {
         more(best, batches)?;
-        if fits(best) {
-            return Ok(leaders);
+        if !fits(best) {
+            leaders.remove(0);
+            continue;
         }
-        leaders.remove(0);
+        let (best, tried) = (best.clone(), trials.first().map_or(0, |(score, _)| score.makespans_ns.len()));
+        if best.score.mean_ns() > SLIPS * best.score.range(0..tried).mean_ns() {
+            let may_be_faster = |(score, candidate): &&(Score, Candidate)| {
+                score.makespans_ns.len() == tried
+                    && score.mean_ns() < best.score.mean_ns()
+                    && leaders.iter().all(|known| known.candidate != *candidate)
+            };
+            for trial in trials.iter().filter(may_be_faster).take(LEADERS).collect::<Vec<_>>() {
+                let mut plan = plan(trial);
+                more(&mut plan, batches)?;
+                if fits(&plan) && plan.score.mean_ns() < leaders[0].score.mean_ns() {
+                    leaders.insert(0, plan);
+                }
+            }
+        }
+        return Ok(leaders);
     }
     // Plans that do not fit on all batches are replaced by the next plans.
     for trial in trials {
@@ -271,18 +323,20 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
     plan.score.mean_ns() * (1.0 + half_width)
 }
 
-/// Lists the best plan with other numbers of microbatches: if memory is tight, estimates are unreliable for
-/// them.
-fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
-    let Some((_, best)) = trials.first() else { return Vec::new() };
-    let counts = (1..=COUNTS_AROUND)
-        .flat_map(|step| [best.microbatches.saturating_sub(step), best.microbatches + step]);
-    let is_new = |plan: &Candidate| {
-        space.contains(plan)
-            && trials.iter().all(|(_, known)| known != plan)
-            && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
+/// Lists the best plans with other numbers of microbatches: if memory is tight or samples are few, estimates
+/// are unreliable for them.
+fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)], plans: usize) -> Vec<Candidate> {
+    let around = |plan: &Candidate| {
+        let plan = *plan;
+        let counts = (1..=COUNTS_AROUND)
+            .flat_map(move |step| [plan.microbatches.saturating_sub(step), plan.microbatches + step]);
+        counts.map(move |microbatches| Candidate { microbatches, ..plan })
     };
-    counts.map(|microbatches| Candidate { microbatches, ..*best }).filter(is_new).collect()
+    let mut found: Vec<Candidate> = trials.iter().take(plans).flat_map(|(_, plan)| around(plan)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found.retain(|plan| trials.iter().all(|(_, known)| known != plan) && is_possible(space, plan));
+    found
 }
 
 /// Lists the best plans with encoders that run ahead, if the search covers that.

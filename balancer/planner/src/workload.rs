@@ -154,6 +154,18 @@ impl Workload {
         (VERY_NOISY_SAMPLES / samples).sqrt().clamp(NOISE_MIN, 1.0)
     }
 
+    /// Whether batches are so small that the search's estimates say little, and more is tried.
+    pub(super) fn has_few_samples(&self) -> bool {
+        self.batches[0].len() <= FEW_SAMPLES
+    }
+
+    /// Returns the factor to the shortest time that the searches found, up to which the plans of another
+    /// placement or expert-parallel degree are balanced as in a run: that shortens steps by a few percent,
+    /// and by more if samples are few.
+    pub(super) fn worth_refining(&self) -> f64 {
+        1.0 + WORTH_REFINING * self.noise().max(WORTH_REFINING_NOISE_MIN)
+    }
+
     /// Returns the samples per batch.
     pub(super) fn global_batch(&self) -> u32 {
         self.batches[0].len() as u32
@@ -171,6 +183,14 @@ const NOISY_SAMPLES: usize = 2048;
 const VERY_NOISY_SAMPLES: f64 = 64.0;
 /// Noise that is left in large batches, from balancing.
 const NOISE_MIN: f64 = 0.3;
+
+/// Share of the step time by which refining may shorten steps with few samples, and the noise below which the
+/// share stays.
+const WORTH_REFINING: f64 = 0.25;
+const WORTH_REFINING_NOISE_MIN: f64 = 0.6;
+
+/// Maximum number of samples in a small batch.
+const FEW_SAMPLES: usize = 32;
 
 /// Maximum number of encoders in a planned model.
 pub(super) const ENCODERS_MAX: usize = 4;

@@ -133,18 +133,48 @@ impl<'a> Lockstep<'a> {
         state
     }
 
-    /// Finds the slowest ranks in a slot.
+    /// Finds the slowest ranks in a slot; of equally slow ones, the first.
     fn rank_slot(&mut self, slot: usize) {
         for module in 0..self.problem.modules {
-            let mut kept = [(0, usize::MAX); KEPT];
-            for rank in 0..self.dp_size {
-                let ns = self.time_ns(slot * self.dp_size + rank, module, 0);
-                if let Some(at) = kept.iter().position(|(known, of)| *of == usize::MAX || ns > *known) {
-                    kept[at..].rotate_right(1);
-                    kept[at] = (ns, rank);
-                }
+            self.slowest[slot * self.problem.modules + module] = self.slowest_ranks(slot, module);
+        }
+    }
+
+    fn slowest_ranks(&self, slot: usize, module: usize) -> [(u64, usize); KEPT] {
+        let mut kept = [(0, usize::MAX); KEPT];
+        for rank in 0..self.dp_size {
+            let ns = self.time_ns(slot * self.dp_size + rank, module, 0);
+            if let Some(at) = kept.iter().position(|(known, of)| *of == usize::MAX || ns > *known) {
+                kept[at..].rotate_right(1);
+                kept[at] = (ns, rank);
             }
-            self.slowest[slot * self.problem.modules + module] = kept;
+        }
+        kept
+    }
+
+    /// Updates the slowest ranks in a slot after a change of one group.
+    fn rank_group(&mut self, group: usize) {
+        let (slot, rank) = (group / self.dp_size, group % self.dp_size);
+        for module in 0..self.problem.modules {
+            let ns = self.time_ns(group, module, 0);
+            let kept = &mut self.slowest[slot * self.problem.modules + module];
+            let key = |(ns, rank): (u64, usize)| (Reverse(ns), rank);
+            let (known, last) = (kept.iter().position(|(_, of)| *of == rank), kept[KEPT - 1]);
+            match known {
+                // Ranks that are not kept may be slower now.
+                Some(_) if key((ns, rank)) > key(last) => {
+                    self.slowest[slot * self.problem.modules + module] = self.slowest_ranks(slot, module);
+                }
+                Some(at) => {
+                    kept[at].0 = ns;
+                    kept.sort_unstable_by_key(|entry| key(*entry));
+                }
+                None if key((ns, rank)) < key(last) => {
+                    kept[KEPT - 1] = (ns, rank);
+                    kept.sort_unstable_by_key(|entry| key(*entry));
+                }
+                None => {}
+            }
         }
     }
 
@@ -219,11 +249,7 @@ impl<'a> Lockstep<'a> {
                 self.partition.add(self.problem, change.groups[1 - side], item);
             }
         }
-        let slots = change.groups.map(|group| group / self.dp_size);
-        self.rank_slot(slots[0]);
-        if slots[1] != slots[0] {
-            self.rank_slot(slots[1]);
-        }
+        change.groups.into_iter().for_each(|group| self.rank_group(group));
     }
 
     /// Changes places of items until the budget is spent or the bound is met; keeps the best.
@@ -323,6 +349,30 @@ mod tests {
             assert_eq!(found.makespan_ns, best, "seed {seed}");
             assert_eq!(total(&instance, &found.ranks), best);
             assert!(found.bound.ns <= best);
+        }
+    }
+
+    #[test]
+    fn the_slowest_ranks_are_known_after_every_change() {
+        for (seed, dp_size) in (0..24).zip([1, 2, 3, 4, 7, 12].into_iter().cycle()) {
+            let mut random = SplitMix64::new(seed);
+            let (slots, items) = (3, 60);
+            // Few different times, so that many ranks are equally slow.
+            let times = (0..2 * items).map(|_| random.below(6) as u64).collect();
+            let instance = Instance::new(slots * dp_size, 2, times).unwrap();
+            let caps = Caps::default();
+            let problem = Problem::new(&instance, &caps).unwrap();
+            let start = partition::assign(&problem, Strategy::MULTI_LPT, &mut Budget::work(0)).unwrap();
+            let mut state = Lockstep::new(&problem, start.into_groups(), dp_size);
+            for _ in 0..300 {
+                if let Some(change) = state.draw(&mut random, slots * dp_size) {
+                    state.apply(change);
+                }
+                for slot in 0..slots {
+                    let known = &state.slowest[2 * slot..][..2];
+                    assert_eq!(known, [0, 1].map(|module| state.slowest_ranks(slot, module)), "{seed}");
+                }
+            }
         }
     }
 

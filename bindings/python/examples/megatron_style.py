@@ -18,8 +18,9 @@ SPLITS = {"train": {"fraction": [0, 0.8]}, "valid": {"fraction": [0.8, 0.9]}, "t
 def data_iterator(split, **rank):
     model = DIRECTORY / "model"
     ds = dflop.Dataset(DIRECTORY / "shards", split=split)
-    order = dflop.Order(validation=split != "train")
-    rank |= {"microbatches": MICROBATCHES, "global_batch_size": 8, "order": order}
+    rank |= {"microbatches": MICROBATCHES, "global_batch_size": 8}
+    if split != "train":
+        rank |= {"order": dflop.Order(shuffle="none", tail="short"), "epochs": 1}
     rank["processor"] = dflop.Processor(length_buckets=f"fixed:{SEQ_LENGTH}")
     return dflop.torch.MegatronIterator(dflop.BalancedLoader(ds, model=model, **rank))
 

@@ -62,6 +62,7 @@ pub(crate) fn batch(py: Python<'_>, of: Batch, delivery: Delivery) -> PyResult<B
             image_rows.append((range.start, range.end))?;
         }
     }
+    batch.setattr("sources", of.sources.iter().map(|name| &**name).collect::<Vec<&str>>())?;
     let samples = samples(py, of.samples, delivery)?;
     for (place, sample) in samples.iter().enumerate() {
         for extension in sample.try_iter()? {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_costmodel::tokens::EncoderWork;
-use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost};
 use dflop_loader::error::BoxError;
 use dflop_loader::{CostFunction, CostInput};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
+use crate::dataset::describe_shape;
 use crate::error::DflopError;
 use crate::model::{ModelArgument, ModelSettings, PyCostModel, TokenCosts, custom_model};
 
@@ -270,18 +271,6 @@ pub(crate) fn describe<'py>(
     }
     dict.set_item("seconds", seconds)?;
     Ok(dict)
-}
-
-/// Adds a sample's shape to the description.
-pub(crate) fn describe_shape(dict: &Bound<'_, PyDict>, shape: &SampleShape) -> PyResult<()> {
-    dict.set_item("text_tokens", shape.text_tokens)?;
-    dict.set_item("target_tokens", shape.target_tokens)?;
-    let images: Vec<_> = shape.images.iter().map(|image| (image.width, image.height)).collect();
-    dict.set_item("images", images)?;
-    let audio: Vec<_> = shape.audio.iter().map(|clip| (clip.frames, clip.sample_rate_hz)).collect();
-    dict.set_item("audio", audio)?;
-    let videos: Vec<_> = shape.videos.iter().map(|video| (video.frames, video.width, video.height)).collect();
-    dict.set_item("videos", videos)
 }
 
 /// Parses a result row: seconds by module, or in module order.

@@ -4,7 +4,8 @@
 
 use super::arrays::framework::Framework;
 use super::convert::Delivery;
-use super::cost::{describe, describe_shape};
+use super::cost::describe;
+use super::dataset::{Caller, describe_by_shape};
 use super::error::DflopError;
 use super::image::{Image, PyAugment};
 use super::runtime::Group;
@@ -15,7 +16,7 @@ use dflop_loader::index::SampleRow;
 use dflop_loader::settings::{DecodeName, ReadSettings as Settings};
 use dflop_loader::{BalancedLoaderBuilder, CostInput, Dataset, LoaderBuilder, LoaderSettings, Mixture};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyDict;
 
 /// Keeps the mixture samples that a Python function selects.
 pub(crate) fn filtered(
@@ -36,16 +37,13 @@ pub(crate) fn filtered(
     mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
 }
 
-/// Keeps the dataset samples that a Python function selects, without predicted costs.
-pub(crate) fn filtered_by_shape(dataset: Dataset, function: &Bound<'_, PyAny>) -> PyResult<Dataset> {
-    let mut raised = None;
-    let dataset = keep(dataset, function, &mut raised, |_, row, shape| {
-        let dict = PyDict::new(function.py());
-        dict.set_item("key", row.key())?;
-        describe_shape(&dict, shape)?;
-        Ok(dict)
+/// Keeps the mixture samples that a Python function selects, without predicted costs.
+pub(crate) fn filtered_by_shape(mixture: Mixture, function: &Bound<'_, PyAny>) -> PyResult<Mixture> {
+    let (py, mut raised) = (function.py(), None);
+    let mixture = mixture.map_datasets(|_, dataset| {
+        keep(dataset, function, &mut raised, |_, row, shape| describe_by_shape(py, row, shape))
     });
-    dataset.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
+    mixture.map_err(|error| PyErr::from(DflopError::from(error).with_cause(raised)))
 }
 
 /// Keeps the samples that a function selects by description; stores the function's exception in `raised`.
@@ -56,24 +54,8 @@ fn keep<'py>(
     describe: impl Fn(u64, &SampleRow<'_>, &SampleShape) -> PyResult<Bound<'py, PyDict>>,
 ) -> Result<Dataset, dflop_loader::Error> {
     let index = dataset.index().clone();
-    dataset.filter(|samples| {
-        let list = PyList::empty(function.py());
-        let described = samples.iter().try_for_each(|&sample| {
-            let (row, mut shape) = (index.sample(sample), SampleShape::default());
-            row.read_shape(&mut shape);
-            let described = describe(sample, &row, &shape)?;
-            described.set_item("bytes", row.bytes())?;
-            list.append(described)
-        });
-        let answer = described.and_then(|()| function.call1((list,)));
-        let answer =
-            answer.and_then(|answer| answer.try_iter()?.map(|is_kept| is_kept?.is_truthy()).collect());
-        answer.map_err(|error| {
-            let reason = format!("the function failed: {error}");
-            raised.get_or_insert(error);
-            dflop_loader::Error::Config { setting: "filter", reason }
-        })
-    })
+    let caller = Caller { setting: "filter", index: &index, function };
+    dataset.filter(|samples| caller.ask(samples, raised, &describe, |is_kept| is_kept.is_truthy()))
 }
 
 /// Settings for reading and decoding samples.

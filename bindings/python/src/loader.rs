@@ -1,11 +1,14 @@
-//! `dflop.Loader`: delivers batches in shard order, or shuffled in a buffer.
+//! `dflop.Loader`: delivers batches in shard order, shuffled in a buffer, or in a global order.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dflop_loader::{BatchStream, Loader, LoaderBuilder, ShuffleBuffer, StreamState};
+use dflop_loader::index::TokenCounts;
+use dflop_loader::settings::OrderSettings;
+use dflop_loader::{BatchStream, Dataset, Loader, LoaderBuilder, LoaderState, ShuffleBuffer, StreamState};
 use futures::StreamExt;
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::{PyException, PyTypeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -21,17 +24,27 @@ use crate::image::Image;
 use crate::runtime::Threaded;
 use crate::transform::FirstException;
 
+/// Warning for ranks that share streams.
+const NO_INDEX: &CStr =
+    c"pipes and standard input have no index: every rank reads whole shards, so ranks have different numbers \
+    of batches; a global shuffle, splits, mixtures, weights, `len` and a resume on another number of ranks \
+    need shards in files or in a store";
+
 #[doc = include_str!("loader.md")]
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyLoader {
     arguments: Arguments,
-    dataset: Py<PyDataset>,
+    /// Dataset whose whole shards are read; `None` if samples are drawn through an index.
+    dataset: Option<Py<PyDataset>>,
     builder: LoaderBuilder,
     /// Number of samples that the filter excluded.
     filtered_samples: u64,
     delivery: Delivery,
-    epochs: u64,
+    /// Number of epochs in a pass; `None` for no end.
+    epochs: Option<u64>,
+    /// Whether a number of samples ends a pass.
+    is_limited: bool,
     first_exception: FirstException,
     /// `None` once the loader is closed.
     pass: Mutex<Option<Pass>>,
@@ -65,14 +78,15 @@ impl PyLoader {
     #[new]
     #[pyo3(
         signature = (
-            dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=1, samples=None,
-            drop_last=false, shuffle_buffer=None, shuffle_bytes=268_435_456, shuffle_shards=false, read=None,
-            transforms=None, filter=None, array_type="auto", **unknown
+            dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=Some(1),
+            samples=None, drop_last=false, order=None, shuffle_buffer=None, shuffle_bytes=268_435_456,
+            shuffle_shards=false, read=None, transforms=None, filter=None, array_type="auto", **unknown
         ),
         // The same without the rejected keywords.
         text_signature = "(dataset, *, batch_size=32, image=None, dp_rank=0, dp_size=1, seed=0, epochs=1, \
-                          samples=None, drop_last=False, shuffle_buffer=None, shuffle_bytes=268435456, \
-                          shuffle_shards=False, read=None, transforms=None, filter=None, array_type='auto')"
+                          samples=None, drop_last=False, order=None, shuffle_buffer=None, \
+                          shuffle_bytes=268435456, shuffle_shards=False, read=None, transforms=None, \
+                          filter=None, array_type='auto')"
     )]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new<'py>(
@@ -83,9 +97,10 @@ impl PyLoader {
         dp_rank: usize,
         dp_size: usize,
         seed: u64,
-        epochs: u64,
+        epochs: Option<u64>,
         samples: Option<u64>,
         drop_last: bool,
+        order: Option<Bound<'py, PyAny>>,
         shuffle_buffer: Option<usize>,
         shuffle_bytes: u64,
         shuffle_shards: bool,
@@ -96,15 +111,17 @@ impl PyLoader {
         unknown: Option<Bound<'py, PyDict>>,
     ) -> PyResult<Self> {
         refuse_keywords(py, "Loader", unknown.as_ref())?;
-        let dataset = dataset.dataset(py)?;
+        let source = dataset.resolved(py)?;
+        let dataset = source.object();
         let arguments = arguments! {
-            py, dataset, batch_size, image, dp_rank, dp_size, seed, epochs, samples, drop_last,
+            py, dataset, batch_size, image, dp_rank, dp_size, seed, epochs, samples, drop_last, order,
             shuffle_buffer, shuffle_bytes, shuffle_shards, read, transforms, filter, array_type,
         };
-        let framework = Framework::parse(array_type)?;
+        let framework = Framework::parse(array_type)?.resolved(py)?;
         let image = image.map(|image| image.get().clone());
-        let (builder, filtered_samples) = loader_builder(&dataset, filter.as_ref(), dp_rank, dp_size)?;
-        let builder = builder.batch_size(batch_size).epochs(epochs).drop_last(drop_last);
+        let input = Input::new(py, source, filter.as_ref(), order.as_ref(), (dp_rank, dp_size))?;
+        let Input { builder, dataset, filtered_samples } = input;
+        let builder = builder.batch_size(batch_size).epochs(epochs.unwrap_or(u64::MAX)).drop_last(drop_last);
         let mut builder = convert_images(builder, image.as_ref(), framework)?;
         if let Some(samples) = samples {
             builder = builder.samples_max(samples);
@@ -127,7 +144,7 @@ impl PyLoader {
         let builder = read.apply_to_stream(builder)?;
         let pass = Mutex::new(Some(Pass::new(start(&builder)?, 0)));
         let ReadSettings { first_exception, delivery, .. } = read;
-        let (dataset, streams) = (dataset.unbind(), Mutex::default());
+        let (is_limited, streams) = (samples.is_some(), Mutex::default());
         Ok(Self {
             arguments,
             dataset,
@@ -135,6 +152,7 @@ impl PyLoader {
             filtered_samples,
             delivery,
             epochs,
+            is_limited,
             first_exception,
             pass,
             streams,
@@ -150,7 +168,7 @@ impl PyLoader {
         }
         pass.is_begun = true;
         // Counted when the pass starts: a pass that is left early still uses up the epochs.
-        pass.next_epoch += self.epochs;
+        pass.next_epoch = pass.next_epoch.saturating_add(self.epochs.unwrap_or(1));
         let stream = pass.loader.get()?.stream();
         // An async lock, because it is held across the wait for a batch.
         let stream = Arc::new(Threaded::new(tokio::sync::Mutex::new(stream)));
@@ -165,15 +183,18 @@ impl PyLoader {
 
     /// Number of batches in a pass; opens the index.
     ///
-    /// Without ``dp_size`` and split, batches in which all samples are bad are counted, and not delivered.
+    /// Where whole shards are read, batches in which all samples are bad are counted, and not delivered.
     ///
     /// Raises:
-    ///     TypeError: the shards cannot be indexed, so that the number is unknown.
+    ///     TypeError: the shards cannot be indexed, so that the number is unknown, or a pass has no end.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         let loader = self.loader()?;
         if let Some(batches) = loader.batches() {
             return Ok(batches as usize);
         }
+        let Some(dataset) = self.dataset.as_ref().filter(|_| self.epochs.is_some() || self.is_limited) else {
+            return Err(PyTypeError::new_err("the pass has no end: set `epochs` or `samples`"));
+        };
         // `list(loader)` asks for the length first and interprets a `TypeError` as no length.
         let unknown = |error: PyErr| {
             if !error.is_instance_of::<PyException>(py) {
@@ -184,7 +205,7 @@ impl PyLoader {
             unknown.set_cause(py, Some(error));
             unknown
         };
-        let dataset = self.dataset.get().open(py).map_err(unknown)?;
+        let dataset = dataset.get().open(py).map_err(unknown)?;
         Ok(loader.stream_batches(dataset.len()) as usize)
     }
 
@@ -233,20 +254,46 @@ impl PyLoader {
         if is_ended {
             loader = start(&self.builder.clone().first_epoch(next_epoch))?;
         }
-        let state = loader.get()?.state().map_err(DflopError::from)?;
-        convert::json(py, &state)
+        let loader = loader.get()?;
+        if loader.is_drawn() {
+            return convert::json(py, &loader.run_state().map_err(DflopError::from)?);
+        }
+        convert::json(py, &loader.state().map_err(DflopError::from)?)
     }
 
-    /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ.
+    /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ, as
+    /// may the number of ranks where samples are drawn through an index.
     ///
     /// Args:
     ///     state_dict (Mapping): state that ``state_dict`` returned.
+    ///     accept_changed_data (bool): resumes even if a dataset has changed; that dataset continues with its
+    ///         next epoch. Needs samples that are drawn through an index. Default: ``False``.
     ///
     /// Raises:
-    ///     StateError: the state has different shards or samples, a different rank or number of ranks, a
-    ///         different shuffle, or a different ``drop_last``.
-    fn load_state_dict(&self, state_dict: &Bound<'_, PyAny>) -> PyResult<()> {
+    ///     StateError: the state has different shards or samples, a different seed or shuffle, or a different
+    ///         ``drop_last``.
+    #[pyo3(signature = (state_dict, *, accept_changed_data=false))]
+    fn load_state_dict(&self, state_dict: &Bound<'_, PyAny>, accept_changed_data: bool) -> PyResult<()> {
         let text = convert::json_text(state_dict)?;
+        // A loader state has datasets, a stream state has not.
+        let is_of_draws = state_dict.contains("data_sets")?;
+        if is_of_draws != self.loader()?.is_drawn() {
+            let (drawn, whole) = ("samples that are drawn through an index", "whole shards");
+            let (saved, now) = if is_of_draws { (drawn, whole) } else { (whole, drawn) };
+            let reason = format!("it is of {saved}, and this loader reads {now}");
+            return Err(DflopError::from(dflop_loader::Error::State { reason }).into());
+        }
+        if is_of_draws {
+            let state = LoaderState::from_json(&text).map_err(DflopError::from)?;
+            let first_epoch = state.first_epoch();
+            let builder = self.builder.clone().restore_run(state);
+            let builder = if accept_changed_data { builder.accept_changed_data() } else { builder };
+            return self.restart(start(&builder)?, first_epoch);
+        }
+        if accept_changed_data {
+            let reason = "whole shards are read: a changed shard is found when it is reached";
+            return Err(DflopError::config("accept_changed_data", reason).into());
+        }
         let state: StreamState = serde_json::from_str(&text).map_err(|error| {
             DflopError::from(dflop_loader::Error::State {
                 reason: format!("expected the state of a stream: {error}"),
@@ -283,7 +330,7 @@ impl PyLoader {
     }
 
     fn __setstate__(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.load_state_dict(state)
+        self.load_state_dict(state, false)
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
@@ -361,24 +408,48 @@ impl PyLoader {
     }
 }
 
-/// Creates a builder for a loader of whole shards, or of a DP rank's samples; also returns the number of
-/// samples that the filter excluded.
-fn loader_builder(
-    dataset: &Bound<'_, PyDataset>,
-    filter: Option<&Bound<'_, PyAny>>,
-    dp_rank: usize,
-    dp_size: usize,
-) -> PyResult<(LoaderBuilder, u64)> {
-    let of = dataset.get();
-    if dp_size == 1 && dp_rank == 0 && filter.is_none() && !of.has_split() {
-        return Ok((Loader::builder(of.shard_list().to_vec()), 0));
+/// Samples that a loader reads.
+struct Input {
+    builder: LoaderBuilder,
+    /// Dataset whose whole shards are read.
+    dataset: Option<Py<PyDataset>>,
+    /// Number of samples that the filter excluded.
+    filtered_samples: u64,
+}
+
+impl Input {
+    /// Reads whole shards where that is enough; otherwise draws a DP rank's samples through an index.
+    fn new<'py>(
+        py: Python<'py>,
+        source: Source<'py>,
+        filter: Option<&Bound<'py, PyAny>>,
+        order: Option<&Bound<'py, PyAny>>,
+        (dp_rank, dp_size): (usize, usize),
+    ) -> PyResult<Self> {
+        if let (Source::Dataset(dataset), None, None) = (&source, filter, order) {
+            let of = dataset.get();
+            let is_alone = (dp_rank, dp_size) == (0, 1);
+            if !of.has_split() && (is_alone || of.is_streamed()) {
+                let mut builder = Loader::builder(of.shard_list().to_vec());
+                if !is_alone {
+                    PyErr::warn(py, &py.get_type::<PyUserWarning>(), NO_INDEX, 1)?;
+                    builder = builder.shards_of_rank(dp_rank, dp_size);
+                }
+                return Ok(Self { builder, dataset: Some(dataset.clone().unbind()), filtered_samples: 0 });
+            }
+        }
+        let mut mixture = source.mixture(py, &TokenCounts::Estimated)?;
+        if let Some(filter) = filter {
+            mixture = filtered_by_shape(mixture, filter)?;
+        }
+        let filtered_samples = mixture.datasets().iter().map(Dataset::filtered).sum();
+        let mut builder = Loader::builder(Vec::new()).samples_of_rank(mixture, dp_rank, dp_size);
+        if let Some(order) = order {
+            let order: OrderSettings = Group::new(py, "order", Some(order), "Order")?.settings()?;
+            builder = order.apply_to_draws(builder);
+        }
+        Ok(Self { builder, dataset: None, filtered_samples })
     }
-    let mut samples = of.open(dataset.py())?;
-    if let Some(filter) = filter {
-        samples = filtered_by_shape(samples, filter)?;
-    }
-    let filtered = samples.filtered();
-    Ok((Loader::builder(Vec::new()).samples_of_rank(samples, dp_rank, dp_size), filtered))
 }
 
 /// Sets the image conversion to an array.

@@ -11,7 +11,7 @@ use dflop_costmodel::{
 };
 use dflop_loader::cost_table;
 use dflop_loader::model::spec_from_names;
-use dflop_loader::settings::{CostSettings, set};
+use dflop_loader::settings::{CostSettings, machine_device, set};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -21,9 +21,6 @@ use crate::dataset::PyDataset;
 use crate::error::DflopError;
 use crate::runtime::refuse_keywords;
 use crate::table::Table;
-
-/// Device preset for a model without a device.
-const DEVICE: &str = "h100";
 
 /// Model names, the device or profile that the model runs on, and the training setup.
 #[derive(Debug)]
@@ -82,7 +79,9 @@ impl<'py> ModelArgument<'py> {
 impl ModelSettings {
     /// Returns the settings for a model on the default device.
     pub(crate) fn new(names: Vec<String>) -> Self {
-        Self { names, device: DEVICE.to_owned(), profile: None, settings: CostSettings::default() }
+        let device = machine_device();
+        let profile = is_profile(&device).then(|| PathBuf::from(&device));
+        Self { names, device, profile, settings: CostSettings::default() }
     }
 
     pub(crate) fn cost_model(&self) -> Result<CostModel, DflopError> {
@@ -137,7 +136,7 @@ impl PyCostModel {
     ) -> PyResult<Self> {
         refuse_keywords(py, "CostModel", unknown.as_ref())?;
         let model = model.0;
-        let device = device.map_or_else(|| DEVICE.to_owned(), |Names(names)| names.join(","));
+        let device = device.map_or_else(machine_device, |Names(names)| names.join(","));
         let arguments = arguments!(py, model, device, profile_tp, freeze, recompute);
         let profile = is_profile(&device).then(|| PathBuf::from(&device));
         if profile.is_none() && profile_tp.is_some() {
@@ -334,8 +333,8 @@ impl PyCostModel {
     /// Examples:
     ///     >>> import pyarrow
     ///     >>> table = pyarrow.table(dflop.CostModel("model/").annotate(dflop.Dataset("shards/")))
-    ///     >>> dearest = table.sort_by([("vision_ns", "descending")])
-    ///     >>> dearest.select(["key", "tokens", "encoder_tokens"]).slice(0, 1).to_pylist()
+    ///     >>> ranked = table.sort_by([("vision_ns", "descending")])
+    ///     >>> ranked.select(["key", "tokens", "encoder_tokens"]).slice(0, 1).to_pylist()
     ///     [{'key': '000107', 'tokens': 155, 'encoder_tokens': 484}]
     fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;

@@ -1,7 +1,10 @@
 """Tests arrays that share memory with Rust: NumPy, buffers, DLPack."""
 
 import pickle
+import sys
+import types
 import unittest
+import unittest.mock
 
 import dflop
 import numpy as np
@@ -74,6 +77,13 @@ class Arrays(InFolder):
         self.assertEqual((pixels.shape, pixels.dtype), ((1, 3, 8, 8), "float32"))
         self.assertEqual(pixels.data_ptr % 64, 0)
         self.assertEqual(np.asarray(pixels).ctypes.data, pixels.data_ptr)
+
+    @unittest.skipIf("torch" in sys.modules, "tests the choice without PyTorch")
+    def test_the_library_is_chosen_when_the_loader_is_created(self) -> None:
+        loader = dflop.Loader(self.path)
+        with unittest.mock.patch.dict(sys.modules, {"torch": types.ModuleType("torch")}):
+            (batch,) = loader
+        self.assertIsInstance(batch["png"][0], np.ndarray)
 
     def test_an_unknown_library_is_refused(self) -> None:
         with self.assertRaisesRegex(dflop.ConfigError, "tensorflow") as caught:

@@ -1,6 +1,9 @@
 """Tests plans, simulations, statistics and partitions as functions."""
 
+import copy
 import csv
+import json
+import pickle
 import random
 import unittest
 
@@ -49,9 +52,33 @@ class Commands(WithExample):
             shapes=shapes, gpus=8, global_batch_size=64, model="llava-ov-qwen2.5-7b", device="h100", batches=4
         )
         self.assertLessEqual(plan["gpus_used"], 8)
+        self.assertLessEqual(set(dflop.ParallelismPlan.__annotations__) - {"_parts"}, set(plan))
+        self.assertEqual((plan.llm.tp, plan.data_parallel[0].layout), (plan["llm"]["tp"], "DDP over 8 GPUs"))
         llm = plan["llm"]
         self.assertLessEqual(llm["tp"] * llm["pp"] * llm["dp"], plan["gpus_used"])
         self.assertGreater(plan["step_seconds"], plan["lower_bound_seconds"] * 0.99)
+
+    def test_answers_are_dictionaries_with_attributes(self) -> None:
+        answer = dflop.simulate(self.shards, model=self.model, gpus=2, steps=2)
+        self.assertIsInstance(answer, dflop.Simulation)
+        self.assertEqual(answer.layouts[0].layout, answer["layouts"][0]["layout"])
+        self.assertEqual(answer.strategies[-1].speedup, answer["strategies"][-1]["speedup"])
+        self.assertIn("strategies", dir(answer))
+        with self.assertRaisesRegex(AttributeError, "`Simulation` has no `strategy`; it has .*strategies"):
+            _ = answer.strategy
+        plain = json.loads(json.dumps(answer))
+        self.assertEqual((type(plain), plain), (dict, answer))
+        for copied in (pickle.loads(pickle.dumps(answer)), copy.deepcopy(answer)):
+            self.assertEqual((type(copied), copied), (dflop.Simulation, answer))
+            self.assertEqual(copied.strategies[0].name, "data-blind")
+        stats = dflop.stats(self.shards, model=self.model)
+        self.assertEqual(stats.quantiles["tokens"].p50, stats["quantiles"]["tokens"]["p50"])
+        self.assertEqual(sum(stats.histograms["tokens"].counts), stats.samples)
+        self.assertEqual(dflop.models(self.model).modules[0].module, "vision")
+        # Every documented field is in an answer.
+        for one in (answer, stats, dflop.models(self.model)):
+            named = set(type(one).__annotations__) - {"families", "_parts", "_parts_by_name"}
+            self.assertLessEqual(named, set(one))
 
     def test_misuse_is_a_config_error(self) -> None:
         with self.assertRaisesRegex(dflop.ConfigError, "no-such-flag"):

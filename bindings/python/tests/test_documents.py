@@ -14,10 +14,18 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import dflop
 from dflop import example
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"^```python(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+# Words of the questions for levels of support.
+LEVELS = {
+    "everything": {"cost", "plan", "inputs", "train"},
+    "PyTorch": {"cost", "plan", "inputs"},
+    "your processor": {"cost", "plan"},
+    "text": {"cost", "inputs"},
+}
 SKIPPED = {"target", "venv", "golden", "node_modules"}
 
 
@@ -83,6 +91,27 @@ class Documents(unittest.TestCase):
                 for line, code in runs:
                     with self.subTest(document=document.name, line=line), inside(directory):
                         exec(compile("\n" * line + code, str(document), "exec"), namespace)  # noqa: S102
+
+
+class Answers(unittest.TestCase):
+    @unittest.skipUnless((ROOT / "docs").is_dir(), "runs in a checkout")
+    def test_models_of_the_questions_have_the_support_that_is_written(self) -> None:
+        levels = {
+            name: set(family.levels) for family in dflop.models().families for name in family.model_types
+        }
+        written = (ROOT / "docs/faq.md").read_text().partition("### Is my model supported?")[2]
+        seen = []
+        for row in written.partition("\n- ")[0].splitlines():
+            cells = row.strip("|").split("|")
+            types = re.findall("`([a-z0-9_]+)`", cells[1]) if len(cells) == 3 else []
+            for model_type in types:
+                with self.subTest(model_type):
+                    seen.append(model_type)
+                    self.assertLessEqual(LEVELS[cells[2].strip()], levels[model_type])
+                    if cells[2].strip() == "your processor":
+                        self.assertNotIn("inputs", levels[model_type])
+        self.assertGreater(len(seen), 25)
+        self.assertEqual(len(seen), len(set(seen)))
 
 
 @contextlib.contextmanager

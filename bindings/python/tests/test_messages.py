@@ -2,9 +2,11 @@
 
 import base64
 import json
+import pickle
 import unittest
 
 import dflop
+from dflop._hints import with_hint
 from support import WithExample
 
 
@@ -61,6 +63,40 @@ class Messages(WithExample):
             loader(plan=dflop.Plan(strategy="lptt"))
         with self.assertRaisesRegex(dflop.ConfigError, "invalid `samples`"):
             dflop.Loader(self.shards, samples=0)
+
+    def test_similar_names_are_proposed(self) -> None:
+        def loader(**settings: object) -> dflop.BalancedLoader:
+            return dflop.BalancedLoader(self.shards, model=self.model, global_batch_size=8, **settings)
+
+        cases = {
+            "unknown model `omni7b` (did you mean `omni-7b`?), known are": lambda: dflop.CostModel("omni7b"),
+            "unknown device `h10` (did you mean `h100`?)": lambda: dflop.CostModel("omni-7b", device="h10"),
+            "found `serach` (did you mean `search`?)": lambda: loader(plan=dflop.Plan(strategy="serach")),
+            "found `roundrobin` (did you mean `round_robin`?)": lambda: dflop.balance(
+                {"n": 2, "m": 1, "c": 1, "d": [[1], [2]], "tok": [5, 6]}, strategy="roundrobin"
+            ),
+            "found `globl` (did you mean `global`?)": lambda: loader(order=dflop.Order(shuffle="globl")),
+            "`omni7b` (did you mean `omni-7b`?)": lambda: dflop.stats(self.shards, model="omni7b"),
+            "did you mean `strategy`?": lambda: dflop.Plan(strateg="search"),
+            "did you mean `batch_size`?": lambda: dflop.Loader(self.shards, batchsize=3),
+            "did you mean `read=dflop.Read(buffered_bytes=…)`?": lambda: loader(bufferd_bytes=3),
+            "read=dflop.Read(workers=…)": lambda: dflop.Loader(self.shards, num_workers=3),
+            "`filter=` selects samples": lambda: dflop.Loader(self.shards, sampler=[3]),
+        }
+        for expected, call in cases.items():
+            with self.subTest(expected), self.assertRaises((dflop.Error, TypeError)) as caught:
+                call()
+            self.assertIn(expected, str(caught.exception))
+            again = pickle.loads(pickle.dumps(caught.exception))
+            self.assertEqual(str(again), str(caught.exception))
+
+    def test_other_names_are_not_proposed(self) -> None:
+        for call in (lambda: dflop.CostModel("gpt-5"), lambda: dflop.Plan(colour=1)):
+            with self.assertRaises((dflop.Error, TypeError)) as caught:
+                call()
+            self.assertNotIn("did you mean", str(caught.exception))
+        for message in ("expected 3 of 4, found `5`", "unknown model `a`, known are a", "no names"):
+            self.assertEqual(with_hint(message), message)
 
 
 if __name__ == "__main__":

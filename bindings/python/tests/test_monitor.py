@@ -2,16 +2,20 @@
 
 import http.client
 import io
+import json
 import re
 import socket
+import tempfile
 import time
 import unittest
+from pathlib import Path
 from typing import ClassVar
 
 import dflop
 from dflop import monitor
 from support import WithExample
 
+DASHBOARD = Path(__file__).parents[3] / "docs/grafana.json"
 SAMPLE_LINE = re.compile(r'^(dflop_[a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (\S+)$')
 
 
@@ -130,6 +134,56 @@ class Monitor(WithExample):
         self.assertIn('dflop_module_seconds_total{rank="0",module="vision"} 1.5\n', text)
         self.assertIn('dflop_module_seconds_total{rank="0",module="llm"} NaN\n', text)
 
+    @unittest.skipUnless(DASHBOARD.is_file(), "runs in a checkout")
+    def test_the_dashboard_asks_for_metrics_and_labels_that_there_are(self) -> None:
+        class Timer:
+            module_seconds: ClassVar = {"llm": 1.5}
+
+        with tempfile.TemporaryDirectory() as directory:
+            processor = dflop.Processor(long_sample="truncate:256")
+            record = monitor.Record(self.loader(processor=processor), Path(directory, "steps.jsonl"))
+            for step in record:
+                record.log(loss=float(step.step), learning_rate=1e-4)
+                self.trained(step)
+            metrics = parsed(monitor.text(record, timer=Timer()))
+        names = {re.search('name="([a-z_]+)"', labels)[1] for labels in metrics["dflop_recorded"]}
+        self.assertLessEqual({"loss", "learning_rate", "seconds"}, names)
+        dashboard = json.loads(DASHBOARD.read_text())
+        asked = set()
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                with self.subTest(panel["title"], expr=target["expr"]):
+                    expr, legend = target["expr"], target["legendFormat"]
+                    self.assertEqual(expr.count("("), expr.count(")"))
+                    selected = re.findall(r"(dflop_\w+)\{([^}]*)\}", expr)
+                    self.assertEqual(len(selected), expr.count("dflop_"), "each metric has its labels")
+                    for metric, labels in selected:
+                        values = metrics[metric]
+                        wanted = re.findall(r'(\w+)(=~?)"([^"]*)"', labels)
+                        self.assertIn(("rank", "=~", "$rank"), wanted)
+                        grouped = re.findall(r"by \((\w+)\)", expr)
+                        for name in [*grouped, *re.findall(r"{{(\w+)}}", legend)]:
+                            self.assertTrue(all(f'{name}="' in found for found in values), name)
+                        exact = [f'{name}="{value}"' for name, sign, value in wanted if sign == "="]
+                        self.assertTrue(any(all(one in found for one in exact) for found in values), exact)
+                        # Rates are of counters, and values of gauges.
+                        if not expr.startswith("sum(dflop_skipped"):
+                            is_rate = f"rate({metric}{{" in expr or f"increase({metric}{{" in expr
+                            self.assertEqual(is_rate, metric.endswith("_total"))
+                        asked.add(metric)
+        (rank,) = [one["query"]["query"] for one in dashboard["templating"]["list"] if one["name"] == "rank"]
+        self.assertIn(re.search(r"dflop_\w+", rank)[0], metrics)
+        self.assertGreater(len(asked), 12)
+        places = [panel["gridPos"] for panel in dashboard["panels"]]
+        cells = [
+            (column, row)
+            for place in places
+            for column in range(place["x"], place["x"] + place["w"])
+            for row in range(place["y"], place["y"] + place["h"])
+        ]
+        self.assertEqual(len(cells), len(set(cells)), "panels lie beside each other")
+        self.assertLess(max(column for column, _ in cells), 24)
+
     def test_only_loaders_are_monitored(self) -> None:
         for call in (monitor.text, monitor.serve, monitor.scalars, monitor.Progress):
             with self.assertRaisesRegex(
@@ -234,6 +288,27 @@ class Monitor(WithExample):
         self.assertGreater(values["tokens_per_second"], values["samples_per_second"])
         with self.assertRaisesRegex(TypeError, "expected a method `add_scalar` or `log`"):
             monitor.log(loader, object())
+
+    def test_boards_and_runs_get_what_a_record_logs(self) -> None:
+        board, run = Board(), Run()
+        with tempfile.TemporaryDirectory() as directory:
+            record = monitor.Record(self.loader(steps=4), Path(directory, "steps.jsonl"))
+            for step in record:
+                self.trained(step)
+                record.log(loss=4.0 - step.step, learning_rate=1e-4)
+                monitor.log(record, board)
+                monitor.log(record, run)
+        losses = [(value, step) for name, value, step in board.scalars if name == "dflop/loss"]
+        self.assertEqual(losses, [(4.0, 0), (3.0, 1), (2.0, 2), (1.0, 3)])
+        self.assertEqual([values["dflop/loss"] for values, _ in run.logged], [4.0, 3.0, 2.0, 1.0])
+        self.assertEqual([step for _, step in run.logged], [0, 1, 2, 3])
+        self.assertEqual({values["dflop/learning_rate"] for values, _ in run.logged}, {1e-4})
+        # The first step has not ended when it is logged.
+        self.assertEqual(
+            ["dflop/step_seconds" in values for values, _ in run.logged], [False, True, True, True]
+        )
+        for measured in ("dflop/time", "dflop/seconds", "dflop/step"):
+            self.assertNotIn(measured, run.logged[-1][0])
 
     def test_progress_is_a_line_on_a_terminal(self) -> None:
         loader, terminal = self.loader(), Terminal()

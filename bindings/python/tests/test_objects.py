@@ -71,7 +71,7 @@ class Objects(WithExample):
         loader = dflop.Loader(
             self.shards,
             batch_size=7,
-            shuffle_buffer=20,
+            order=dflop.Order(),
             seed=3,
             image=dflop.Image(8),
             dp_rank=1,

@@ -1,5 +1,7 @@
 """Tests `dflop.monitor.Record`: the file of a run's steps, and what ``dflop top`` shows of it."""
 
+import copy
+import io
 import json
 import tempfile
 import unittest
@@ -47,7 +49,9 @@ class TestRecord(WithExample):
             self.assertEqual(len(record), len(seen))
             tokens = sum(source["tokens"] for source in loader.metrics()["sources"])
         state = top(self.path)
-        self.assertEqual((state["phase"], state["steps_taken"], state["steps"]), ("completed", len(seen), len(seen)))
+        self.assertEqual(
+            (state["phase"], state["steps_taken"], state["steps"]), ("completed", len(seen), len(seen))
+        )
         self.assertEqual((state["title"], state["about"]), ("mine", ["1 rank", "bf16"]))
         self.assertEqual((state["loss"], state["mfu"]), (4.0 - seen[-1], 0.5))
         steps = monitor.steps(self.path)
@@ -97,8 +101,9 @@ class TestRecord(WithExample):
             monitor.Record(loader, self.path, about="bf16")
         with self.assertRaisesRegex(ValueError, "seconds: is measured"):
             monitor.Record(loader, self.path).log(seconds=1.0)
+        self.path.write_text("")
         with self.assertRaises(OSError):
-            next(iter(monitor.Record(loader, self.path / "none" / "steps.jsonl")))
+            next(iter(monitor.Record(loader, self.path / "steps.jsonl")))
         record: monitor.Record[Any] = monitor.Record(loader, self.path)
         for _ in record:
             record.log(loss=float("nan"))
@@ -109,6 +114,81 @@ class TestRecord(WithExample):
                 count = sum(1 for _ in monitor.Record(loader, "/dev/full"))
             self.assertEqual(count, len(loader))
             self.assertIn("the record of steps ends here", str(caught[0].message))
+
+    def test_the_directory_is_created_and_a_failed_loop_is_recorded(self) -> None:
+        path = self.path.parent / "runs" / "first" / "steps.jsonl"
+        with self.assertRaises(KeyError), monitor.Record(self.balanced(), path) as record:
+            for step in record:
+                if step.step == 1:
+                    raise KeyError("boom")
+        self.assertEqual((top(path)["phase"], top(path)["reason"]), ("failed", "KeyError: 'boom'"))
+        self.assertEqual(len(monitor.steps(path)), 1)
+        with monitor.Record(self.balanced(), path) as record:
+            next(iter(record))
+        self.assertEqual((top(path)["phase"], top(path)["reason"]), ("stopped", "the loop ended"))
+        with monitor.Record(self.balanced(), path) as record:
+            self.assertEqual(sum(1 for _ in record), len(record))
+        self.assertEqual(top(path)["phase"], "completed")
+
+    def test_wrappers_nest_in_any_order_and_keep_the_loader(self) -> None:
+        def progress(loader: Any) -> Any:
+            return monitor.Progress(loader, always=True, interval_seconds=0, file=io.StringIO())
+
+        def record(loader: Any) -> Any:
+            return monitor.Record(loader, self.path)
+
+        loader = self.balanced()
+        state, length = loader.state_dict(), len(loader)
+        for outer, inner in ((progress, record), (record, progress)):
+            loader.load_state_dict(state)
+            wrapped = outer(inner(loader))
+            with monitor.serve(wrapped) as server:
+                self.assertTrue(server.port)
+                for step in wrapped:
+                    wrapped.log(loss=float(step.step))
+                    self.assertEqual(monitor.scalars(wrapped)["dflop/loss"], step.step)
+                page = monitor.text(wrapped)
+            self.assertEqual((len(wrapped), wrapped.step, bool(wrapped)), (length, length, True))
+            self.assertEqual([step["loss"] for step in monitor.steps(self.path)], list(range(length)))
+            self.assertIn(f'dflop_recorded{{rank="0",name="loss"}} {length - 1}.0\n', page)
+            self.assertIn('dflop_recorded{rank="0",name="seconds"} ', page)
+            self.assertGreater(monitor.scalars(wrapped)["dflop/step_seconds"], 0.0)
+            self.assertEqual(wrapped.state_dict(), loader.state_dict())
+        with self.assertRaisesRegex(AttributeError, "no_such"):
+            _ = wrapped.no_such
+        self.assertEqual(copy.copy(wrapped).path, str(self.path))
+
+    def test_a_nested_record_of_a_restored_loader_starts_with_the_right_step(self) -> None:
+        with self.balanced() as loader:
+            iterator = iter(loader)
+            state = [next(iterator) and loader.state_dict() for _ in range(3)][-1]
+        with self.balanced() as loader:
+            loader.load_state_dict(state)
+            shown = io.StringIO()
+            inner = monitor.Record(loader, self.path)
+            outer = monitor.Progress(inner, always=True, interval_seconds=0, file=shown)
+            self.assertEqual([step.step for step in outer], [3, 4, 5])
+        self.assertEqual([step["step"] for step in monitor.steps(self.path)], [3, 4, 5])
+        self.assertIn("step 4 of 6 ", shown.getvalue().splitlines()[0])
+
+    def test_runs_and_skipped_samples_are_logged_under_one_name(self) -> None:
+        def refuse(values: list[Any]) -> list[int]:
+            if any(int(bytes(value)) == 3 for value in values):
+                raise ValueError("three")
+            return [1 for _ in values]
+
+        loader = dflop.Loader(
+            self.shards, batch_size=32, transforms={"cls": refuse}, read=dflop.Read(error_budget=1.0)
+        )
+        with self.assertLogs("dflop", "INFO") as logged:
+            list(monitor.Record(loader, self.path))
+        texts = [(entry.levelname, entry.getMessage()) for entry in logged.records]
+        self.assertEqual(texts[0], ("INFO", f"records steps from 0 on in {self.path}"))
+        self.assertEqual(texts[-1], ("INFO", f"record {self.path} completed"))
+        warned = [text for level, text in texts if level == "WARNING"]
+        self.assertRegex(warned[0], r"^step 0: skipped samples: [0-9]+; the last: .* ValueError: three$")
+        skipped = sum(int(text.split(": ")[2].partition(";")[0]) for text in warned)
+        self.assertEqual(skipped, loader.skipped_samples)
 
 
 if __name__ == "__main__":

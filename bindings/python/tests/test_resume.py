@@ -82,7 +82,12 @@ class Resume(WithExample):
                     self.assertEqual(together, [sorted(keys) for keys in whole[delivered:]])
 
     def test_every_state_of_a_plain_loader_resumes_with_the_rest(self) -> None:
-        for settings in ({"epochs": 2}, {"epochs": 2, "shuffle_buffer": 9}, {"epochs": 1, "dp_size": 2}):
+        for settings in (
+            {"epochs": 2},
+            {"epochs": 2, "shuffle_buffer": 9},
+            {"epochs": 1, "dp_size": 2},
+            {"epochs": 2, "dp_size": 2, "order": dflop.Order(), "drop_last": True},
+        ):
             with self.plain(**settings) as loader:
                 states, whole = [], []
                 for batch in loader:

@@ -4,9 +4,11 @@ import copy
 import dataclasses
 import inspect
 import json
+import os
 import pickle
 import re
 import unittest
+import unittest.mock
 
 import dflop
 from dflop import _native
@@ -130,6 +132,26 @@ class Groups(Settings):
             with self.subTest(settings), self.assertRaises(dflop.ConfigError) as caught:
                 self.balanced(**settings)
             self.assertIn(setting, caught.exception.setting)
+
+    def test_variables_hold_defaults_of_the_machine(self) -> None:
+        with unittest.mock.patch.dict(os.environ, {"DFLOP_DEVICE": "a100", "DFLOP_WORKERS": "1"}):
+            costs = dflop.CostModel(self.model)
+            self.assertEqual(dflop.stats(self.shards, model=self.model).device, "a100")
+            self.assertEqual(dflop.Custom({"llm": 1e6}, tokens=len).device, "a100")
+            loader, balanced = self.loader(), self.balanced()
+        self.assertEqual(
+            costs.cost(text_tokens=9), dflop.CostModel(self.model, device="a100").cost(text_tokens=9)
+        )
+        same = next(iter(self.balanced(model=costs)))
+        self.assertEqual(next(iter(balanced)).makespan_seconds, same.makespan_seconds)
+        self.assertNotEqual(next(iter(self.balanced())).makespan_seconds, same.makespan_seconds)
+        list(loader)
+        workers = {stage["stage"]: stage["workers"] for stage in loader.metrics()["stages"]}
+        self.assertEqual(workers["decode"], 1)
+        with unittest.mock.patch.dict(os.environ, {"DFLOP_WORKERS": "two"}):
+            with self.assertRaisesRegex(dflop.ConfigError, "`DFLOP_WORKERS`: expected a number of threads"):
+                self.loader()
+            self.loader(read=dflop.Read(workers=1))
 
     def test_another_class_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, r"expected `plan` to be a `dflop\.Plan`, found dict"):

@@ -3,6 +3,8 @@
 mod cost_table;
 mod split;
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,6 +17,8 @@ pub use self::split::{SPLITS_FILE, Splits};
 
 /// Number of samples per filter call.
 const FILTERED_TOGETHER: u64 = 1 << 12;
+/// Maximum number of parts that a dataset is divided into; each is a dataset in the states of a run.
+const PARTS_MAX: usize = 1 << 12;
 
 /// Dataset to draw from.
 ///
@@ -78,35 +82,82 @@ impl Dataset {
     /// # Errors
     /// The function error; [`Error::Config`] if the function returns a wrong number of answers, or keeps no
     /// sample.
-    pub fn filter(mut self, mut keep: impl FnMut(&[u64]) -> Result<Vec<bool>>) -> Result<Self> {
-        let invalid = |reason: String| Error::Config { setting: "filter", reason };
-        let mut kept = Vec::new();
+    pub fn filter(mut self, keep: impl FnMut(&[u64]) -> Result<Vec<bool>>) -> Result<Self> {
+        let samples = self.len();
+        let answers = self.answers("filter", keep)?;
+        let kept = answers.into_iter().filter(|(_, is_kept)| *is_kept).map(|(number, _)| number);
+        let kept: Vec<u32> = kept.collect();
+        if kept.is_empty() {
+            let reason = format!("it keeps none of {samples} samples of {}", self.display());
+            return Err(Error::Config { setting: "filter", reason });
+        }
+        self.filtered += samples - kept.len() as u64;
+        Ok(self.part(kept, "filtered"))
+    }
+
+    /// Divides the samples by label into datasets, in label order. The function is called as by
+    /// [`Self::filter`].
+    ///
+    /// # Errors
+    /// The function error; [`Error::Config`] if the function returns a wrong number of labels, or more than
+    /// 4,096 different labels.
+    pub(crate) fn parts<L: Ord + Display>(
+        &self,
+        setting: &'static str,
+        label: impl FnMut(&[u64]) -> Result<Vec<L>>,
+    ) -> Result<Vec<(L, Self)>> {
+        let mut parts: BTreeMap<L, Vec<u32>> = BTreeMap::new();
+        for (number, label) in self.answers(setting, label)? {
+            parts.entry(label).or_default().push(number);
+            if parts.len() > PARTS_MAX {
+                let reason = format!("more than {PARTS_MAX} different values divide {}", self.display());
+                return Err(Error::Config { setting, reason });
+            }
+        }
+        let (name, mut rest) = (self.name(), self.clone());
+        let part = |(label, numbers): (L, Vec<u32>)| {
+            let part = rest.clone().part(numbers, &label.to_string()).named(format!("{name}/{label}"));
+            // Samples that are left out are counted once, with the first part.
+            (rest.skipped, rest.filtered) = (Arc::default(), 0);
+            (label, part)
+        };
+        Ok(parts.into_iter().map(part).collect())
+    }
+
+    /// Returns the answers of a function for all samples, by sample number.
+    fn answers<T>(
+        &self,
+        setting: &'static str,
+        mut ask: impl FnMut(&[u64]) -> Result<Vec<T>>,
+    ) -> Result<Vec<(u32, T)>> {
+        let mut answers = Vec::new();
         let (mut place, samples) = (0, self.len());
         while place < samples {
             let end = samples.min(place + FILTERED_TOGETHER);
             let numbers: Vec<u64> = (place..end).map(|place| self.sample_number(place)).collect();
-            let answer = keep(&numbers)?;
+            let answer = ask(&numbers)?;
             if answer.len() != numbers.len() {
                 let reason = format!("it returned {} values for {} samples", answer.len(), numbers.len());
-                return Err(invalid(reason));
+                return Err(Error::Config { setting, reason });
             }
-            kept.extend(
-                numbers.into_iter().zip(answer).filter(|(_, is_kept)| *is_kept).map(|(number, _)| number),
-            );
+            for (number, answer) in numbers.into_iter().zip(answer) {
+                let number = u32::try_from(number).map_err(|_| {
+                    let reason = "an index of more than 2^32 samples cannot be filtered or divided".into();
+                    Error::Config { setting, reason }
+                })?;
+                answers.push((number, answer));
+            }
             place = end;
         }
-        if kept.is_empty() {
-            return Err(invalid(format!("it keeps none of {samples} samples of {}", self.display())));
-        }
-        self.filtered += samples - kept.len() as u64;
-        let kept = kept.into_iter().map(u32::try_from).collect::<std::result::Result<_, _>>();
-        let kept =
-            kept.map_err(|_| invalid("an index of more than 2^32 samples cannot be filtered".into()))?;
-        self.selection = Arc::new(Selection::List(kept));
-        let name =
-            self.split.as_deref().map_or_else(|| "filtered".into(), |split| format!("{split}, filtered"));
+        Ok(answers)
+    }
+
+    /// Keeps ascending sample numbers, which `name` describes in messages and states.
+    fn part(mut self, numbers: Vec<u32>, name: &str) -> Self {
+        self.selection = Arc::new(Selection::List(numbers));
+        let name = self.split.as_deref().map_or_else(|| name.to_owned(), |split| format!("{split}, {name}"));
         self.split = Some(name.into());
-        Ok(self)
+        self
     }
 
     /// Keeps the samples at ascending `places`, counted over the dataset samples.

@@ -308,7 +308,7 @@ impl Collator {
                     is_good.push(finished.is_some());
                     samples.extend(finished.map(|finished| finished.sample));
                 }
-                (Batch { samples, pixels: None }, is_good)
+                (Batch { samples, pixels: None, sources: Vec::new() }, is_good)
             }
         };
         self.skips.delivered(batch.samples.len() as u64);
@@ -381,7 +381,7 @@ impl Collator {
         }
         let tensor = pending.slots.join(slots, &is_kept);
         let pixels = Some(Pixels { tensor, layout: self.format.layout, side: pending.side.get(), rows });
-        Ok((Batch { samples, pixels }, is_good))
+        Ok((Batch { samples, pixels, sources: Vec::new() }, is_good))
     }
 
     fn skip(&self, raw: &RawSample, error: FieldError) {

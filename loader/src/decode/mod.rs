@@ -36,6 +36,8 @@ pub struct Batch {
     pub samples: Vec<Sample>,
     /// All images in the samples, if pixels were requested.
     pub pixels: Option<Pixels>,
+    /// Dataset name for each entry of `samples`, where they are drawn through an index; else empty.
+    pub sources: Vec<Arc<str>>,
 }
 
 /// Batch images as a single tensor.

@@ -12,8 +12,8 @@ use crate::error::{Error, Result, SelectionError, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, cores};
 use crate::shard::{FieldSelection, Shard, ShardItem, is_rereadable, scan_shards};
 use dflop_costmodel::random::Seed;
-use dflop_samples::media::Strictness;
 use dflop_samples::media::augment::Augment;
+use dflop_samples::media::{Strictness, VideoSampling};
 use futures::StreamExt;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -230,6 +230,20 @@ pub(super) fn check_indexed(
     };
     let of_transforms = transforms.selections().find_map(|names| missing("transforms", names));
     missing("fields", fields).or(of_transforms).map_or(Ok(()), Err)
+}
+
+/// Returns the video sampling that all indexes share.
+///
+/// # Errors
+/// [`Error::Config`] if indexes have different samplings.
+pub(super) fn common_video_sampling(datasets: &[Dataset]) -> Result<Option<VideoSampling>> {
+    let mut samplings = datasets.iter().filter_map(|set| set.index().video_sampling());
+    let first = samplings.next();
+    if samplings.any(|other| Some(other) != first) {
+        let reason = "the indexes of the datasets were made for different frames of videos".into();
+        return Err(Error::Config { setting: "video_sampling", reason });
+    }
+    Ok(first)
 }
 
 /// Returns the error for a stream in which no sample had any of the named fields; reads the first samples

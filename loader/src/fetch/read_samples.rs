@@ -1,12 +1,16 @@
-//! Reads the samples in a rank's share of a step.
+//! Reads the samples in a rank's share of a step, samples by number, and the class of each sample from a
+//! column: a field, or an entry in the JSON documents.
 
+use super::dataset_ranges::DatasetRanges;
 use super::ranges::{Demand, FieldRange, PlannedRead, ReadPlan, ShardRanges};
+use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::index::{FieldRow, Index};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawField, RawSample};
 use bytes::Bytes;
+use serde_json::Value;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,6 +18,15 @@ use std::sync::atomic::AtomicU64;
 
 /// Maximum size of kept decompressed shards, in bytes.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
+/// Maximum size of a field whose values are compared, such as a class, in bytes.
+const FIELD_BYTES_MAX: u64 = 1 << 20;
+
+/// Number of samples whose fields are requested together.
+const READ_TOGETHER: u64 = 1 << 10;
+/// Maximum length of a class, in bytes.
+const CLASS_BYTES_MAX: usize = 256;
+/// Field with the columns of a packed table.
+const DOCUMENT: &str = "json";
 
 /// Reads samples by index number, in the requested order, undecoded.
 ///
@@ -100,6 +113,40 @@ impl SampleReader {
         part
     }
 
+    /// Reads one field of each sample, by extension; `None` for a sample without the field.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a field is longer than 1 MiB; [`Error::Storage`] if a shard cannot be read, or
+    /// has changed since it was indexed.
+    ///
+    /// # Panics
+    /// If a number is outside the index.
+    pub async fn fields(&mut self, numbers: &[u64], extension: &str) -> Result<Vec<Option<Bytes>>> {
+        let mut found = Vec::with_capacity(numbers.len());
+        for &number in numbers {
+            let row = self.index.sample(number);
+            let range = FieldRange::row_fields(&row).find(|(field, _)| field.extension == extension);
+            let range = range.map(|(_, range)| range);
+            if let Some(FieldRange { bytes, .. }) = range.filter(|range| range.bytes > FIELD_BYTES_MAX) {
+                let reason = format!(
+                    "`{extension}` of sample `{}` has {bytes} bytes, over {FIELD_BYTES_MAX}",
+                    row.key()
+                );
+                return Err(Error::Config { setting: "field", reason });
+            }
+            found.push((row, range));
+        }
+        let remote = found.iter().filter(|(row, _)| self.index.shards()[row.shard].remote().is_some());
+        let wanted = remote.filter_map(|(row, range)| Some(range.as_ref()?.in_shard(row.shard))).collect();
+        self.ranges.fetch(wanted).await?;
+        let read = found.into_iter().map(|(row, range)| {
+            range.map(|range| self.ranges.read_field(row.shard, range, row.key(), extension)).transpose()
+        });
+        let read = read.collect();
+        self.ranges.forget_fetched();
+        read
+    }
+
     fn is_remote(&self, shard: usize) -> bool {
         self.index.shards()[shard].remote().is_some()
     }
@@ -138,10 +185,7 @@ pub(crate) struct StepReaderSettings {
 #[derive(Debug)]
 pub(crate) struct StepReader {
     settings: StepReaderSettings,
-    /// Shard ranges, by dataset.
-    ranges: Vec<ShardRanges>,
-    /// Shard number of each dataset's first shard in the metrics.
-    shard_starts: Vec<usize>,
+    ranges: DatasetRanges,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
 }
@@ -149,17 +193,8 @@ pub(crate) struct StepReader {
 impl StepReader {
     pub(crate) fn new(settings: StepReaderSettings, skips: Arc<SkipLog>, metrics: Arc<Metrics>) -> Self {
         let datasets = settings.planner.datasets();
-        let unpacked_bytes_max = settings.unpacked_bytes_max / datasets.len() as u64;
-        let ranges = datasets
-            .iter()
-            .map(|set| ShardRanges::new(set.index().clone(), unpacked_bytes_max, metrics.retries()));
-        let shard_starts = datasets.iter().scan(0, |start, set| {
-            let first = *start;
-            *start += set.index().shards().len();
-            Some(first)
-        });
-        let (ranges, shard_starts) = (ranges.collect(), shard_starts.collect());
-        Self { settings, ranges, shard_starts, skips, metrics }
+        let ranges = DatasetRanges::new(datasets, settings.unpacked_bytes_max, &metrics);
+        Self { settings, ranges, skips, metrics }
     }
 
     /// Returns the step samples to read, by microbatch, as plan positions.
@@ -179,13 +214,11 @@ impl StepReader {
     /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
     /// [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
-        let mut wanted = vec![Vec::new(); self.ranges.len()];
+        let mut wanted = vec![Vec::new(); self.settings.planner.datasets().len()];
         for reads in microbatches {
             wanted.iter_mut().zip(&mut reads.remote).for_each(|(all, own)| all.append(own));
         }
-        let fetches = self.ranges.iter_mut().zip(wanted).filter(|(_, wanted)| !wanted.is_empty());
-        futures::future::try_join_all(fetches.map(|(ranges, wanted)| ranges.fetch(wanted))).await?;
-        Ok(())
+        self.ranges.fetch(wanted).await
     }
 
     /// Reads microbatches, after [`Self::fetch`]; blocks on a cold disk.
@@ -202,17 +235,17 @@ impl StepReader {
             let samples = reads.samples.into_iter().map(|planned| self.read_sample(planned));
             read.push(samples.collect::<Result<_>>()?);
         }
-        self.ranges.iter_mut().for_each(ShardRanges::forget_fetched);
+        self.ranges.forget_fetched();
         Ok(read)
     }
 
     fn read_sample(&mut self, planned: PlannedRead) -> Result<(u32, RawSample)> {
         let PlannedRead { place, dataset, shard, mut sample, ranges } = planned;
-        self.metrics.reads_shard(self.shard_starts[dataset] + shard);
+        self.metrics.reads_shard(self.ranges.shard_number(dataset, shard));
         let mut read_bytes = 0;
         let fields = sample.fields.iter_mut().zip(ranges);
         for (field, range) in fields.filter(|(field, _)| field.size.is_none()) {
-            let payload = self.ranges[dataset].read_field(shard, range, &sample.key, &field.extension)?;
+            let payload = self.ranges.read_field((dataset, shard), range, &sample.key, &field.extension)?;
             field.payload = Some(payload);
             read_bytes += field.bytes;
         }
@@ -246,6 +279,65 @@ impl Share for DpShare {
     }
 }
 
+/// Reads the class of each dataset sample, in dataset order, for
+/// [`Mixture::by_class`](crate::order::Mixture::by_class).
+///
+/// - `column`: extension of a field whose text is the class, such as `cls`; if no sample has such a field,
+///   key of a text, a number or a Boolean in the field `json`, which has the columns of a packed table
+///
+/// # Errors
+/// [`Error::Config`] if a sample has no such field or key, or a value that is no class: longer than 256
+/// bytes, not UTF-8, a list or an object; the errors of [`SampleReader::fields`].
+pub async fn read_classes(dataset: &Dataset, column: &str) -> Result<Vec<String>> {
+    let is_field = dataset.index().extensions().any(|extension| extension == column);
+    let extension = if is_field { column } else { DOCUMENT };
+    let mut reader = SampleReader::new(dataset.index().clone());
+    let (mut classes, mut place) = (Vec::new(), 0);
+    while place < dataset.len() {
+        let end = dataset.len().min(place + READ_TOGETHER);
+        let numbers: Vec<u64> = (place..end).map(|place| dataset.sample_number(place)).collect();
+        let contents = reader.fields(&numbers, extension).await?;
+        for (&number, content) in numbers.iter().zip(contents) {
+            let class = match (content, is_field) {
+                (None, _) => Err(format!("has no field `{extension}`")),
+                (Some(content), true) => text(&content),
+                (Some(content), false) => entry(&content, column),
+            };
+            classes.push(class.map_err(|fault| Error::Config {
+                setting: "by_class",
+                reason: format!("sample `{}` {fault}", dataset.index().sample(number).key()),
+            })?);
+        }
+        place = end;
+    }
+    Ok(classes)
+}
+
+/// Returns the text of a field without the white space around it.
+fn text(content: &[u8]) -> std::result::Result<String, String> {
+    let text = std::str::from_utf8(content).map_err(|_| "has a class that is not UTF-8".to_owned())?;
+    short(text.trim())
+}
+
+/// Returns the value under a key in a JSON document.
+fn entry(content: &[u8], key: &str) -> std::result::Result<String, String> {
+    let document: Value = serde_json::from_slice(content)
+        .map_err(|error| format!("has a document that is no JSON: {error}"))?;
+    match document.get(key) {
+        Some(Value::String(text)) => short(text),
+        Some(value @ (Value::Number(_) | Value::Bool(_))) => Ok(value.to_string()),
+        Some(_) => Err(format!("has no text, number or Boolean under `{key}`")),
+        None => Err(format!("has neither a field nor a key `{key}`")),
+    }
+}
+
+fn short(class: &str) -> std::result::Result<String, String> {
+    if class.len() > CLASS_BYTES_MAX {
+        return Err(format!("has a class of {} bytes, over {CLASS_BYTES_MAX}", class.len()));
+    }
+    Ok(class.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,6 +368,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn one_field_of_each_sample_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut reader = SampleReader::new(index(directory.path()));
+        let texts = reader.fields(&[2, 0], "txt").await.unwrap();
+        assert_eq!(texts, [Some(Bytes::from_static(b"blue")), Some(Bytes::from_static(b"a red kite"))]);
+        assert_eq!(reader.fields(&[1], "cls").await.unwrap(), [None]);
+    }
+
+    #[tokio::test]
     async fn a_part_of_a_field_ends_with_the_field() {
         let directory = tempfile::tempdir().unwrap();
         let mut reader = SampleReader::new(index(directory.path()));
@@ -284,5 +385,31 @@ mod tests {
         assert_eq!(reader.field(1, 0, 99..100).await.unwrap(), "");
         let refused = reader.field(0, 1, 0..1).await.unwrap_err();
         assert_eq!(refused.to_string(), "invalid `field`: sample 0 has 1 fields, found 1");
+    }
+
+    #[tokio::test]
+    async fn a_column_is_a_field_or_a_key_of_the_document() {
+        let directory = tempfile::tempdir().unwrap();
+        let shards = directory.path().join("shards");
+        let mut writer = ShardWriter::builder(&shards).build().unwrap();
+        let documents: [&[u8]; 3] =
+            [br#"{"kind": "bird", "n": 1}"#, br#"{"kind": "fish", "n": [2]}"#, br#"{"n": 3}"#];
+        for (number, document) in documents.into_iter().enumerate() {
+            let class = format!("{}\n", number % 2);
+            writer.write(&format!("{number}"), &[("cls", class.as_bytes()), ("json", document)]).unwrap();
+        }
+        writer.finish().unwrap();
+        let shards = expand_shards(&[shards.to_str().unwrap()]).unwrap();
+        let all = Dataset::from(Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap()));
+        assert_eq!(read_classes(&all, "cls").await.unwrap(), ["0", "1", "0"]);
+        let two = all.clone().at_places(&[0, 1]);
+        assert_eq!(read_classes(&two, "kind").await.unwrap(), ["bird", "fish"]);
+        for (set, column, reason) in [
+            (&all, "kind", "sample `2` has neither a field nor a key `kind`"),
+            (&two, "n", "sample `1` has no text, number or Boolean under `n`"),
+        ] {
+            let refused = read_classes(set, column).await.unwrap_err().to_string();
+            assert!(refused.contains(reason), "{refused}");
+        }
     }
 }

@@ -5,17 +5,16 @@
 
 mod epoch;
 mod mixture;
+mod run;
 mod run_state;
 mod shuffle_buffer;
 mod steps;
 
 pub use self::epoch::{EpochOrder, Order, Shuffle};
-pub(crate) use self::mixture::POSITION_MAX;
 pub use self::mixture::{MixRules, Mixture, Origin, Stop};
+pub(crate) use self::run::{Run, RunBuilder, SampleSource};
 pub use self::run_state::LoaderState;
-pub(crate) use self::run_state::{Restored, RunSettings};
 pub use self::shuffle_buffer::ShuffleBuffer;
 pub(crate) use self::shuffle_buffer::Shuffler;
-pub(crate) use self::steps::{StepPositions, StepPositionsInput};
 pub use self::steps::{StepSample, Steps, Tail};
 pub use epoch::ShuffleQuality;

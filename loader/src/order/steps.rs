@@ -6,6 +6,7 @@
 //! steps.
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::epoch::{EpochOrder, Order};
@@ -126,7 +127,41 @@ impl Steps {
     /// [`Error::Selection`] if the run has no such step; [`crate::error::Error::Config`] if the step is
     /// before the step at which a changed run resumed, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
-        let positions = self.pace.positions(step)?;
+        Ok(self.samples_at(self.pace.positions(step)?))
+    }
+
+    /// Returns a rank's share of a step, in global order: equally long for all ranks.
+    ///
+    /// Ranks read consecutive parts. A step that they cannot divide evenly continues with samples from the
+    /// start of the step, at most `world - 1`.
+    ///
+    /// # Errors
+    /// See [`Self::samples`].
+    pub(crate) fn share(&self, step: u64, rank: usize, world: usize) -> Result<Vec<StepSample>> {
+        let Range { start, end } = self.pace.positions(step)?;
+        let samples = end - start;
+        let length = samples.div_ceil(world as u64);
+        let first = start + rank as u64 * length % samples;
+        let until = end.min(first + length);
+        let mut share = self.samples_at(first..until);
+        let missing = length - (until - first);
+        if missing > 0 {
+            share.extend(self.samples_at(start..start + missing));
+        }
+        Ok(share)
+    }
+
+    /// Returns the number of samples in every rank's share of a step.
+    ///
+    /// # Errors
+    /// See [`Self::samples`].
+    pub(crate) fn share_len(&self, step: u64, world: usize) -> Result<u64> {
+        let Range { start, end } = self.pace.positions(step)?;
+        Ok((end - start).div_ceil(world as u64))
+    }
+
+    /// Returns the samples at positions before the end of the run.
+    fn samples_at(&self, positions: Range<u64>) -> Vec<StepSample> {
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
         let sample = |draw: super::mixture::Draw| {
             let order = &self.orders[draw.dataset];
@@ -136,7 +171,7 @@ impl Steps {
                 at_work[draw.dataset].insert(held.unwrap_or_else(|| (epoch, order.epoch(epoch))));
             StepSample { dataset: draw.dataset, epoch, sample: laid_out.sample_at(offset) }
         };
-        Ok(self.pace.layout.draws(positions).into_iter().map(sample).collect())
+        self.pace.layout.draws(positions).into_iter().map(sample).collect()
     }
 }
 
@@ -255,7 +290,7 @@ impl StepPositions {
     ///
     /// # Errors
     /// [`Error::Selection`] if the run has ended before the step; and the errors of [`Self::position`].
-    pub(crate) fn positions(&self, step: u64) -> Result<std::ops::Range<u64>> {
+    pub(crate) fn positions(&self, step: u64) -> Result<Range<u64>> {
         if let Some(steps) = self.len().filter(|&steps| step >= steps) {
             return Err(Error::Selection(SelectionError::RunEnded { step, steps }));
         }
@@ -319,6 +354,21 @@ mod tests {
         let steps = steps(3, 8, Tail::Carry);
         let epochs: Vec<_> = steps.samples(0).unwrap().iter().map(|item| item.epoch).collect();
         assert_eq!(epochs, [0, 0, 0, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn shares_are_equally_long_and_leave_out_no_sample() {
+        let steps = steps(37, 12, Tail::Short);
+        for (world, step) in (1..9).flat_map(|world| (0..5).map(move |step| (world, step))) {
+            let share = |rank| steps.share(step, rank, world).unwrap();
+            let (whole, shares) = (steps.samples(step).unwrap(), (0..world).map(share).collect::<Vec<_>>());
+            let length = steps.share_len(step, world).unwrap();
+            assert_eq!(length, whole.len().div_ceil(world) as u64);
+            assert!(shares.iter().all(|share| share.len() as u64 == length), "{world} ranks, step {step}");
+            let read: Vec<StepSample> = shares.into_iter().flatten().collect();
+            assert_eq!(read[..whole.len()], whole, "{world} ranks, step {step}");
+            assert!(read[whole.len()..].iter().all(|sample| whole.contains(sample)));
+        }
     }
 
     #[test]

@@ -7,8 +7,6 @@ use dflop_samples::sample::BatchLayout;
 
 use super::lockstep::Synchronization;
 use super::stage_layers::StageLayers;
-use crate::dataset::Dataset;
-use crate::order::{MixRules, Shuffle, Tail};
 
 /// Largest step or epoch; far from where their arithmetic would overflow.
 pub(super) const COUNT_MAX: u64 = 1 << 40;
@@ -39,19 +37,6 @@ pub(super) struct PlanConfig {
     pub(super) required_encoders: Vec<Module>,
     /// Work units that the search for one step may spend.
     pub(super) work: u64,
-}
-
-/// Datasets, and the rules by which samples are drawn from them.
-#[derive(Debug)]
-pub(super) struct SampleSource {
-    pub(super) datasets: Vec<Dataset>,
-    pub(super) rules: MixRules,
-    pub(super) seed: u64,
-    pub(super) shuffle: Shuffle,
-    pub(super) tail: Tail,
-    pub(super) first_epoch: u64,
-    /// First step of a restored run.
-    pub(super) first_step: u64,
 }
 
 /// Fixed length in tokens.

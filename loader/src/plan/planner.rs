@@ -8,7 +8,7 @@ use dflop_balancer::{Caps, PipelineConfig, PipelineObjective, Strategy};
 use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
-use super::config::{COUNT_MAX, PlanConfig, SampleSource};
+use super::config::{COUNT_MAX, PlanConfig};
 use super::cost_function::CostFunction;
 use super::lockstep::{Synchronization, sort_by_cost, step_ns};
 use super::padding::Padding;
@@ -16,13 +16,12 @@ use super::step_plan::{StepPartition, StepPlan, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, error_reason};
 use crate::index::{Index, SampleRow};
-use crate::order::{LoaderState, RunSettings, StepSample, Steps};
+use crate::order::{LoaderState, Run, StepSample, Steps};
 
 /// Plans the steps in a run, any of them at any time.
 #[derive(Debug, Clone)]
 pub struct StepPlanner {
-    pub(super) source: Arc<SampleSource>,
-    pub(super) steps: Steps,
+    pub(super) run: Run,
     pub(super) model: Arc<CostModel>,
     pub(super) config: PlanConfig,
     pub(super) zero_cost: SampleCost,
@@ -37,13 +36,13 @@ impl StepPlanner {
     /// Returns the datasets, in the order of their numbers.
     #[must_use]
     pub fn datasets(&self) -> &[Dataset] {
-        &self.source.datasets
+        self.run.datasets()
     }
 
     /// Returns the index of the first dataset, which is the only dataset unless there is a mixture.
     #[must_use]
     pub fn index(&self) -> &Arc<Index> {
-        self.source.datasets[0].index()
+        self.run.datasets()[0].index()
     }
 
     /// Returns the index row for a sample.
@@ -52,13 +51,13 @@ impl StepPlanner {
     /// If the sample does not belong to this planner's datasets.
     #[must_use]
     pub fn row(&self, sample: StepSample) -> SampleRow<'_> {
-        self.source.datasets[sample.dataset].index().sample(sample.sample)
+        self.run.datasets()[sample.dataset].index().sample(sample.sample)
     }
 
     /// Returns the first step: 0, or the step of a restored state.
     #[must_use]
     pub fn first_step(&self) -> u64 {
-        self.source.first_step
+        self.run.first_step()
     }
 
     /// Saves the position of the run before a step.
@@ -68,29 +67,18 @@ impl StepPlanner {
     /// at which changed data or a different global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
         check_at_most("step", step, COUNT_MAX)?;
-        LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
+        self.run.state(step)
     }
 
     /// Returns the step in a state that was saved by this very run.
     pub(crate) fn saved_step(&self, state: &LoaderState) -> Result<u64> {
-        let restored = state.restore(self.run(), false)?;
-        if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
-            let reason = "it is of another run: restore it when the planner is built".into();
-            return Err(Error::State { reason });
-        }
-        Ok(restored.step)
-    }
-
-    fn run(&self) -> RunSettings<'_> {
-        let SampleSource { datasets, rules, seed, shuffle, tail, .. } = &*self.source;
-        let global_batch = self.steps.global_batch();
-        RunSettings { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
+        self.run.saved_step(state)
     }
 
     /// Returns the steps in the run.
     #[must_use]
     pub fn steps(&self) -> &Steps {
-        &self.steps
+        &self.run.steps
     }
 
     /// Returns the cost model.
@@ -102,7 +90,7 @@ impl StepPlanner {
     /// Returns the run seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
-        self.source.seed
+        self.run.source.seed
     }
 
     /// Returns the number of data-parallel ranks.
@@ -137,7 +125,7 @@ impl StepPlanner {
     /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, COUNT_MAX)?;
-        let samples = self.steps.samples(step)?;
+        let samples = self.run.steps.samples(step)?;
         let model = self.model_at(step);
         let (mut costs, refused) = self.predict_costs(&samples, &model);
         self.apply_cost_function(step, &samples, &refused, &mut costs)?;

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::config::{PlanConfig, SampleSource};
+use super::config::PlanConfig;
 use super::planner::StepPlanner;
 use crate::dataset::Dataset;
+use crate::order::SampleSource;
 
 impl StepPlanner {
     /// Returns all settings that plans depend on, each as text: planners with the same settings compute the
@@ -14,7 +15,8 @@ impl StepPlanner {
     /// function is not described.
     #[must_use]
     pub fn settings(&self) -> BTreeMap<String, String> {
-        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step } = &*self.source;
+        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step } =
+            &*self.run.source;
         let PlanConfig {
             dp_size,
             microbatches,
@@ -38,7 +40,7 @@ impl StepPlanner {
             ("tail", tail),
             ("first_epoch", first_epoch),
             ("first_step", first_step),
-            ("global_batch", &self.steps.global_batch()),
+            ("global_batch", &self.run.steps.global_batch()),
             ("mixture", rules),
             ("dp_size", dp_size),
             ("microbatches", microbatches),

@@ -3,6 +3,7 @@
 //! Settings of the search for a parallelism plan.
 
 use super::spelling::{Names, choices};
+use super::store::machine_workers;
 use crate::deliver::{BalancedLoaderBuilder, LoaderSettings};
 use crate::error::{Error, Result};
 use crate::flow::ErrorBudget;
@@ -108,7 +109,7 @@ pub struct ReadSettings {
     /// other damage does not, as for Pillow without `LOAD_TRUNCATED_IMAGES`. With `strict` any damage does.
     /// `raw` delivers fields as stored.
     pub decode: DecodeName,
-    /// Number of decoder threads. Default: one per core.
+    /// Number of decoder threads. Default: the environment variable `DFLOP_WORKERS`, else one per core.
     pub workers: Option<usize>,
     /// Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait for the
     /// decoders; in a balanced loader 256 MiB of samples wait, decoded and prepared, and a larger microbatch
@@ -165,7 +166,11 @@ impl ReadSettings {
         if let Some(Names(names)) = &self.fields {
             settings = settings.fields(FieldSelection::new(names.clone())?);
         }
-        if let Some(workers) = self.workers {
+        let workers = match self.workers {
+            Some(workers) => Some(workers),
+            None => machine_workers()?,
+        };
+        if let Some(workers) = workers {
             settings = settings.workers(workers);
         }
         if let Some(bytes) = self.buffered_bytes {

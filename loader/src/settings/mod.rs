@@ -47,7 +47,7 @@ pub use processor::{
 pub use data::{EncoderShare, SpaceKinds, SpacePlacement, SpaceSettings};
 pub use spelling::Names;
 pub use spelling::choice_for;
-pub use store::{Allowed, ReadModeName, StoreSettings};
+pub use store::{Allowed, ReadModeName, StoreSettings, machine_device};
 
 use crate::error::{Error, Result};
 use crate::store::file;

@@ -11,6 +11,7 @@ use dflop_costmodel::{CostModel, DeviceRate, FrozenParts, ModelSpec, ProfileOpti
 use serde::{Deserialize, Serialize};
 
 use super::spelling::{choices, optional_text, text};
+use crate::deliver::LoaderBuilder;
 use crate::error::{Error, Result};
 use crate::model::{model_profile, profile_options};
 use crate::order::{Shuffle, Tail};
@@ -354,6 +355,15 @@ impl OrderSettings {
         if repeats_samples {
             builder = builder.repeat_samples();
         }
+        if self.accept_changed_data { builder.accept_changed_data() } else { builder }
+    }
+
+    /// Applies the settings to a loader builder whose samples are drawn through an index; `repeat` is
+    /// `carry` there.
+    #[must_use]
+    pub fn apply_to_draws(&self, builder: LoaderBuilder) -> LoaderBuilder {
+        let (tail, _): (Tail, bool) = self.tail.into();
+        let builder = builder.first_epoch(self.first_epoch).tail(tail).order(self.shuffle);
         if self.accept_changed_data { builder.accept_changed_data() } else { builder }
     }
 }

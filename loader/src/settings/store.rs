@@ -23,6 +23,37 @@ const VARIABLES: [(&str, &str); 5] = [
     ("read", "DFLOP_READ"),
 ];
 
+/// Default device preset.
+const DEVICE: &str = "h100";
+
+/// Returns the device that costs are predicted for by default: that of the environment variable
+/// `DFLOP_DEVICE`, else the preset `h100`.
+#[must_use]
+pub fn machine_device() -> String {
+    let device = std::env::var("DFLOP_DEVICE").unwrap_or_default();
+    if device.is_empty() { DEVICE.to_owned() } else { device }
+}
+
+/// Reads the default number of decoder threads from the environment variable `DFLOP_WORKERS`; `None` if it is
+/// empty or not set.
+///
+/// # Errors
+/// [`Error::Config`] with the variable for an invalid number.
+pub(super) fn machine_workers() -> Result<Option<usize>> {
+    workers_from(std::env::var_os("DFLOP_WORKERS"))
+}
+
+fn workers_from(value: Option<OsString>) -> Result<Option<usize>> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    match value.to_str().and_then(|text| text.parse::<usize>().ok()) {
+        Some(workers) if workers > 0 => Ok(Some(workers)),
+        _ => {
+            let reason = format!("expected a number of threads, found `{}`", value.display());
+            Err(Error::Config { setting: "DFLOP_WORKERS", reason })
+        }
+    }
+}
+
 /// Access to local and remote shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -181,6 +212,20 @@ mod tests {
         let mut size = read(&[("DFLOP_CACHE_BYTES", "7")]).unwrap();
         size.ignore_size_without_cache();
         assert!(size.stores().is_ok());
+    }
+
+    #[test]
+    fn a_variable_sets_the_number_of_threads() {
+        assert_eq!(workers_from(None).unwrap(), None);
+        assert_eq!(workers_from(Some("".into())).unwrap(), None);
+        assert_eq!(workers_from(Some("3".into())).unwrap(), Some(3));
+        for invalid in ["0", "-1", "two"] {
+            let refused = workers_from(Some(invalid.into())).unwrap_err().to_string();
+            assert!(
+                refused.starts_with("invalid `DFLOP_WORKERS`: expected a number of threads"),
+                "{refused}"
+            );
+        }
     }
 
     #[test]

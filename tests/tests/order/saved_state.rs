@@ -209,3 +209,18 @@ fn a_state_stays_small() {
     let state = builder(data.index(), 4, 1).build().unwrap().state(1_000_000).unwrap().to_json();
     assert!(state.len() < 40 * 17 + 700, "{} bytes: {state}", state.len());
 }
+
+#[test]
+fn datasets_with_one_index_list_its_shards_once() {
+    let data = TempDataset::new(3, 8, Compression::Plain);
+    let parity = |numbers: &[u64]| Ok(numbers.iter().map(|number| (number % 2).to_string()).collect());
+    let settings = || builder(Mixture::by_class(data.index(), parity, None).unwrap(), 6, 1);
+    let planner = settings().build().unwrap();
+    let state = saved(&planner, 3);
+    assert_eq!(state.to_json().matches("\"digests\"").count(), 1);
+    let again = settings().restore(state.clone()).build().unwrap();
+    assert_eq!(samples(&again, 3..9), samples(&planner, 3..9));
+    std::fs::copy(data.shard(0), data.shard(1)).unwrap();
+    let refused = settings().restore(state).build().unwrap_err().to_string();
+    assert!(refused.contains("shard `shard-001.tar` was replaced"), "{refused}");
+}

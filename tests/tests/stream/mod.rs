@@ -1,7 +1,7 @@
 //! Tests the stream loader.
 
-mod dealt;
 mod delivery;
+mod drawn;
 mod first_epoch;
 mod resume;
 mod resume_refused;

@@ -31,8 +31,7 @@ pub(crate) const WORK: u64 = 5_000;
 /// Maximum product of samples and groups for a makespan search: the fixed search cost grows with both.
 const MAKESPAN_CELLS_MAX: usize = 1 << 18;
 
-/// Maximum number of samples in a batch that is polished, and of makespans computed for that.
-const POLISHED_SAMPLES: usize = 32;
+/// Maximum number of makespans computed to polish a batch.
 const POLISHED_MAX: usize = 4_000;
 
 /// Batch assigned to slots, with makespan and memory requirement.
@@ -64,7 +63,7 @@ pub(crate) fn balance_batch(
             balancer.keep_better((&mut cell_of, &mut found), other, timeline);
         }
     }
-    if batch.len() <= POLISHED_SAMPLES {
+    if space.workload.has_few_samples() {
         balancer.polish(&mut cell_of, &mut found, timeline);
     }
     Ok(found)
@@ -99,6 +98,60 @@ pub(crate) fn batch_rng(batch: &[ItemSize]) -> SplitMix64 {
     SplitMix64::new(seed_from(
         batch.iter().flat_map(|item| [u64::from(item.media(0).units), u64::from(item.tokens)]),
     ))
+}
+
+/// Change of an assignment.
+#[derive(Debug, Clone, Copy)]
+enum Change {
+    Move {
+        item: usize,
+        cell: u32,
+    },
+    Swap {
+        item: usize,
+        other: usize,
+    },
+    /// A rank's microbatch goes to another slot, and those between the two move up.
+    Shift {
+        rank: u32,
+        from: u32,
+        to: u32,
+    },
+}
+
+impl Change {
+    /// Returns each sample's cell afterwards; `None` if nothing changes or a microbatch would be empty.
+    fn apply(self, cell_of: &[u32], ranks: u32) -> Option<Vec<u32>> {
+        let mut changed = cell_of.to_vec();
+        match self {
+            Self::Move { item, cell } => {
+                let own = cell_of[item];
+                let is_only = cell_of.iter().filter(|of| **of == own).count() == 1;
+                if cell == own || is_only {
+                    return None;
+                }
+                changed[item] = cell;
+            }
+            Self::Swap { item, other } => {
+                if cell_of[item] == cell_of[other] {
+                    return None;
+                }
+                changed.swap(item, other);
+            }
+            Self::Shift { rank, from, to } => {
+                for cell in changed.iter_mut().filter(|cell| **cell % ranks == rank) {
+                    let slot = match *cell / ranks {
+                        slot if slot == from => to,
+                        slot if (from + 1..=to).contains(&slot) => slot - 1,
+                        slot if (to..from).contains(&slot) => slot + 1,
+                        slot => slot,
+                    };
+                    *cell = slot * ranks + rank;
+                }
+            }
+        }
+        Some(changed)
+    }
 }
 
 /// Balancer for one batch and plan.
@@ -140,32 +193,52 @@ impl Balancer<'_> {
         is_better
     }
 
-    /// Moves samples to other cells, and swaps samples, as long as that helps.
+    /// Moves samples to other cells, swaps samples, and moves microbatches to other slots, as long as that
+    /// helps.
     fn polish(&self, cell_of: &mut Vec<u32>, found: &mut BalancedBatch, timeline: &mut StepTimeline) {
-        let (samples, cells) = (cell_of.len(), self.candidate.groups() as u32);
         let mut tried = 0;
         let mut is_better = true;
         while std::mem::take(&mut is_better) {
-            for item in 0..samples {
-                let moves = (0..cells).map(|cell| (cell, None));
-                let swaps = (item + 1..samples).map(|other| (cell_of[other], Some(other)));
-                for (cell, other) in moves.chain(swaps).collect::<Vec<_>>() {
-                    let own = cell_of[item];
-                    let is_only = cell_of.iter().filter(|of| **of == own).count() == 1;
-                    // A microbatch has at least one sample.
-                    if cell == own || other.is_none() && is_only || tried == POLISHED_MAX {
-                        continue;
-                    }
-                    let mut changed = cell_of.clone();
-                    changed[item] = cell;
-                    if let Some(other) = other {
-                        changed[other] = own;
-                    }
-                    tried += 1;
-                    is_better |= self.keep_better((cell_of, found), changed, timeline);
+            for item in 0..cell_of.len() {
+                for change in self.changes_of_item(cell_of, item) {
+                    is_better |= self.try_change((cell_of, found), change, (&mut tried, timeline));
                 }
             }
+            for change in self.changes_of_order() {
+                is_better |= self.try_change((cell_of, found), change, (&mut tried, timeline));
+            }
         }
+    }
+
+    fn changes_of_item(&self, cell_of: &[u32], item: usize) -> Vec<Change> {
+        let moves = (0..self.candidate.groups() as u32).map(|cell| Change::Move { item, cell });
+        moves.chain((item + 1..cell_of.len()).map(|other| Change::Swap { item, other })).collect()
+    }
+
+    /// Lists the moves of a rank's microbatch to another slot; neighbors are swapped once.
+    fn changes_of_order(&self) -> Vec<Change> {
+        let (ranks, slots) = (self.candidate.family.llm_dp, self.candidate.microbatches);
+        let of_rank = |rank| {
+            let pairs = (0..slots).flat_map(move |from| (0..slots).map(move |to| (from, to)));
+            let pairs = pairs.filter(|(from, to)| to > from || to + 1 < *from);
+            pairs.map(move |(from, to)| Change::Shift { rank, from, to })
+        };
+        (0..ranks).flat_map(of_rank).collect()
+    }
+
+    /// Keeps a change that helps; `tried` counts the makespans that were computed.
+    fn try_change(
+        &self,
+        (cell_of, found): (&mut Vec<u32>, &mut BalancedBatch),
+        change: Change,
+        (tried, timeline): (&mut usize, &mut StepTimeline),
+    ) -> bool {
+        let Some(changed) = change.apply(cell_of, self.candidate.family.llm_dp) else { return false };
+        if *tried == POLISHED_MAX {
+            return false;
+        }
+        *tried += 1;
+        self.keep_better((cell_of, found), changed, timeline)
     }
 
     /// Assigns groups evenly to ranks, in an order.

@@ -33,10 +33,6 @@ const SEARCH_WORK: u64 = 400;
 /// proportional.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// Factor to the shortest time that the searches found, up to which the plans of another placement or
-/// expert-parallel degree are balanced as in a run: that shortens steps by a few percent.
-pub(super) const WORTH_REFINING: f64 = 1.25;
-
 /// Required memory divided by the budget, up to which a search may make a batch fit.
 const NEARLY: f64 = 1.1;
 
@@ -44,7 +40,7 @@ const NEARLY: f64 = 1.1;
 const HOPELESS: f64 = 1.6;
 
 /// Slowdown factor beyond which a plan is discarded early; batch-to-batch noise is about 1 %.
-const FAR_BEHIND: f64 = 1.05;
+pub(super) const FAR_BEHIND: f64 = 1.05;
 
 /// A plan's makespans and memory requirements, in batch order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -68,8 +64,13 @@ impl Score {
 
     /// Whether this score is worse than `other` on the same first batches by more than the noise.
     pub(super) fn is_far_behind(&self, other: &Self) -> bool {
+        self.is_slower_by(FAR_BEHIND, other)
+    }
+
+    /// Whether this score is worse than `other` by a factor, on the first batches of both, if there are any.
+    pub(super) fn is_slower_by(&self, factor: f64, other: &Self) -> bool {
         let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
-        self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
+        !batches.is_empty() && self.range(batches.clone()).mean_ns() > factor * other.range(batches).mean_ns()
     }
 
     /// Returns the score on a batch range, cut to the scored batches.

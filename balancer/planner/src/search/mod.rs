@@ -20,7 +20,7 @@ pub(super) use sweep::{Start, least_bound_ns};
 use super::cluster::Placement;
 use super::score;
 use super::score::step_timeline::StepTimeline;
-use super::score::{Score, ScoredPlan, WORTH_REFINING};
+use super::score::{Score, ScoredPlan};
 use super::space::{Candidate, EncoderParts, Family, SearchSpace, bound, memory};
 use dflop_balancer::Result;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ impl Search {
     ///
     /// - `rival`: score of a plan outside the space; the search ends early if its plans are far slower
     pub(super) fn run(space: &SearchSpace<'_>, start: Start, rival: Option<&Score>) -> Result<Self> {
-        let limit_ns = rival.map_or(f64::INFINITY, |rival| WORTH_REFINING * rival.mean_ns());
+        let limit_ns = rival.map_or(f64::INFINITY, |rival| space.workload.worth_refining() * rival.mean_ns());
         let Start { swept, least_ns } = start;
         let mut start = Some(swept);
         let mut halving = Halving::new(space, rival);
@@ -71,7 +71,7 @@ impl Search {
                 break;
             }
             if swept.is_all {
-                search.finals = halving.run_all(swept.candidates)?;
+                search.finals = halving.run_all(swept.candidates, limit_ns)?;
                 break;
             }
             let is_last = at + 1 == SLACKS.len();
@@ -103,6 +103,10 @@ const JUDGED_BATCHES: usize = 16;
 /// Minimum number of plans that are probed for memory before all are scored, and the distance of the probes.
 const PROBED_MIN: usize = 32;
 const PROBE_STEP: usize = 4;
+/// Number of plans that are compared with a rival before all are scored, and the factor to its time from
+/// which all are given up.
+const PROBED_FOR_RIVAL: usize = 12;
+const NO_CHANCE: f64 = 1.4;
 
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
@@ -134,7 +138,7 @@ impl<'a> Halving<'a> {
         let best = scored.iter().find(|plan| self.fits(&plan.score)).or(scored.first());
         best.zip(self.rival).is_some_and(|(best, rival)| {
             let rival = rival.range(0..best.score.makespans_ns.len());
-            best.score.mean_ns() > WORTH_REFINING * rival.mean_ns()
+            best.score.mean_ns() > self.space.workload.worth_refining() * rival.mean_ns()
         })
     }
 
@@ -163,6 +167,10 @@ impl<'a> Halving<'a> {
         is_last: bool,
         finals: &mut Vec<ScoredPlan>,
     ) -> Result<bool> {
+        if self.has_no_chance(&candidates) {
+            self.is_outrun = true;
+            return Ok(true);
+        }
         let mut left = self.variants(candidates);
         let mut has_room = true;
         // A run with more slack meets plans from an earlier run again.
@@ -202,6 +210,19 @@ impl<'a> Halving<'a> {
         Ok(has_room)
     }
 
+    /// Whether a rival plan is so much faster on the first batch than the plans with the best estimates that
+    /// none is likely to be worth refining.
+    fn has_no_chance(&mut self, candidates: &[Candidate]) -> bool {
+        let Some(rival) = self.rival.map(|rival| rival.range(0..1).mean_ns()) else { return false };
+        if candidates.len() < PROBED_MIN {
+            return false;
+        }
+        let probed = candidates[..PROBED_FOR_RIVAL].iter();
+        let times = probed.filter_map(|candidate| self.quick(*candidate, 1)).map(|score| score.mean_ns());
+        let least_ns = times.fold(f64::INFINITY, f64::min);
+        least_ns.is_finite() && least_ns > NO_CHANCE * rival
+    }
+
     /// Whether a plan fits on the first batch, among some of many plans.
     fn may_have_room(&mut self, candidates: &[Candidate]) -> bool {
         if candidates.len() < PROBED_MIN {
@@ -225,8 +246,9 @@ impl<'a> Halving<'a> {
         first.iter().chain(other).map(|plan| plan.candidate).collect()
     }
 
-    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score.
-    fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<ScoredPlan>> {
+    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score or the
+    /// limit.
+    fn run_all(&mut self, candidates: Vec<Candidate>, limit_ns: f64) -> Result<Vec<ScoredPlan>> {
         let batches = self.space.workload.batches().len();
         let mut by_bound: Vec<(u64, Candidate)> = candidates
             .into_iter()
@@ -235,7 +257,8 @@ impl<'a> Halving<'a> {
         by_bound.sort_unstable();
         let mut finals: Vec<ScoredPlan> = Vec::new();
         for (bound_ns, candidate) in by_bound {
-            if finals.first().is_some_and(|best| bound_ns as f64 > best.score.mean_ns()) {
+            let best_ns = finals.first().map_or(f64::INFINITY, |best| best.score.mean_ns());
+            if bound_ns as f64 > best_ns.min(limit_ns) {
                 break;
             }
             finals.extend(self.finals(&[candidate], batches)?);

@@ -35,7 +35,10 @@ pub(super) fn lattice(times: &[u64], groups: usize) -> u64 {
 fn common_unit(times: &[u64], shortest: u64, unit_min: f64) -> Option<f64> {
     let mut guess = shortest as f64;
     for &time in times {
-        guess = common_divisor(time as f64, guess, unit_min)?;
+        let found = common_divisor(time as f64, guess, unit_min)?;
+        // The remainders of Euclid's algorithm have added up errors, the lengths that it began with have not.
+        let narrowed = |unit: f64, length: f64| length / (length / unit).round().max(1.0);
+        guess = narrowed(narrowed(found, guess), (time as f64).max(guess));
     }
     let mut distinct: Vec<u64> = times.iter().copied().filter(|time| *time > 0).collect();
     distinct.sort_unstable();
@@ -117,6 +120,13 @@ mod tests {
         let times = tiles(8_372_768.9, &[3, 5, 7, 10]);
         let found = lattice(&times, 2) as f64;
         assert!(found <= 13.0 * 8_372_768.9 + 1.0 && found > 13.0 * 8_372_768.9 - 13.0, "{found}");
+    }
+
+    #[test]
+    fn errors_of_remainders_do_not_hide_a_unit() {
+        let times = tiles(2_503.648_243_5, &[15, 36, 16]);
+        let found = common_unit(&times, times[0], 0.0).unwrap();
+        assert!((found - 2_503.648_243_5).abs() < 0.02, "{found}");
     }
 
     #[test]

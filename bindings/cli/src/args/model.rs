@@ -11,12 +11,9 @@ use dflop_loader::model::{
 };
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::settings::{ProcessorSettings, Settings};
+use dflop_loader::settings::{ProcessorSettings, Settings, machine_device};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Device preset without `--device` and without a profile.
-pub(crate) const DEVICE: &str = "h100";
 
 /// Model, and the device that costs are predicted for.
 #[derive(Debug, Args)]
@@ -27,9 +24,9 @@ pub(crate) struct ModelArgs {
     /// Several models are joined: one language model, and encoders such as CLIP, SigLIP or Whisper.
     #[arg(long, value_name = "NAME|DIR", default_value = "omni-7b")]
     model: Vec<String>,
-    /// Device preset: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
-    pub(crate) device: String,
+    /// Device preset: a stated FLOP rate, not a measurement [default: `DFLOP_DEVICE`, else h100].
+    #[arg(long, value_name = "NAME", conflicts_with = "profile")]
+    device: Option<String>,
     #[command(flatten)]
     pub(crate) profile: MeasuredProfileArgs,
 }
@@ -38,6 +35,11 @@ impl ModelArgs {
     /// Model name as given; joined models are separated by `+`.
     pub(crate) fn name(&self) -> String {
         self.model.join("+")
+    }
+
+    /// Device preset as given, or the machine's default.
+    pub(crate) fn device(&self) -> String {
+        self.device.clone().unwrap_or_else(machine_device)
     }
 
     /// Model names as given, or the default.
@@ -53,7 +55,7 @@ impl ModelArgs {
         if self.profile.path().is_none() && !settings.cost.profile_check {
             return Err(Failure::Misuse("`cost.profile_check` needs `--profile`".into()));
         }
-        let model = settings.cost.cost_model(self.spec()?, &self.device, self.profile.path());
+        let model = settings.cost.cost_model(self.spec()?, &self.device(), self.profile.path());
         let model = model.map_err(|error| match self.profile.path() {
             Some(path) => Failure::from(error).in_file(path),
             None => error.into(),
@@ -64,7 +66,7 @@ impl ModelArgs {
 
     /// Describes the time source and the training setup, for people.
     pub(crate) fn times_from(&self, settings: &Settings) -> String {
-        let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device));
+        let device = self.profile.name().unwrap_or_else(|| format!("{} (a stated rate)", self.device()));
         let frozen = settings.cost.freeze.map(|frozen| format!(", {frozen} frozen"));
         let again = match settings.cost.recompute.into() {
             Recomputation::None => "",
@@ -76,7 +78,7 @@ impl ModelArgs {
 
     /// Profile path or device preset.
     pub(crate) fn device_name(&self) -> String {
-        self.profile.name().unwrap_or_else(|| self.device.clone())
+        self.profile.name().unwrap_or_else(|| self.device())
     }
 
     pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {

@@ -18,7 +18,7 @@ pub(super) fn fit(reports: &mut [RunReport], bytes_max: usize) {
     let cuts: [(Cut, &str); 6] = [
         (keep_points, "Of the predictions beside measurements, some points are not drawn."),
         (drop_steps, "Of the steps, only the first is shown."),
-        (keep_dearest, "Of the samples, only the dearest are listed."),
+        (keep_dearest, "Of the samples, only the most expensive are listed."),
         (keep_slowest_ranks, "Of the ranks, only those that end last are drawn."),
         (drop_previews, "Samples have no previews."),
         (drop_timelines, "Timelines and samples are left out."),

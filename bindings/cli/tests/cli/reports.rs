@@ -70,7 +70,7 @@ fn order_stats_plans_and_methods_have_reports_and_one_page_holds_all() {
     assert_eq!(list(&order["studies"][0], "strategies").len(), 2);
     let stats = document(&["stats", &pattern], run);
     assert!(list(&stats["profile"], "quantities").len() > 5);
-    assert_eq!(list(&stats["profile"], "dearest").len(), 12, "the dearest samples, outliers or not");
+    assert_eq!(list(&stats["profile"], "dearest").len(), 12, "the most expensive samples, outliers or not");
     let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/shapes.csv");
     let cluster = [
         "--model",

@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         from_parquet,
     )
     from dflop.offline import index, pack
+    from dflop.results import DatasetStats, ModelSupport, ParallelismPlan, Simulation
     from dflop.shared import SharedLoader
     from dflop.training import TrainResult, TrainStep, train
     from dflop.writer import Writer
@@ -110,6 +111,7 @@ __all__ = [
     "CustomProcessor",
     "DataError",
     "Dataset",
+    "DatasetStats",
     "Error",
     "ErrorBudgetError",
     "ExchangedMedium",
@@ -123,7 +125,9 @@ __all__ = [
     "Mixture",
     "ModelDescription",
     "ModelError",
+    "ModelSupport",
     "Order",
+    "ParallelismPlan",
     "PipelineError",
     "Plan",
     "PlanError",
@@ -141,6 +145,7 @@ __all__ = [
     "Schedule",
     "SharedError",
     "SharedLoader",
+    "Simulation",
     "StageError",
     "StalledError",
     "StateError",
@@ -183,6 +188,10 @@ _LAZY: _Mapping[str, str] = {
     "TrainResult": "dflop.training",
     "TrainStep": "dflop.training",
     "Writer": "dflop.writer",
+    "DatasetStats": "dflop.results",
+    "ModelSupport": "dflop.results",
+    "ParallelismPlan": "dflop.results",
+    "Simulation": "dflop.results",
     "from_huggingface": "dflop.data_in",
     "from_image_folder": "dflop.data_in",
     "from_jsonl": "dflop.data_in",

@@ -50,6 +50,12 @@ class Sample(dict[str, Any]):
     def __repr__(self) -> str:
         return f"Sample(key={self.key!r}, fields={list(self)})"
 
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: the conversation with its images and players, and all other fields."""
+        from dflop import _html
+
+        return _html.sample(self)
+
 
 class Batch(dict[str, Any]):
     """Samples that are delivered together.
@@ -60,6 +66,8 @@ class Batch(dict[str, Any]):
     Attributes:
         samples: the samples, in order.
         image_rows: start and end of each sample's rows in ``"image"``; empty without ``image=``.
+        sources: names of the datasets that the samples are from, in the same order, where they are drawn
+            through an index; see `dflop.mix`.
 
     Examples:
         >>> read = dflop.Read(fields=["images", "cls"])
@@ -73,10 +81,11 @@ class Batch(dict[str, Any]):
         (['000000', '000001', '000002', '000003'], [6, 3, 4, 3], 3)
     """
 
-    __slots__ = ("image_rows", "samples")
+    __slots__ = ("image_rows", "samples", "sources")
 
     samples: list[Sample]
     image_rows: list[tuple[int, int]]
+    sources: list[str]
 
     @property
     def sample_keys(self) -> list[str]:
@@ -85,6 +94,12 @@ class Batch(dict[str, Any]):
 
     def __repr__(self) -> str:
         return f"Batch(samples={len(self.samples)}, fields={list(self)})"
+
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: a grid of the first 12 samples."""
+        from dflop import _html
+
+        return _html.batch(self)
 
 
 class Microbatch(dict[str, Any]):
@@ -276,6 +291,12 @@ class Microbatch(dict[str, Any]):
         if not hasattr(self, "samples"):
             return f"Microbatch(tensors={list(self)})"
         return f"Microbatch(samples={len(self.samples)}, tokens={self.tokens}, tensors={list(self)})"
+
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: tokens, predicted time by module, and the tensors with their shapes."""
+        from dflop import _html
+
+        return _html.microbatch(self)
 
 
 def _normalized(pixels: Any, scale: float, mean: list[float], deviation: list[float], dtype: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dflop import _native
 from dflop.custom import ModelDescription
+from dflop.results import DatasetStats, ModelSupport, ParallelismPlan, Simulation
 
 if TYPE_CHECKING:
     from dflop._native import Dataset
@@ -28,7 +29,7 @@ def plan_parallelism(
     gpus_per_node: int = 8,
     memory_gib: float | None = None,
     **flags: Any,
-) -> dict[str, Any]:
+) -> ParallelismPlan:
     """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
 
     Args:
@@ -43,10 +44,10 @@ def plan_parallelism(
             ``space={"placement": "any", "zero1": True}``.
 
     Returns:
-        ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``, ``step_seconds``,
-        ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons; in
-        ``data_parallel`` DDP, ZeRO, FSDP and HSDP on the same batches, and in ``fastest`` the fastest layout,
-        or ``pipeline``.
+        `ParallelismPlan`: ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``,
+        ``step_seconds``, ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons;
+        in ``data_parallel`` DDP, ZeRO, FSDP and HSDP on the same batches, and in ``fastest`` the fastest
+        layout, or ``pipeline``.
 
     Raises:
         ConfigError: flags are invalid.
@@ -61,8 +62,8 @@ def plan_parallelism(
         >>> answer = dflop.plan_parallelism(
         ...     shapes="shapes.csv", space={"kinds": "basic"}, batches=4, **job
         ... )
-        >>> answer["encoder"], answer["llm"], answer["microbatches"]
-        ({'tp': 4, 'pp': 1, 'dp': 1}, {'tp': 4, 'pp': 1, 'dp': 1}, 1)
+        >>> answer.encoder, answer.llm.tp, answer["llm"]["tp"], answer.microbatches
+        ({'tp': 4, 'pp': 1, 'dp': 1}, 4, 4, 1)
     """
     flags |= {
         "shapes": shapes,
@@ -72,7 +73,7 @@ def plan_parallelism(
         "model": model,
     }
     flags |= {"device": device, "gpus_per_node": gpus_per_node, "memory_gib": memory_gib}
-    return _run("plan", [], flags)
+    return ParallelismPlan(_run("plan", [], flags))
 
 
 def simulate(
@@ -87,7 +88,7 @@ def simulate(
     steps: int | None = None,
     schedule: str = "1f1b",
     **flags: Any,
-) -> dict[str, Any]:
+) -> Simulation:
     """Simulates FSDP or pipelines on global batches of a dataset: data-blind, LPT and dflop.
 
     Args:
@@ -106,8 +107,8 @@ def simulate(
             ``order={"shuffle": "none"}``.
 
     Returns:
-        ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction``, ``speedup``
-        each; with ``gpus`` also a balance by tokens, ``lower_bound_seconds``, ``communication``, and
+        `Simulation`: ``strategies`` with ``name``, ``step_seconds``, ``step_seconds_p95``,
+        ``bubble_fraction``, ``speedup`` each; with ``gpus`` also a balance by tokens, ``lower_bound_seconds``, ``communication``, and
         ``layouts`` and ``memory`` of DDP, ZeRO, FSDP and HSDP.
 
     Raises:
@@ -118,9 +119,9 @@ def simulate(
         >>> answer = dflop.simulate(
         ...     "shards/", model="model/", global_batch_size=64, dp_size=2, microbatches=8, stages=[1, 2], steps=2
         ... )
-        >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
+        >>> [(strategy.name, round(strategy.speedup, 2)) for strategy in answer.strategies]
         [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.06)]
-        >>> dflop.simulate("shards/", model="model/", gpus=4, steps=1)["layout"]
+        >>> dflop.simulate("shards/", model="model/", gpus=4, steps=1).layout
         'FSDP over 4 GPUs'
     """
     flags |= {
@@ -131,12 +132,12 @@ def simulate(
         "microbatches": microbatches,
     }
     flags |= {"steps": steps, "plan": {"stages": stages, "schedule": schedule, **flags.get("plan", {})}}
-    return _run("simulate", _shards(dataset, flags), flags)
+    return Simulation(_run("simulate", _shards(dataset, flags), flags))
 
 
 def stats(
     dataset: Dataset | Names, *, model: Model = "omni-7b", sample: int | None = None, **flags: Any
-) -> dict[str, Any]:
+) -> DatasetStats:
     """Returns the distributions of shapes, tokens and predicted costs of a dataset, and its outliers.
 
     Args:
@@ -147,7 +148,7 @@ def stats(
             ``cost={"freeze": "vision"}``.
 
     Returns:
-        ``quantiles`` of all quantities, histograms, outliers, and in ``data_parallel`` how long 8 GPUs wait
+        `DatasetStats`: ``quantiles`` of all quantities, histograms, outliers, and in ``data_parallel`` how long 8 GPUs wait
         for each other in random batches.
 
     Raises:
@@ -156,12 +157,12 @@ def stats(
 
     Examples:
         >>> answer = dflop.stats("shards/", model="model/")
-        >>> tokens = answer["quantiles"]["tokens"]
-        >>> tokens["n"], tokens["p50"], tokens["max"]
+        >>> tokens = answer.quantiles["tokens"]
+        >>> tokens.n, tokens.p50, tokens["max"]
         (256, 82.0, 448.0)
     """
     flags |= {"model": model, "sample": sample}
-    return _run("stats", _shards(dataset, flags), flags)
+    return DatasetStats(_run("stats", _shards(dataset, flags), flags))
 
 
 def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[str, Any]:
@@ -189,14 +190,14 @@ def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[
     return _run("profile", [], flags | {"model": model, "out": out})
 
 
-def models(model: Model | None = None) -> dict[str, Any]:
+def models(model: Model | None = None) -> ModelSupport:
     """Lists the model families that are known and how far each is supported, or explains one model.
 
     Args:
         model: preset, directory of a checkpoint, a `ModelDescription`, or a list of these. Default: the list.
 
     Returns:
-        ``families``, each with ``family``, ``model_types``, ``presets``, ``levels`` (of ``cost``, ``plan``,
+        `ModelSupport`: ``families``, each with ``family``, ``model_types``, ``presets``, ``levels`` (of ``cost``, ``plan``,
         ``inputs`` and ``train``), ``level``, the last of them, ``lacks`` (each other ``level``, ``because``),
         and ``transformers``, the version that it was compared with. Of one model the same of its ``family``,
         and its ``model``, the ``files`` that were read, ``parameters``, ``active_parameters``, ``modules``
@@ -206,13 +207,13 @@ def models(model: Model | None = None) -> dict[str, Any]:
         ConfigError: the model is unknown, or a field of its files is invalid.
 
     Examples:
-        >>> [family["family"] for family in dflop.models()["families"]][:2]
+        >>> [family.family for family in dflop.models().families][:2]
         ['clip', 'composed']
         >>> answer = dflop.models("model/")
-        >>> answer["family"], answer["levels"], answer["parameters"]
+        >>> answer.family, answer.levels, answer["parameters"]
         ('qwen2_vl', ['cost', 'plan', 'inputs', 'train'], 380800)
     """
-    return _run("models", [], {"model": model})
+    return ModelSupport(_run("models", [], {"model": model}))
 
 
 def _run(command: str, arguments: list[str], flags: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -89,6 +89,10 @@ class ModelDescription:
             file.write(self.to_json() + "\n")
 
 
+def _device() -> str:
+    return os.environ.get("DFLOP_DEVICE") or "h100"
+
+
 @dataclass(frozen=True)
 class Custom:
     """A model that dflop does not know, for ``BalancedLoader(model=…)``, whose tokens a function counts.
@@ -110,7 +114,8 @@ class Custom:
             the lengths of sequences that do not attend to each other, such as images. ``targets``, if it is
             there, are the tokens that the loss is taken over. It must be pure and the same on all ranks: the
             digest of a step differs where it is not.
-        device: device preset, whose stated FLOP rate gives seconds; unused with a `CostModel`.
+        device: device preset, whose stated FLOP rate gives seconds; unused with a `CostModel`. Default: the
+            environment variable ``DFLOP_DEVICE``, else ``h100``.
 
     Raises:
         ValueError: a module is unknown, there is no ``llm``, or a number of parameters is not positive.
@@ -132,7 +137,7 @@ class Custom:
 
     modules: Mapping[str, float] | CostModel
     tokens: Callable[[list[dict[str, Any]]], Sequence[Tokens]]
-    device: str = "h100"
+    device: str = field(default_factory=_device)
 
     def __post_init__(self) -> None:
         if not callable(self.tokens):

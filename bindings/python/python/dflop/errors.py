@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflop._hints import with_hint
+
 
 class Error(Exception):
     """Base of all errors of this package.
@@ -33,7 +35,7 @@ class Error(Exception):
         self.fields = fields or {}
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        return with_hint(str(self.args[0]))
 
     def __getattr__(self, name: str) -> Any:
         fields = self.__dict__.get("fields", {})
@@ -119,9 +121,9 @@ class ModelError(Error, ValueError):
     """A model, a device or a profile is invalid, or does not cover the request.
 
     Examples:
-        >>> dflop.CostModel("kite-2b")
+        >>> dflop.CostModel("qwen25-vl-7b")
         Traceback (most recent call last):
-        dflop.errors.ModelError: unknown model `kite-2b`, known are ...
+        dflop.errors.ModelError: unknown model `qwen25-vl-7b` (did you mean `qwen2.5-vl-7b`?), known are ...
     """
 
 

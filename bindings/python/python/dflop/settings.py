@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+from dflop._hints import similar
 
 if TYPE_CHECKING:
     from dflop._native import Augment
@@ -18,6 +21,9 @@ class _Settings:
         for name in given:
             if replacement := MOVED.get((cls.__name__, name)):
                 raise TypeError(f"{cls.__name__}() has no `{name}`: replaced by {replacement}")
+            names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+            if hint := similar(name, names):
+                raise TypeError(f"{cls.__name__}() has no `{name}`: {hint}")
         return super().__new__(cls)
 
     def __repr__(self) -> str:
@@ -259,7 +265,7 @@ class Read(_Settings):
 
 # Dataclasses by the keyword that takes them, in the order in which fields are looked for.
 GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
-    "Loader": {"read": [Read]},
+    "Loader": {"order": [Order], "read": [Read]},
     "BalancedLoader": {
         "plan": [Plan],
         "order": [Order],
@@ -268,7 +274,18 @@ GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
     },
 }
 # Names of settings as other loaders spell them.
-RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "python_threads"}
+RENAMED = {
+    "rank": "dp_rank",
+    "world": "dp_size",
+    "input_threads": "python_threads",
+    "num_workers": "workers",
+}
+# What replaces settings of PyTorch's ``DataLoader``.
+FOREIGN = {
+    "sampler": "`filter=` selects samples, and `seed` orders them",
+    "collate_fn": "`transforms=` changes fields, and dflop makes the batches",
+    "pin_memory": "`dflop.torch.pin` page-locks what a loader delivers",
+}
 MODEL_SETTINGS = ("device", "profile_tp", "freeze", "recompute")
 _COUNTED = "`Dataset(…).count_tokens(tokenizer, model=…, chat_template=…, caption_prompt=…)`"
 
@@ -323,9 +340,26 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
         TypeError: there is a keyword.
     """
     for keyword in keywords:
-        hint = _place_of(loader, keyword)
+        hint = _place_of(loader, keyword) or FOREIGN.get(keyword) or _similar_to(loader, keyword)
         message = f"{loader}() got an unexpected keyword argument {keyword!r}"
         raise TypeError(f"{message}: {hint}" if hint else message)
+
+
+def _similar_to(loader: str, keyword: str) -> str:
+    """Returns the keyword of a class, or the field of its groups, that is similar; empty without one."""
+    from dflop import _native
+
+    own = list(inspect.signature(getattr(_native, loader)).parameters)
+    grouped = {
+        field.name: f"{taken_by}=dflop.{group.__name__}({field.name}=…)"
+        for taken_by, classes in GROUPS.get(loader, {}).items()
+        for group in classes
+        for field in fields(group)
+    }
+    hint = similar(keyword, own) or similar(keyword, grouped)
+    for name, call in grouped.items():
+        hint = hint.replace(f"`{name}`", f"`{call}`")
+    return hint
 
 
 def _place_of(loader: str, keyword: str) -> str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from dflop import _native
+
+LOGGER = logging.getLogger("dflop")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ def train(
 
     def report(figures: dict[str, Any]) -> None:
         figures.setdefault("is_skipped", False)
+        LOGGER.info("step %(step)d: loss %(loss).6g, %(seconds).3g s, %(samples)d samples", figures)
         if on_step is not None:
             on_step(TrainStep(**{name: figures[name] for name in names}, report=figures))
 

@@ -38,7 +38,7 @@ impl Framework {
         })
     }
 
-    /// Resolves `Auto`, once per batch.
+    /// Resolves `Auto`, when a loader is created.
     pub(crate) fn resolved(self, py: Python<'_>) -> PyResult<Self> {
         if self != Self::Auto {
             return Ok(self);

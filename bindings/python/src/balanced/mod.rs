@@ -98,7 +98,7 @@ impl PyBalancedLoader {
             py, dataset, model, global_batch_size, microbatches, dp_rank, dp_size, seed, epochs, steps,
             tokenizer, processor, plan, order, read, transforms, filter, array_type, role,
         };
-        let framework = Framework::parse(array_type)?;
+        let framework = Framework::parse(array_type)?.resolved(py)?;
         let of_read = ReadArguments {
             seed,
             framework,

@@ -2,6 +2,7 @@
 //!
 //! `dflop.mix`: creates dataset mixtures.
 
+use super::parts::Parts;
 use super::{PyDataset, Source};
 use crate::convert::{Arguments, arguments};
 use crate::error::DflopError;
@@ -9,7 +10,8 @@ use dflop_loader::index::TokenCounts;
 use dflop_loader::{Mixture, Stop};
 use pyo3::prelude::*;
 
-/// Datasets that samples are drawn from by weight; created by `mix`. The length is the number of datasets.
+/// Datasets that samples are drawn from by weight; created by `mix`, `Dataset.by_class` or
+/// `Dataset.by_weight`. The length is the number of datasets.
 ///
 /// Examples:
 ///     >>> mixture = dflop.mix([("shards/000.tar", 2), ("shards/001.tar", 1)], stop="all_exhausted")
@@ -25,6 +27,8 @@ pub(crate) struct PyMixture {
     pub(super) pattern: Option<Vec<u32>>,
     pub(super) stop: Stop,
     pub(super) names: Option<Vec<String>>,
+    /// Parts of the only dataset, which are the datasets of the mixture then.
+    pub(super) parts: Option<Parts>,
 }
 
 impl PyMixture {
@@ -41,7 +45,23 @@ impl PyMixture {
         arguments!(py, datasets, weights_from, choose, stop, names).without_none(py)
     }
 
+    /// Creates a mixture of the parts of a dataset.
+    pub(super) fn divided(dataset: &Bound<'_, PyDataset>, parts: Parts) -> Self {
+        Self {
+            datasets: vec![(dataset.clone().unbind(), 1.0)],
+            weights_from: Vec::new(),
+            pattern: None,
+            stop: Stop::default(),
+            names: None,
+            parts: Some(parts),
+        }
+    }
+
     pub(super) fn open(&self, py: Python<'_>, counts: &TokenCounts) -> PyResult<Mixture> {
+        if let Some(parts) = &self.parts {
+            let dataset = self.datasets[0].0.get().open_counted(py, counts.clone())?;
+            return Ok(parts.mixture(dataset)?);
+        }
         let mut mixture = Mixture::new().stop(self.stop);
         for (number, (dataset, weight)) in self.datasets.iter().enumerate() {
             let mut dataset = dataset.get().open_counted(py, counts.clone())?;
@@ -63,22 +83,33 @@ impl PyMixture {
 #[pymethods]
 impl PyMixture {
     fn __len__(&self) -> usize {
-        self.datasets.len()
+        self.parts.as_ref().map_or(self.datasets.len(), |parts| parts.len)
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ())> {
+        let this = slf.get();
+        if let Some(Parts { call: (name, given), .. }) = &this.parts {
+            let method = this.datasets[0].0.bind(slf.py()).getattr(*name)?;
+            return Ok((given.constructor(&method)?, ()));
+        }
         let mix = slf.py().import("dflop._native")?.getattr("mix")?;
         Ok((slf.get().arguments(slf.py())?.constructor(&mix)?, ()))
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let this = slf.get();
+        if let Some(Parts { call: (name, given), .. }) = &this.parts {
+            let dataset = this.datasets[0].0.bind(slf.py());
+            let shown = given.shown(&dataset.getattr(*name)?)?.join(", ");
+            return Ok(format!("{}.{name}({shown})", dataset.repr()?));
+        }
         let mix = slf.py().import("dflop._native")?.getattr("mix")?;
         let shown = slf.get().arguments(slf.py())?.shown(&mix)?;
         Ok(format!("Mixture({})", shown.join(", ")))
     }
 }
 
-/// Mixes datasets: every `BalancedLoader` draw selects the next sample from a dataset.
+/// Mixes datasets: every draw of a loader selects the next sample from a dataset.
 ///
 /// Args:
 ///     datasets (Sequence): pairs of dataset, a `Dataset` or shards as in `Dataset`, and weight; weights need
@@ -87,11 +118,11 @@ impl PyMixture {
 ///         Default: the weights do not change.
 ///     choose (Sequence[int]): dataset numbers, a pattern that repeats, in place of weights.
 ///     stop (str): end of a mixture with ``repeat``: ``first_exhausted``, the default, or ``all_exhausted``.
-///     names (Sequence[str]): dataset names, in ``Microbatch.sources`` and metrics. Default: the shard
-///         directories.
+///     names (Sequence[str]): dataset names, in ``Microbatch.sources``, ``Batch.sources`` and metrics.
+///         Default: the shard directories.
 ///
 /// Returns:
-///     Mixture: the ``dataset`` argument of a `BalancedLoader`.
+///     Mixture: the ``dataset`` argument of a loader.
 ///
 /// Raises:
 ///     ConfigError: weights or pattern do not fit the datasets, raised by the loader; or the names are not
@@ -127,7 +158,7 @@ pub(crate) fn mix<'py>(
     }
     let open = |(source, weight): (Source<'py>, f64)| Ok((source.dataset(py)?.unbind(), weight));
     let datasets = datasets.into_iter().map(open).collect::<PyResult<_>>()?;
-    Ok(PyMixture { datasets, weights_from, pattern: choose, stop, names })
+    Ok(PyMixture { datasets, weights_from, pattern: choose, stop, names, parts: None })
 }
 
 /// Checks that each dataset has a distinct name.

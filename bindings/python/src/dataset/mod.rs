@@ -4,7 +4,9 @@
 //!
 //! Data argument of the loaders: a dataset, a mixture, or shard names.
 
+mod caller;
 mod mixture;
+mod parts;
 mod samples;
 
 use super::convert::{Arguments, Names, arguments, skipped};
@@ -16,6 +18,7 @@ use super::tokenizer::{TokenizerSettings, token_counts};
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
 use dflop_loader::shard::Shard;
 use dflop_loader::{Dataset, Mixture, Splits};
+use parts::{Parts, Values};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -23,6 +26,7 @@ use samples::{list, store_settings};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub(crate) use caller::{Caller, describe_by_shape, describe_shape};
 pub(crate) use mixture::{PyMixture, mix};
 
 #[doc = include_str!("dataset.md")]
@@ -126,6 +130,71 @@ impl PyDataset {
     fn repeat(&self, py: Python<'_>, epochs: u64) -> PyResult<Self> {
         let arguments = arguments! { py, epochs };
         Ok(self.derived(py, ("repeat", arguments), |opener| opener.repeat = Some(epochs)))
+    }
+
+    /// Returns a mixture of the classes in the dataset: all are drawn equally often, or by weight, exactly in
+    /// every period. Within a class, every sample is drawn once per epoch of the class.
+    ///
+    /// Args:
+    ///     by (str | Callable): field whose text is the class, such as ``cls``, or key in the documents,
+    ///         such as a column of a packed table; or a function that is called as ``Loader(filter=…)`` and
+    ///         returns the class of each sample, a text or a number.
+    ///     weights (Mapping[str | int, float]): weight for each class, relative to the other weights; 0
+    ///         leaves a class out. Default: equal weights.
+    ///
+    /// Returns:
+    ///     Mixture: the ``dataset`` argument of a loader; the classes are its datasets, named as in
+    ///         ``photos/kite``.
+    ///
+    /// Raises:
+    ///     ConfigError: a sample has no class, there are more than 4,096 classes, or the weights do not name
+    ///         exactly the classes.
+    ///
+    /// Examples:
+    ///     >>> mixture = dflop.Dataset("shards/").by_class("cls")
+    ///     >>> mixture
+    ///     Dataset("shards/000.tar" and 3 more shards).by_class('cls')
+    ///     >>> loader = dflop.Loader(mixture, batch_size=8, epochs=None, samples=64, order=dflop.Order())
+    ///     >>> [sorted(batch["cls"]) for batch in loader][7]
+    ///     [0, 1, 2, 3, 4, 5, 6, 7]
+    #[pyo3(signature = (by, *, weights=None))]
+    fn by_class(
+        slf: &Bound<'_, Self>,
+        by: Bound<'_, PyAny>,
+        weights: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<PyMixture> {
+        let py = slf.py();
+        let arguments = arguments!(py, by, weights).without_none(py)?;
+        let dataset = slf.get().open(py)?;
+        let values = Values::by_class(&dataset, &by, weights.as_ref())?;
+        Ok(PyMixture::divided(slf, Parts::new(dataset, values, ("by_class", arguments))?))
+    }
+
+    /// Returns a mixture in which each sample is drawn as often as its weight, relative to the other samples:
+    /// samples with the same weight are a dataset in the mixture.
+    ///
+    /// Args:
+    ///     by (Callable): function that is called as ``Loader(filter=…)`` and returns the weight of each
+    ///         sample; weights are rounded to four decimals, and 0 leaves a sample out.
+    ///
+    /// Returns:
+    ///     Mixture: the ``dataset`` argument of a loader.
+    ///
+    /// Raises:
+    ///     ConfigError: a weight is negative or not finite, all are 0, or there are more than 4,096 different
+    ///         weights.
+    ///
+    /// Examples:
+    ///     >>> def weights(samples):
+    ///     ...     return [2.0 if sample["images"] else 0.5 for sample in samples]
+    ///     >>> len(dflop.Dataset("shards/").by_weight(weights))
+    ///     2
+    fn by_weight(slf: &Bound<'_, Self>, by: Bound<'_, PyAny>) -> PyResult<PyMixture> {
+        let py = slf.py();
+        let arguments = arguments!(py, by);
+        let dataset = slf.get().open(py)?;
+        let values = Values::by_weight(&dataset, &by)?;
+        Ok(PyMixture::divided(slf, Parts::new(dataset, values, ("by_weight", arguments))?))
     }
 
     /// Returns the dataset with an index that is built anew when it is first opened, even if the present one
@@ -305,6 +374,11 @@ impl PyDataset {
         self.opener.mark_rebuilt();
     }
 
+    /// Returns whether a shard is a pipe or standard input, which cannot be indexed.
+    pub(crate) fn is_streamed(&self) -> bool {
+        self.shard_list().iter().any(|shard| shard.path().is_none() && shard.remote().is_none())
+    }
+
     /// Returns whether a split is selected, which only a reader that uses the index can honor.
     pub(crate) fn has_split(&self) -> bool {
         self.opener.split.is_some()
@@ -418,7 +492,7 @@ impl<'py> Source<'py> {
     /// Returns the source dataset.
     ///
     /// # Errors
-    /// `ConfigError` for a mixture, which only the balanced loader supports.
+    /// `ConfigError` for a mixture.
     pub(crate) fn dataset(self, py: Python<'py>) -> PyResult<Bound<'py, PyDataset>> {
         match self {
             Self::Dataset(dataset) => Ok(dataset),
@@ -427,8 +501,7 @@ impl<'py> Source<'py> {
                 Ok(class.call1((names.0,))?.cast_into::<PyDataset>()?)
             }
             Self::Mixture(_) => {
-                let reason =
-                    "expected a dataset, found a mixture: use `BalancedLoader`, which reads through indexes";
+                let reason = "expected a dataset, found a mixture";
                 Err(DflopError::config("dataset", reason).into())
             }
         }

@@ -38,6 +38,19 @@ class Boards(unittest.TestCase):
         self.assertEqual([event.value for event in events], [16, 32, 48, 64])
         self.assertIn("dflop/stage/decode/busy_share", board.Tags()["scalars"])
 
+    def test_tensorboard_reads_the_loss_of_a_record(self) -> None:
+        record = monitor.Record(self.loader(), self.directory / "run" / "steps.jsonl")
+        with SummaryWriter(str(self.directory / "runs")) as writer:
+            for step in record:
+                list(step.microbatches)
+                record.log(loss=4.0 - step.step)
+                monitor.log(record, writer)
+        board = EventAccumulator(str(self.directory / "runs"))
+        board.Reload()
+        events = [(event.step, event.value) for event in board.Scalars("dflop/loss")]
+        self.assertEqual(events, [(0, 4.0), (1, 3.0), (2, 2.0), (3, 1.0)])
+        self.assertEqual([event.step for event in board.Scalars("dflop/step_seconds")], [1, 2, 3])
+
     def test_tqdm_draws_the_progress(self) -> None:
         drawn = io.StringIO()
         bar = partial(tqdm, file=drawn, mininterval=0, ncols=160)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections.abc import Mapping
+from pathlib import Path
 from unittest import mock
 
+import dflop
 import dflop.torch
 import numpy
 import torch
+from dflop import example, monitor
 from torch.utils.data import DataLoader
 
 try:
@@ -107,6 +111,30 @@ class DataSets(unittest.TestCase):
                 self.assertRaisesRegex(RuntimeError, "batch_size=None, num_workers=0"),
             ):
                 next(iter(loader))
+
+    def test_the_length_is_that_of_the_loader_through_all_wrappers(self) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            example.write_shards(Path(directory, "shards"), samples=40, shards=2)
+            example.write_model(Path(directory, "model"))
+            plain = dflop.Loader(f"{directory}/shards", batch_size=8)
+            settings = {"model": f"{directory}/model", "global_batch_size": 8}
+            balanced = dflop.BalancedLoader(f"{directory}/shards", epochs=1, **settings)
+            for loader in (plain, balanced):
+                for wrapped in (loader, monitor.Progress(monitor.Record(loader, f"{directory}/run/s.jsonl"))):
+                    data = DataLoader(
+                        dflop.torch.IterableDataset(wrapped), batch_size=None, collate_fn=dflop.torch.keep
+                    )
+                    self.assertEqual(len(data), 5)
+            self.assertEqual(sum(1 for _ in data), 5)
+            self.assertEqual(
+                [step["step"] for step in monitor.steps(f"{directory}/run/s.jsonl")], [*range(5)]
+            )
+            endless = dflop.torch.IterableDataset(
+                dflop.BalancedLoader(f"{directory}/shards", epochs=None, **settings)
+            )
+            self.assertTrue(endless)
+            with self.assertRaisesRegex(TypeError, "the run has no end"):
+                len(DataLoader(endless, batch_size=None))
 
     def test_an_iterator_that_is_not_asked_reads_nothing(self) -> None:
         loader = Loader()

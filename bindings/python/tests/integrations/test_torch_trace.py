@@ -15,7 +15,7 @@ from typing import Any
 import dflop
 import dflop.torch
 import torch
-from dflop import example
+from dflop import example, monitor
 from dflop.torch._trace_file import TraceFile, laid_out
 from torch import nn
 
@@ -152,6 +152,22 @@ class Traces(unittest.TestCase):
         events = checked(self.directory / "same.json")
         self.assertEqual(sum(event["name"].startswith("step") for event in events if event["ph"] == "X"), 6)
 
+    def test_a_trace_nests_with_a_record_and_a_progress_and_creates_its_directory(self) -> None:
+        for order in ("inside", "outside"):
+            path, steps = self.directory / order / "trace.json", self.directory / order / "steps.jsonl"
+            loader = self.loader()
+            if order == "inside":
+                with dflop.torch.Trace(loader, None, path) as trace:
+                    wrapped = monitor.Progress(monitor.Record(trace, steps))
+                    seen = [step.step for step in wrapped if list(step.microbatches)]
+            else:
+                with dflop.torch.Trace(monitor.Record(loader, steps), None, path) as wrapped:
+                    seen = [step.step for step in wrapped if list(step.microbatches)]
+            self.assertEqual((seen, len(wrapped), wrapped.step), ([*range(6)], 6, 6))
+            self.assertEqual([step["step"] for step in monitor.steps(steps)], seen)
+            bars = [event["name"] for event in checked(path) if event["ph"] == "X"]
+            self.assertEqual(sum(name.startswith("step") for name in bars), 6)
+
     def test_a_killed_run_leaves_a_trace(self) -> None:
         path = self.directory / "killed.json"
         command = [sys.executable, "-c", KILLED, str(self.shards), str(self.model), str(path)]
@@ -187,7 +203,7 @@ class Traces(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "expected a dflop.BalancedLoader, found Loader"):
             dflop.torch.Trace(dflop.Loader(self.shards), None, self.directory / "none.json")
         with self.assertRaises(OSError):
-            dflop.torch.Trace(self.loader(), None, self.directory / "missing" / "trace.json")
+            dflop.torch.Trace(self.loader(), None, __file__ + "/trace.json")
 
 
 class Files(unittest.TestCase):

@@ -11,12 +11,12 @@ mod builder;
 mod finish;
 mod read_ahead;
 
-use super::settings::{LoaderSettings, check_indexed};
+use super::settings::{LoaderSettings, check_indexed, common_video_sampling};
 use super::watchdog::Watchdog;
 use crate::dataset::Dataset;
 use crate::decode::{Collator, Decode, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped, check_at_most};
-use crate::fetch::{DpShare, Share};
+use crate::fetch::{DpShare, Share, distinct_shards};
 use crate::flow::{LoaderStage, MetricsSnapshot, PrepareLog, PrepareReport, SkipLog, metered, run_ahead};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
@@ -202,7 +202,7 @@ impl BalancedLoader {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
             metrics.name_sources(settings.planner.datasets().iter().map(Dataset::name));
-            let shards = settings.planner.datasets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
+            let shards = distinct_shards(settings.planner.datasets());
             let watchdog = Watchdog::new(settings.shared.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.shared.decode, pool, skips.clone())
                 .augment(settings.shared.augment)
@@ -366,15 +366,4 @@ fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner
     }
     *preparer = preparer.limited(Some(to.capacity_tokens()), Some(to.tokens as usize));
     Ok(())
-}
-
-/// Returns the video sampling that all indexes share.
-fn common_video_sampling(datasets: &[Dataset]) -> Result<Option<VideoSampling>> {
-    let mut samplings = datasets.iter().filter_map(|set| set.index().video_sampling());
-    let first = samplings.next();
-    if samplings.any(|other| Some(other) != first) {
-        let reason = "the indexes of the datasets were made for different frames of videos".into();
-        return Err(Error::Config { setting: "video_sampling", reason });
-    }
-    Ok(first)
 }

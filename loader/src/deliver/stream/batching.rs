@@ -8,19 +8,19 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_stream::try_stream;
-use tokio::sync::mpsc::{Receiver, UnboundedReceiver};
+use tokio::sync::mpsc::Receiver;
 
 use super::builder::StreamSettings;
-use super::dealt::{Deal, DealtItem, DealtSettings, Replacements, read_dealt};
+use super::drawn::{DrawnItem, DrawnSettings, read_drawn};
 use super::shuffle_stage::{ShuffleStage, ShuffledItem};
 use super::stream_state::Progressed;
 use crate::decode::{Collator, Decode, PendingBatch, PendingSample};
 use crate::deliver::settings::no_field_in_stream;
-use crate::error::{Error, Result, SelectionError};
+use crate::error::{Error, Result};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
+use crate::order::StepSample;
 use crate::shard::{
-    FieldSelection, KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses,
-    read_shards,
+    FieldSelection, KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, read_shards,
 };
 
 /// A batch in progress, with the leases that it holds until delivery.
@@ -29,9 +29,17 @@ pub(super) struct BegunBatch {
     pub(super) samples: u64,
     /// Reading and shuffling since the previous batch.
     pub(super) progressed: Progressed,
-    /// For dealt samples, reading and shuffling per sample; `progressed` is empty then.
-    pub(super) steps: Vec<Progressed>,
+    /// For drawn samples, the step and the samples that were drawn for it.
+    pub(super) drawn: Option<(u64, Vec<DrawnSlot>)>,
     _leases: [ByteLease; 2],
+}
+
+/// Sample drawn for a batch.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DrawnSlot {
+    pub(super) drawn: StepSample,
+    /// Whether the sample was read, and is in the batch that is being decoded.
+    pub(super) is_read: bool,
 }
 
 /// Opens batches, and holds the budgets that they share.
@@ -108,13 +116,7 @@ impl OpenBatch<'_> {
             PendingBatch::Fields(self.pending)
         };
         collator.metrics().stage(LoaderStage::Collate).depth.add(1);
-        Ok(BegunBatch {
-            batch,
-            samples,
-            progressed,
-            steps: Vec::new(),
-            _leases: [self.encoded, self.decoded],
-        })
+        Ok(BegunBatch { batch, samples, progressed, drawn: None, _leases: [self.encoded, self.decoded] })
     }
 }
 
@@ -208,124 +210,38 @@ impl<'a> FieldWatch<'a> {
     }
 }
 
-/// Collects dealt samples into batches and starts decoding; after the samples in the pass, adds as many more
-/// as `replace` requests.
-pub(super) fn begin_dealt_batches(
+/// Collects the rank's samples in each step into a batch and starts decoding.
+pub(super) fn begin_drawn_batches(
     settings: Arc<StreamSettings>,
-    deal: Deal,
+    drawn: DrawnSettings,
     collator: Collator,
-    mut replace: UnboundedReceiver<u64>,
 ) -> impl futures::Stream<Item = Result<BegunBatch>> + Send {
     try_stream! {
-        let (starter, mut feed) = start_dealt(&settings, &deal, collator).await?;
-        let (mut batch, mut steps) = (starter.open(), Vec::with_capacity(settings.batch_size));
-        let mut behind = Progressed::default();
-        let mut left = settings.left_samples(&deal);
-        while left > 0 {
-            let (fed, progressed) = feed.next().await?;
-            behind.append(progressed);
-            if behind.skipped.len() as u64 > deal.dataset.len() {
-                Err(no_samples(&deal, &mut behind, &starter.collator))?;
+        let (draw, metrics) = (drawn.draw.clone(), drawn.metrics.clone());
+        let steps = draw.run.first_step()..draw.end.unwrap_or(u64::MAX);
+        let budget = ByteBudget::new(settings.reader_bytes(), metrics.undecoded.clone());
+        let mut source = read_drawn(drawn, steps.clone(), budget);
+        let starter = BatchStarter::new(&settings, collator);
+        for step in steps {
+            let (mut batch, mut progressed) = (starter.open(), Progressed::default());
+            let mut slots = Vec::with_capacity(starter.batch_size);
+            for _ in 0..draw.share_len(step)? {
+                let read = source.recv().await.transpose().inspect_err(|_| {
+                    let skips = starter.collator.skips();
+                    progressed.skipped.drain(..).for_each(|skipped| skips.push(skipped));
+                })?;
+                let DrawnItem { drawn, item, lease } = read.ok_or(Error::StageEnded { stage: "read" })?;
+                metrics.stage(LoaderStage::Read).depth.remove(1);
+                slots.push(DrawnSlot { drawn, is_read: matches!(item, ShardItem::Sample(_)) });
+                match item {
+                    ShardItem::Sample(sample) => batch.add(sample, lease).await?,
+                    ShardItem::Skipped(skipped) => progressed.skipped.push(skipped),
+                }
             }
-            if let ShuffledItem::Sample(sample, lease) = fed {
-                batch.add(sample, lease).await?;
-                steps.push(std::mem::take(&mut behind));
-                left -= 1;
-            }
-            if batch.len() == settings.batch_size || (left == 0 && batch.len() > 0) {
-                let full = std::mem::replace(&mut batch, starter.open());
-                let begun = full.finish(Progressed::default()).await?;
-                yield BegunBatch { steps: std::mem::take(&mut steps), ..begun };
-            }
-            if left == 0 {
-                left = asked_for(&mut replace).await;
-            }
+            let begun = batch.finish(progressed).await?;
+            yield BegunBatch { drawn: Some((step, slots)), ..begun };
         }
     }
-}
-
-/// Accounts for the samples of a complete epoch, all of which were skipped.
-fn no_samples(deal: &Deal, behind: &mut Progressed, collator: &Collator) -> Error {
-    let reason = format!("{} in a row were skipped", behind.skipped.len());
-    behind.skipped.drain(..).for_each(|skipped| collator.skips().push(skipped));
-    Error::Selection(SelectionError::NoSamples { dataset: deal.dataset.display(), reason })
-}
-
-/// Waits for samples to be asked for; 0 if no more will be.
-async fn asked_for(replace: &mut UnboundedReceiver<u64>) -> u64 {
-    let Some(mut samples) = replace.recv().await else { return 0 };
-    while let Ok(more) = replace.try_recv() {
-        samples += more;
-    }
-    samples
-}
-
-/// Feeds the samples in a pass, then the replacements for bad samples.
-struct DealtFeed {
-    own: ShuffleStage,
-    replacements: Replacements,
-    is_own_over: bool,
-}
-
-impl DealtFeed {
-    /// Waits for the next sample, and returns the progress with it.
-    async fn next(&mut self) -> Result<(ShuffledItem, Progressed)> {
-        if !self.is_own_over {
-            if let Some(fed) = self.own.next().await? {
-                return Ok((fed, self.own.progressed()));
-            }
-            self.is_own_over = true;
-        }
-        let item = self.replacements.next().await?;
-        let mut progressed = Progressed { position: item.place.behind, ..self.own.progressed() };
-        let fed = match item.item {
-            ShardItem::Sample(sample) => ShuffledItem::Sample(sample, None),
-            ShardItem::Skipped(skipped) => {
-                progressed.skipped.push(skipped);
-                ShuffledItem::Skipped
-            }
-        };
-        Ok((fed, progressed))
-    }
-}
-
-/// Starts the dealt sample reader, at the position in the state if there is a state.
-async fn start_dealt(
-    settings: &StreamSettings,
-    deal: &Deal,
-    collator: Collator,
-) -> Result<(BatchStarter, DealtFeed)> {
-    let input = &settings.input;
-    let metrics = collator.metrics().clone();
-    let ShardPasses { order, start, end_epoch, again, .. } = input.passes(settings.epochs);
-    let reader = DealtSettings {
-        deal: deal.clone(),
-        order,
-        metrics: metrics.clone(),
-        field_bytes_max: settings.field_bytes_max,
-        fields: settings.read_fields(),
-        is_read_through: settings.shared.decode == Decode::Raw,
-        requested_bytes_max: settings.buffered_bytes_max(),
-    };
-    let of_epoch = deal.epoch_samples(settings.drops_last);
-    let held = again.into_values().flatten();
-    let held = held.map(move |item| DealtItem { epoch: start.epoch, item, is_repeated: true });
-    let own = (start.epoch..end_epoch).flat_map(move |epoch| {
-        let from = if epoch == start.epoch { start.items } else { 0 };
-        (from..of_epoch).map(move |item| DealtItem { epoch, item, is_repeated: false })
-    });
-    let last_epoch = end_epoch.saturating_sub(1);
-    let item = if start.epoch >= last_epoch { start.items.max(of_epoch) } else { of_epoch };
-    let replacement = DealtItem { epoch: start.epoch.max(last_epoch), item, is_repeated: false };
-    let replacements = Replacements::new(reader.clone(), replacement);
-    let source = read_dealt(
-        reader,
-        held.chain(own),
-        ByteBudget::new(settings.reader_bytes(), metrics.undecoded.clone()),
-    );
-    let own = shuffled(settings, source, start, metrics.clone()).await?;
-    let starter = BatchStarter::new(settings, collator);
-    Ok((starter, DealtFeed { own, replacements, is_own_over: false }))
 }
 
 /// Starts the reader, at the position in the state if there is a state.

@@ -1,32 +1,34 @@
 //! Builds a stream from its settings and input.
 
 use super::Loader;
-use super::dealt::Deal;
+use super::drawn::{Draw, DrawSettings};
 use super::stream_state::{StreamKind, StreamState, Tracker};
-use crate::dataset::Dataset;
 use crate::decode::{Decode, DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, TransformStage, Transforms};
-use crate::deliver::settings::{LoaderSettings, check_indexed, shared_settings};
+use crate::deliver::settings::{LoaderSettings, check_indexed, common_video_sampling, shared_settings};
 use crate::deliver::watchdog::StallListener;
 use crate::error::{Error, Result, check_at_most};
+use crate::fetch::distinct_shards;
 use crate::flow::{ErrorBudget, SkipListener, SkipLog};
-use crate::order::ShuffleBuffer;
+use crate::order::{LoaderState, Mixture, Shuffle, ShuffleBuffer, Tail};
 use crate::shard::{FIELD_BYTES_MAX, FieldSelection, KnownShards, Position, Shard, ShardOrder, ShardPasses};
 use dflop_costmodel::random::Seed;
 use dflop_samples::media::augment::Augment;
 use dflop_samples::media::{PixelFormat, PixelStatistics, Strictness, VideoSampling};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 /// Configures a [`Loader`].
 #[derive(Debug, Clone)]
 pub struct LoaderBuilder {
     settings: StreamSettings,
+    draws: DrawSettings,
 }
 
 impl LoaderBuilder {
     shared_settings!(settings.shared);
 
     pub(super) fn new(shards: Vec<Shard>) -> Self {
-        Self { settings: StreamSettings::new(shards) }
+        Self { settings: StreamSettings::new(shards), draws: DrawSettings::default() }
     }
 
     /// Sets all settings that the loaders share.
@@ -76,7 +78,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets how many times the shards are read, from [`Self::first_epoch`] on. Default: once.
+    /// Sets how many times the shards, or the datasets without a limit from
+    /// [`Dataset::repeat`](crate::dataset::Dataset::repeat), are read, from [`Self::first_epoch`] on;
+    /// [`u64::MAX`] is without end. Default: once.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
         self.settings.epochs = epochs;
@@ -84,7 +88,7 @@ impl LoaderBuilder {
     }
 
     /// Ends the stream after this many good or bad samples; with [`Self::samples_of_rank`], after this many
-    /// good samples, counted from the first epoch. Default: never.
+    /// good samples, counted from the first epoch in full batches. Default: never.
     #[must_use]
     pub fn samples_max(mut self, samples: u64) -> Self {
         self.settings.samples_max = Some(samples);
@@ -113,10 +117,17 @@ impl LoaderBuilder {
     /// absurdly large, or if images are to be scaled or changed that are not decoded, or pass user code on
     /// the way into a tensor; [`Error::State`] if the restored state is from a different stream.
     pub fn build(self) -> Result<Loader> {
-        let Self { mut settings } = self;
+        let Self { mut settings, draws } = self;
         settings.shared = settings.shared.seeded(0);
         settings.input.seed(Seed(settings.shared.seed.unwrap_or_default()));
         settings.check()?;
+        settings.draw = draws.build(&settings)?;
+        if let Some(draw) = &settings.draw {
+            check_indexed(draw.datasets(), &settings.shared.fields, &settings.shared.transforms)?;
+            // Indexes know the shapes of these frames.
+            let indexed = common_video_sampling(draw.datasets())?;
+            settings.video_sampling = settings.video_sampling.or(indexed);
+        }
         let shared = &settings.shared;
         let pool = DecodePool::new(shared.workers, settings.kernel()?)?;
         let transforms = TransformStage::new(&shared.transforms, pool.metrics().clone())?;
@@ -132,6 +143,7 @@ impl LoaderBuilder {
             transforms,
             known: settings.input.known(),
             tracker: Arc::new(Mutex::new(settings.input.tracker()?)),
+            next_step: Arc::new(AtomicU64::new(settings.first_step())),
             settings: Arc::new(settings),
         })
     }
@@ -163,22 +175,68 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reads a rank's share of an indexed dataset, which replaces the builder's shards: every rank delivers
-    /// the same number of full batches, and a last batch of the same length, whatever shards hold and
-    /// whichever samples are bad. Default: whole shards.
+    /// Reads a rank's share of indexed data, which replaces the builder's shards: a dataset, a split or a
+    /// mixture. Every rank delivers the same number of full batches, and a last batch of the same length,
+    /// whatever shards hold and whichever samples are bad. Default: whole shards.
     ///
-    /// The samples of an epoch form a sequence, shard by shard. A rank reads a contiguous range, and
-    /// continues with the samples that follow, cyclically, for as many as are missing: at most one because
-    /// ranges differ in length, and one for every sample that cannot be decoded.
+    /// Each step draws `batch_size * world` samples, in the order of
+    /// [`StepPlanner`](crate::plan::StepPlanner), and ranks read consecutive parts. A sample that cannot be
+    /// decoded is replaced by the sample half a dataset away, or the next good sample after it. Ranks that
+    /// cannot divide the last step evenly repeat at most `world - 1` samples from that step.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # use dflop_loader::{Dataset, Loader, Mixture, Shuffle};
+    /// # fn loader(photos: Dataset, clips: Dataset, rank: usize) -> dflop_loader::Result<Loader> {
+    /// let mixture = Mixture::new().dataset(photos, 0.7).dataset(clips, 0.3);
+    /// let builder = Loader::builder(Vec::new()).samples_of_rank(mixture, rank, 8);
+    /// builder.order(Shuffle::Global).batch_size(32).build()
+    /// # }
+    /// ```
     #[must_use]
-    pub fn samples_of_rank(mut self, dataset: Dataset, rank: usize, world: usize) -> Self {
-        self.settings.shards = dataset.index().shards().to_vec();
-        self.settings.deal = Some(Deal { dataset, rank, world });
+    pub fn samples_of_rank(mut self, data: impl Into<Mixture>, rank: usize, world: usize) -> Self {
+        let data = data.into();
+        self.settings.shards = distinct_shards(data.datasets());
+        self.draws.share = Some((data, rank, world));
         self
     }
 
-    /// Sets whether a last batch with fewer samples than the batch size is dropped, at the end of all epochs.
-    /// With [`Self::samples_of_rank`], a sample is then repeated only in place of a bad sample. Default: no.
+    /// Sets how the samples in an epoch are shuffled; needs [`Self::samples_of_rank`]. Default:
+    /// [`Shuffle::None`], index order.
+    #[must_use]
+    pub fn order(mut self, shuffle: Shuffle) -> Self {
+        self.draws.shuffle = Some(shuffle);
+        self
+    }
+
+    /// Sets the treatment of samples that do not fill a step; needs [`Self::samples_of_rank`]. Default:
+    /// [`Tail::Carry`], and [`Tail::Drop`] with [`Self::drop_last`].
+    #[must_use]
+    pub fn tail(mut self, tail: Tail) -> Self {
+        self.draws.tail = Some(tail);
+        self
+    }
+
+    /// Resumes from the state of a loader with [`Self::samples_of_rank`], on any number of ranks. Seed, order
+    /// and tail must equal the state's; the saved first epoch replaces [`Self::first_epoch`]. A different
+    /// batch size applies from the state's step on, under [`Tail::Carry`]. Default: from the first sample.
+    #[must_use]
+    pub fn restore_run(mut self, state: LoaderState) -> Self {
+        self.draws.state = Some(state);
+        self
+    }
+
+    /// Restores a run even if a dataset has changed: it resumes with the next epoch, the remaining datasets
+    /// at the saved position. Default: a state for changed data is an error.
+    #[must_use]
+    pub fn accept_changed_data(mut self) -> Self {
+        self.draws.accepts_changed_data = true;
+        self
+    }
+
+    /// Sets whether a last batch with fewer samples than the batch size is dropped, at the end of all epochs;
+    /// with [`Self::samples_of_rank`] at the end of every epoch, and a sample is then repeated only in place
+    /// of a bad sample. Default: no.
     #[must_use]
     pub fn drop_last(mut self, drops_last: bool) -> Self {
         self.settings.drops_last = drops_last;
@@ -233,7 +291,8 @@ pub(super) struct StreamSettings {
     pub(super) field_bytes_max: u64,
     pub(super) decoded_bytes_max: u64,
     pub(super) input: Input,
-    pub(super) deal: Option<Deal>,
+    /// Share of drawn samples; `None` where whole shards are read.
+    pub(super) draw: Option<Draw>,
     pub(super) drops_last: bool,
 }
 
@@ -252,7 +311,7 @@ impl StreamSettings {
             field_bytes_max: FIELD_BYTES_MAX,
             decoded_bytes_max: 64 << 20,
             input: Input::default(),
-            deal: None,
+            draw: None,
             drops_last: false,
         }
     }
@@ -275,22 +334,8 @@ impl StreamSettings {
         }
         check_at_most("batch_size", self.batch_size as u64, BATCH_SIZE_MAX)?;
         self.shared.check()?;
-        if let Some(deal) = &self.deal {
-            self.check_deal(deal)?;
-        }
         self.input.check(&self.kind())?;
         check_video(self.video_sampling)
-    }
-
-    fn check_deal(&self, deal: &Deal) -> Result<()> {
-        deal.check()?;
-        check_indexed(std::slice::from_ref(&deal.dataset), &self.shared.fields, &self.shared.transforms)?;
-        if self.dealt_samples(deal) > 0 {
-            return Ok(());
-        }
-        let (samples, batch, world) = (deal.dataset.len(), self.batch_size, deal.world);
-        let reason = format!("{samples} samples make no full batch of {batch} on each of {world} ranks");
-        Err(Error::Config { setting: "drop_last", reason })
     }
 
     /// Returns the settings for the pixel decoders.
@@ -331,34 +376,25 @@ impl StreamSettings {
         StreamKind {
             shards: &self.shards,
             order: self.input.order,
-            deal: self.deal.as_ref(),
             drops_last: self.drops_last,
             shuffle: self.input.shuffle,
             video_sampling: has_videos.then(|| self.video_sampling.unwrap_or_default()),
         }
     }
 
-    /// Returns the samples that a rank delivers in all epochs.
-    fn dealt_samples(&self, deal: &Deal) -> u64 {
-        let samples = deal.epoch_samples(self.drops_last).saturating_mul(self.epochs);
-        let samples = samples.min(self.samples_max.unwrap_or(u64::MAX));
-        if self.drops_last { samples - samples % self.batch_size as u64 } else { samples }
-    }
-
-    /// Returns the samples that a rank has still to deliver.
-    pub(super) fn left_samples(&self, deal: &Deal) -> u64 {
-        let delivered = self.input.restored.as_ref().map_or(0, |state| state.delivered());
-        self.dealt_samples(deal).saturating_sub(delivered)
-    }
-
-    /// Returns the number of samples in all epochs; `None` if whole shards are read.
+    /// Returns the number of samples in all epochs; `None` if whole shards are read, or without end.
     pub(super) fn samples_known(&self) -> Option<u64> {
-        self.deal.as_ref().map(|deal| self.dealt_samples(deal))
+        self.draw.as_ref()?.samples
     }
 
-    /// Returns the number of batches in all epochs; `None` if whole shards are read, without an index.
+    /// Returns the number of batches in all epochs; `None` if whole shards are read, or without end.
     pub(super) fn batches(&self) -> Option<u64> {
-        Some(self.samples_known()?.div_ceil(self.batch_size as u64))
+        self.draw.as_ref()?.end
+    }
+
+    /// Returns the step at which a stream of drawn samples starts.
+    pub(super) fn first_step(&self) -> u64 {
+        self.draw.as_ref().map_or(0, |draw| draw.run.first_step())
     }
 
     /// Returns the number of batches in all epochs over whole shards with this many samples.

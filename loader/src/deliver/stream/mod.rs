@@ -2,12 +2,12 @@
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
 //! so a slow consumer stops the reader. A shuffle buffer may follow the reader. The stream position is small
-//! JSON, [`StreamState`]. Whole shards need no index; samples that are dealt to ranks are read through an
-//! index. [`crate::deliver`] is the loader that plans ahead.
+//! JSON, [`StreamState`]. Whole shards need no index. Samples that are drawn through indexes have the order
+//! and the state of the balanced loader. [`crate::deliver`] is the loader that plans ahead.
 
 mod batching;
 mod builder;
-mod dealt;
+mod drawn;
 mod shuffle_stage;
 mod stream_state;
 
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 use async_stream::try_stream;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use tokio::sync::mpsc::{Receiver, unbounded_channel};
+use tokio::sync::mpsc::Receiver;
 
-use self::batching::{BegunBatch, begin_batches, begin_dealt_batches};
+use self::batching::{BegunBatch, begin_batches, begin_drawn_batches};
 pub use self::builder::LoaderBuilder;
-use self::dealt::Refill;
+use self::drawn::{DrawnSettings, Refill};
 use self::stream_state::Tracker;
 pub use self::stream_state::{HELD_BYTES_MAX, StreamState};
 pub use builder::RestoredInput;
@@ -30,15 +30,17 @@ use builder::StreamSettings;
 
 use super::settings::no_field_in_stream;
 use super::watchdog::Watchdog;
-use crate::decode::{Batch, Collator, DecodePool, TransformStage};
-use crate::error::{Result, Skipped};
+use crate::dataset::Dataset;
+use crate::decode::{Batch, Collator, Decode, DecodePool, TransformStage};
+use crate::error::{Error, Result, Skipped};
 use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
+use crate::order::LoaderState;
 use crate::shard::{KnownShards, Shard};
 
 /// Batches in order; an error is the last item.
 pub type BatchStream = BoxStream<'static, Result<Batch>>;
 
-/// Streams shard samples in shard order, decoded and in batches.
+/// Streams shard samples, decoded and in batches: in shard order, or in a global order through indexes.
 #[derive(Debug)]
 pub struct Loader {
     settings: Arc<StreamSettings>,
@@ -48,6 +50,8 @@ pub struct Loader {
     transforms: Option<Arc<TransformStage>>,
     known: KnownShards,
     tracker: Arc<Mutex<Tracker>>,
+    /// Step after the last delivered batch, where samples are drawn.
+    next_step: Arc<AtomicU64>,
 }
 
 impl Loader {
@@ -60,8 +64,9 @@ impl Loader {
     /// Streams batches.
     ///
     /// Lazy: nothing is read until the first poll. Bad samples are left out, so a batch may be shorter than
-    /// the batch size; [`Loader::skipped`] lists them. An unreadable shard, or more bad samples than the
-    /// budget allows, is the last item. Dropping the stream ends the reader and the decoders.
+    /// the batch size, or replaced where samples are drawn through an index; [`Loader::skipped`] lists them.
+    /// An unreadable shard, or more bad samples than the budget allows, is the last item. Dropping the stream
+    /// ends the reader and the decoders.
     ///
     /// # Panics
     /// If it is polled outside a Tokio runtime, or in a runtime without a timer.
@@ -69,11 +74,14 @@ impl Loader {
     pub fn stream(&self) -> BatchStream {
         let settings = self.settings.clone();
         let (pool, skips, known) = (self.pool.clone(), self.skips.clone(), self.known.clone());
-        let (metrics, tracker) = (self.pool.metrics().clone(), self.tracker.clone());
+        let (metrics, delivered) = (self.pool.metrics().clone(), self.delivered());
         let transforms = self.transforms.clone();
         let batches = try_stream! {
             metrics.begin_stream();
-            *lock(&tracker) = settings.input.tracker()?;
+            delivered.restart(&settings)?;
+            if let Some(draw) = &settings.draw {
+                metrics.name_sources(draw.datasets().iter().map(Dataset::name));
+            }
             let collator = Collator::new(settings.shared.decode, pool, skips.clone())
                 .augment(settings.shared.augment)
                 .transforms(transforms)
@@ -84,7 +92,7 @@ impl Loader {
             let watchdog = Watchdog::new(settings.shared.stalls.clone(), metrics.clone(), settings.shards.clone());
             let (mut begun, mut refill) = begin(settings.clone(), known, &collator, ahead);
             loop {
-                let next = next_batch(&mut begun, refill.as_mut(), &collator, &tracker);
+                let next = next_batch(&mut begun, refill.as_mut(), &collator, &delivered);
                 let next = watchdog.watch(metered(metrics.stage(LoaderStage::Collate), next)).await?;
                 let Some(batch) = next? else { break };
                 if !batch.samples.is_empty() {
@@ -108,14 +116,41 @@ impl Loader {
     /// [`StreamState`].
     ///
     /// # Errors
-    /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over
-    /// pipes or standard input.
+    /// [`Error::State`] if more than [`HELD_BYTES_MAX`] wait in a buffer over pipes or standard input;
+    /// [`Error::Config`] if samples are drawn through an index, see [`Self::run_state`].
     pub fn state(&self) -> Result<StreamState> {
+        if self.is_drawn() {
+            let reason = "samples are drawn through an index: use `run_state`".into();
+            return Err(Error::Config { setting: "state", reason });
+        }
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
 
+    /// Returns the position after the last delivered batch, where samples are drawn through an index: the
+    /// same on every rank after the same batch, for any number of ranks.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if whole shards are read, see [`Self::state`].
+    pub fn run_state(&self) -> Result<LoaderState> {
+        let Some(draw) = &self.settings.draw else {
+            let reason = "whole shards are read: use `state`".into();
+            return Err(Error::Config { setting: "run_state", reason });
+        };
+        draw.run.state(self.next_step.load(Ordering::Relaxed))
+    }
+
+    /// Returns whether samples are drawn through an index, by [`LoaderBuilder::samples_of_rank`].
+    #[must_use]
+    pub fn is_drawn(&self) -> bool {
+        self.settings.draw.is_some()
+    }
+
+    fn delivered(&self) -> Delivered {
+        Delivered { tracker: self.tracker.clone(), next_step: self.next_step.clone() }
+    }
+
     /// Returns the number of batches that a stream delivers from the first epoch on; `None` if whole shards
-    /// are read, whose samples no index has counted.
+    /// are read, whose samples no index has counted, or if the run has no end.
     #[must_use]
     pub fn batches(&self) -> Option<u64> {
         self.settings.batches()
@@ -157,31 +192,53 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
     tracker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Account of the delivered batches, from which a state is saved.
+struct Delivered {
+    tracker: Arc<Mutex<Tracker>>,
+    next_step: Arc<AtomicU64>,
+}
+
+impl Delivered {
+    /// Goes back to the start of a stream.
+    fn restart(&self, settings: &StreamSettings) -> Result<()> {
+        *lock(&self.tracker) = settings.input.tracker()?;
+        self.next_step.store(settings.first_step(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 /// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the
-/// earlier samples.
+/// earlier samples, and the fields in an index were checked before.
 async fn check_transforms(collator: &Collator, settings: &StreamSettings) -> Result<()> {
     let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
     let samples = collator.skips().samples();
-    match without_field.filter(|_| samples > 0 && settings.input.restored.is_none()) {
+    let is_checked = settings.input.restored.is_some() || settings.draw.is_some();
+    match without_field.filter(|_| samples > 0 && !is_checked) {
         Some(names) => Err(no_field_in_stream("transforms", names, samples, &settings.shards).await),
         None => Ok(()),
     }
 }
 
-/// Starts batches, ahead of the consumer; [`Refill`] cuts dealt samples into full batches.
+/// Starts batches, ahead of the consumer; [`Refill`] finishes batches of drawn samples.
 fn begin(
     settings: Arc<StreamSettings>,
     known: KnownShards,
     collator: &Collator,
     ahead: usize,
 ) -> (Receiver<Result<BegunBatch>>, Option<Refill>) {
-    let Some(deal) = settings.deal.clone() else {
+    let Some(draw) = settings.draw.clone() else {
         return (run_ahead(begin_batches(settings, known, collator.clone()), ahead), None);
     };
-    let (replace, replaced) = unbounded_channel();
-    let size = (settings.batch_size, settings.left_samples(&deal));
-    let refill = Refill::new(size, &deal.dataset, replace);
-    (run_ahead(begin_dealt_batches(settings, deal, collator.clone(), replaced), ahead), Some(refill))
+    let drawn = DrawnSettings {
+        draw,
+        metrics: collator.metrics().clone(),
+        field_bytes_max: settings.field_bytes_max,
+        fields: settings.read_fields(),
+        is_read_through: settings.shared.decode == Decode::Raw,
+        requested_bytes_max: settings.buffered_bytes_max(),
+    };
+    let refill = Refill::new(drawn.clone());
+    (run_ahead(begin_drawn_batches(settings, drawn, collator.clone()), ahead), Some(refill))
 }
 
 /// Waits for the next begun batch and the decoders.
@@ -192,25 +249,28 @@ async fn next_batch(
     begun: &mut Receiver<Result<BegunBatch>>,
     refill: Option<&mut Refill>,
     collator: &Collator,
-    tracker: &Mutex<Tracker>,
+    delivered: &Delivered,
 ) -> Result<Option<Batch>> {
-    if let Some(refill) = refill {
-        return refill.next(begun, collator, tracker).await;
-    }
     let Some(begun) = begun.recv().await.transpose()? else { return Ok(None) };
     let mut progressed = begun.progressed;
-    let (skips, metrics) = (collator.skips(), collator.metrics());
+    let (skips, meter) = (collator.skips(), collator.metrics().stage(LoaderStage::Collate));
     let skipped = progressed.skipped.len() as u64;
     progressed.skipped.drain(..).for_each(|skipped| skips.push(skipped));
-    let (batch, _) = collator.finish(begun.batch).await?;
-    let delivered = batch.samples.len() as u64;
-    let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
-    metrics.stage(LoaderStage::Collate).depth.remove(1);
-    metrics.stage(LoaderStage::Collate).count(1, bytes);
+    let batch = match (refill, &begun.drawn) {
+        (Some(refill), Some((_, slots))) => refill.finish(begun.batch, slots, collator).await?,
+        _ => collator.finish(begun.batch).await?.0,
+    };
+    meter.depth.remove(1);
+    meter.count(1, batch.samples.iter().map(|sample| sample.bytes).sum());
     // A batch that ends the stream is not delivered: a state after it would lose the good samples.
     skips.check(false)?;
-    let mut tracker = lock(tracker);
-    tracker.advance(progressed, delivered, skipped + bad);
+    if let Some((step, _)) = begun.drawn {
+        delivered.next_step.store(step + 1, Ordering::Relaxed);
+        return Ok(Some(batch));
+    }
+    let good = batch.samples.len() as u64;
+    let mut tracker = lock(&delivered.tracker);
+    tracker.advance(progressed, good, skipped + begun.samples - good);
     tracker.note_first(skips.first());
     Ok(Some(batch))
 }

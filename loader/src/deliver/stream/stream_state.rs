@@ -5,7 +5,6 @@
 //! written as (shard, item) and read again. Samples from pipes and standard input, which cannot be read
 //! again, are written in base64, up to [`HELD_BYTES_MAX`].
 
-use super::dealt::{Deal, DealIdentity};
 use crate::error::{Error, Result, Skipped};
 use crate::order::ShuffleBuffer;
 use crate::shard::{
@@ -49,10 +48,6 @@ pub struct StreamState {
     shards: usize,
     names: String,
     order: ShardOrder,
-    /// Share of dealt samples; none where whole shards are streamed. `position` counts items of the share
-    /// then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    dealt: Option<DealIdentity>,
     /// Whether a short last batch is dropped.
     #[serde(default, skip_serializing_if = "is_false")]
     drops_last: bool,
@@ -152,10 +147,6 @@ impl StreamState {
         if self.order != stream.order {
             return refuse(format!("shards were dealt {}, and now {}", self.order, stream.order));
         }
-        let dealt = stream.deal.map(Deal::identity);
-        if let Some(difference) = deal_difference(self.dealt.as_ref(), dealt.as_ref()) {
-            return refuse(difference);
-        }
         if self.drops_last != stream.drops_last {
             let (saved, asked) = (self.drops_last, stream.drops_last);
             return refuse(format!("it has `drop_last` {saved}, and this loader has {asked}"));
@@ -189,16 +180,6 @@ impl StreamState {
     }
 }
 
-/// Describes how the share in a saved stream differs from a loader's share.
-fn deal_difference(saved: Option<&DealIdentity>, now: Option<&DealIdentity>) -> Option<String> {
-    match (saved, now) {
-        (None, None) => None,
-        (Some(saved), Some(now)) => saved.difference(now),
-        (None, Some(now)) => Some(format!("it is of whole shards, and samples are now dealt to {now}")),
-        (Some(saved), None) => Some(format!("samples were dealt to {saved}, and now whole shards are read")),
-    }
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
@@ -214,8 +195,6 @@ fn is_false(flag: &bool) -> bool {
 pub(super) struct StreamKind<'a> {
     pub(super) shards: &'a [Shard],
     pub(super) order: ShardOrder,
-    /// Share of dealt samples; `None` where whole shards are streamed.
-    pub(super) deal: Option<&'a Deal>,
     pub(super) drops_last: bool,
     pub(super) shuffle: Option<ShuffleBuffer>,
     /// `None` where videos are not decoded.
@@ -249,15 +228,6 @@ pub(super) struct Progressed {
     pub(super) position: Position,
     pub(super) changes: Vec<Change>,
     pub(super) skipped: Vec<Skipped>,
-}
-
-impl Progressed {
-    /// Appends later progress.
-    pub(super) fn append(&mut self, later: Self) {
-        self.position = later.position;
-        self.changes.extend(later.changes);
-        self.skipped.extend(later.skipped);
-    }
 }
 
 /// Consumer position, which is before the reader position.
@@ -309,11 +279,6 @@ impl Tracker {
         self.skipped += skipped;
     }
 
-    /// Returns the number of skipped samples.
-    pub(super) fn skipped(&self) -> u64 {
-        self.skipped
-    }
-
     /// Notes the first sample that was skipped, if it has none.
     pub(super) fn note_first(&mut self, first: Option<Skipped>) {
         if self.first_skipped.is_none() {
@@ -341,7 +306,6 @@ impl Tracker {
             shards,
             names: names_digest(stream.shards),
             order: stream.order,
-            dealt: stream.deal.map(Deal::identity),
             drops_last: stream.drops_last,
             shuffle: stream.shuffle,
             video_sampling: stream.video_sampling,
@@ -475,14 +439,8 @@ mod tests {
     fn a_state_writes_out_so_many_bytes_and_no_more() {
         let shards = expand_shards(&["-"]).unwrap();
         let order = ShardOrder::default();
-        let kind = StreamKind {
-            shards: &shards,
-            order,
-            deal: None,
-            drops_last: false,
-            shuffle: None,
-            video_sampling: None,
-        };
+        let kind =
+            StreamKind { shards: &shards, order, drops_last: false, shuffle: None, video_sampling: None };
         for (bytes, is_written) in [(HELD_BYTES_MAX, true), (HELD_BYTES_MAX + 1, false)] {
             let mut tracker = Tracker::default();
             let changes = vec![Change::Push(held(bytes))];

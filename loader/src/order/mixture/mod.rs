@@ -6,6 +6,7 @@
 //! (`segments`). Nothing here depends on ranks.
 
 mod segments;
+mod weighted;
 
 use std::sync::Arc;
 

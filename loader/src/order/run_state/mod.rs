@@ -95,7 +95,9 @@ struct DatasetState {
     /// Sampling of the counted video frames; null if there are no videos or they were not read.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
-    shards: ShardList,
+    /// Shards of the index; omitted if an earlier dataset has the same index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shards: Option<ShardList>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,6 +158,12 @@ impl LoaderState {
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
+    /// Returns the epoch whose first sample begins step 0.
+    #[must_use]
+    pub fn first_epoch(&self) -> u64 {
+        self.first_epoch
+    }
+
     /// Saves the run position before a step.
     pub(crate) fn save(
         run: RunSettings<'_>,
@@ -164,8 +172,13 @@ impl LoaderState {
         step: u64,
     ) -> Result<Self> {
         let draws = pace.draws_before(step)?;
-        let datasets =
-            run.datasets.iter().zip(draws).map(|(dataset, draws)| DatasetState::new(dataset, draws));
+        let datasets = run.datasets.iter().zip(draws).enumerate().map(|(at, (dataset, draws))| {
+            let state = DatasetState::new(dataset, draws);
+            // Parts of an index, such as classes, would repeat the list.
+            let is_listed = |other: &Dataset| other.index().fingerprint() == state.fingerprint;
+            let shards = state.shards.filter(|_| !run.datasets[..at].iter().any(is_listed));
+            DatasetState { shards, ..state }
+        });
         Ok(Self {
             version: VERSION,
             step,
@@ -300,7 +313,7 @@ impl DatasetState {
             epoch: draws / dataset.len(),
             offset: draws % dataset.len(),
             video_sampling: SavedSampling::of(dataset.index()),
-            shards: ShardList::new(dataset.index()),
+            shards: Some(ShardList::new(dataset.index())),
         }
     }
 
@@ -311,7 +324,8 @@ impl DatasetState {
     /// Describes how the dataset has changed since; `None` if it has not.
     fn change(&self, dataset: &Dataset) -> Option<String> {
         let now = Self::new(dataset, 0);
-        let mut changes = self.shards.changes(&now.shards);
+        let lists = self.shards.as_ref().zip(now.shards.as_ref());
+        let mut changes = lists.map_or_else(Vec::new, |(saved, now)| saved.changes(now));
         if changes.is_empty() && self.fingerprint != now.fingerprint {
             changes.push("its fingerprint is another".into());
         }

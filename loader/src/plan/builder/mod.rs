@@ -2,17 +2,14 @@
 //!
 //! Checks the planner settings, each alone and against the model.
 
-use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig, SampleSource};
+use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::media_shares::BlankMedia;
 use super::planner::StepPlanner;
 use super::stage_layers::StageLayers;
 use crate::error::{Error, Result, check_at_most, error_reason};
-use crate::order::{
-    LoaderState, Mixture, Order, Origin, POSITION_MAX, Restored, RunSettings, Shuffle, StepPositions,
-    StepPositionsInput, Steps, Tail,
-};
+use crate::order::{LoaderState, Mixture, RunBuilder, Shuffle, Tail};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, Module, SampleShape};
@@ -23,15 +20,8 @@ use std::sync::Arc;
 /// Settings of a [`StepPlanner`].
 #[derive(Debug, Clone)]
 pub struct StepPlannerBuilder {
-    mixture: Mixture,
+    run: RunBuilder,
     model: CostModel,
-    global_batch: u64,
-    seed: u64,
-    first_epoch: u64,
-    tail: Tail,
-    shuffle: Shuffle,
-    state: Option<LoaderState>,
-    accepts_changed_data: bool,
     stages: Option<Vec<usize>>,
     layers: Option<Vec<Vec<usize>>>,
     cost_function: Option<Arc<dyn CostFunction>>,
@@ -68,15 +58,8 @@ impl StepPlannerBuilder {
             work: 20_000,
         };
         Self {
-            mixture,
+            run: RunBuilder::new(mixture),
             model,
-            global_batch: 0,
-            seed: 0,
-            first_epoch: 0,
-            tail: Tail::Carry,
-            shuffle: Shuffle::Global,
-            state: None,
-            accepts_changed_data: false,
             stages: None,
             layers: None,
             cost_function: None,
@@ -90,7 +73,7 @@ impl StepPlannerBuilder {
     /// Sets how many samples a step has, over all ranks. Must be set.
     #[must_use]
     pub fn global_batch(mut self, samples: u64) -> Self {
-        self.global_batch = samples;
+        self.run.global_batch = samples;
         self
     }
 
@@ -229,28 +212,28 @@ impl StepPlannerBuilder {
     /// Sets the seed that fixes all order. Default: 0.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+        self.run.seed = seed;
         self
     }
 
     /// Sets the epoch whose first sample begins step 0. Default: 0.
     #[must_use]
     pub fn first_epoch(mut self, epoch: u64) -> Self {
-        self.first_epoch = epoch;
+        self.run.first_epoch = epoch;
         self
     }
 
     /// Sets the treatment of samples that do not fill a global batch. Default: [`Tail::Carry`].
     #[must_use]
     pub fn tail(mut self, tail: Tail) -> Self {
-        self.tail = tail;
+        self.run.tail = tail;
         self
     }
 
     /// Sets how the samples in an epoch are shuffled. Default: [`Shuffle::Global`].
     #[must_use]
     pub fn shuffle(mut self, shuffle: Shuffle) -> Self {
-        self.shuffle = shuffle;
+        self.run.shuffle = shuffle;
         self
     }
 
@@ -258,7 +241,7 @@ impl StepPlannerBuilder {
     /// [`crate::dataset::Dataset::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
-        self.mixture = self.mixture.epochs(epochs);
+        self.run.mixture = self.run.mixture.epochs(epochs);
         self
     }
 
@@ -277,7 +260,7 @@ impl StepPlannerBuilder {
     /// state's cannot be planned if the batch or the data changed.
     #[must_use]
     pub fn restore(mut self, state: LoaderState) -> Self {
-        self.state = Some(state);
+        self.run.state = Some(state);
         self
     }
 
@@ -285,7 +268,7 @@ impl StepPlannerBuilder {
     /// saved position. Default: a state for changed data is an error.
     #[must_use]
     pub fn accept_changed_data(mut self) -> Self {
-        self.accepts_changed_data = true;
+        self.run.accepts_changed_data = true;
         self
     }
 
@@ -305,53 +288,20 @@ impl StepPlannerBuilder {
         let stages = stage_layers.as_ref().map_or_else(|| self.checked_stages(), |own| Ok(own.stages()))?;
         self.check_module_dp_sizes()?;
         let global_batch = self.checked_batch()?.get();
-        let (seed, tail, shuffle) = (self.seed, self.tail, self.shuffle);
-        let (datasets, rules) = self.mixture.check()?;
-        let run = RunSettings { datasets: &datasets, rules: &rules, seed, global_batch, tail, shuffle };
-        let sizes: Vec<u64> = datasets.iter().map(crate::dataset::Dataset::len).collect();
-        let samples = sizes.iter().fold(0, |sum: u64, size| sum.saturating_add(*size));
-        if global_batch > samples && tail == Tail::Carry && !self.repeats_samples {
+        let may_repeat = self.repeats_samples || self.run.tail != Tail::Carry;
+        let run = self.run.build()?;
+        let samples = run.steps.epoch_samples();
+        if global_batch > samples && !may_repeat {
             return Err(larger_than_data(global_batch, samples));
         }
-        let fresh = Restored {
-            origin: Origin::at_epoch(self.first_epoch, &sizes),
-            first_epoch: self.first_epoch,
-            step: 0,
-        };
-        let start = self.state.map_or(Ok(fresh), |state| state.restore(run, self.accepts_changed_data))?;
-        if start.origin.draws.iter().any(|&draws| draws > POSITION_MAX) {
-            let reason = format!("{} is too far out for a dataset of this size", start.first_epoch);
-            return Err(Error::Config { setting: "first_epoch", reason });
-        }
-        let Restored { origin, first_epoch, step } = start;
-        let (sizes, rules_of) = (&sizes, &rules);
-        let input = StepPositionsInput {
-            sizes,
-            rules: rules_of,
-            origin: &origin,
-            first_epoch,
-            global_batch,
-            tail,
-            seed,
-        };
-        let pace = StepPositions::new(input)?;
-        let twins =
-            |at: usize| datasets[..at].iter().filter(|other| other.has_same_samples(&datasets[at])).count();
-        let orders = datasets
-            .iter()
-            .enumerate()
-            .map(|(at, set)| Order::from_dataset(set, shuffle, seed, twins(at) as u64));
-        let steps = Steps::mixed(orders.collect::<Result<_>>()?, pace);
         let required_encoders =
-            self.blank_media.required_encoders(&self.blank_tokens, self.config.dp_size, &datasets);
+            self.blank_media.required_encoders(&self.blank_tokens, self.config.dp_size, run.datasets());
         let required = self.blank_tokens.iter().filter(|(module, _)| required_encoders.contains(module));
         let blank_tokens = required.map(|(_, tokens)| tokens).sum();
         let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
         let config = PlanConfig { stages, stage_layers, pad_to, required_encoders, ..self.config };
-        let source = SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step: step };
         let planner = StepPlanner {
-            source: Arc::new(source),
-            steps,
+            run,
             model: Arc::new(self.model),
             config,
             zero_cost,
@@ -373,7 +323,7 @@ impl StepPlannerBuilder {
     /// Returns the global batch, if it fills the microbatches of all ranks.
     fn checked_batch(&self) -> Result<NonZeroU64> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
-        let Some(global_batch) = NonZeroU64::new(self.global_batch) else {
+        let Some(global_batch) = NonZeroU64::new(self.run.global_batch) else {
             return invalid("global_batch", "must be at least 1".into());
         };
         if self.config.dp_size == 0 {
@@ -388,8 +338,8 @@ impl StepPlannerBuilder {
             let reason = format!("shard groups of {ranks} ranks do not divide {} ranks", self.config.dp_size);
             return invalid("synchronize", reason);
         }
-        check_at_most("global_batch", self.global_batch, GLOBAL_BATCH_MAX)?;
-        check_at_most("first_epoch", self.first_epoch, COUNT_MAX)?;
+        check_at_most("global_batch", self.run.global_batch, GLOBAL_BATCH_MAX)?;
+        check_at_most("first_epoch", self.run.first_epoch, COUNT_MAX)?;
         if let Some(PadTo { tokens, .. }) = self.config.pad_to {
             check_at_most("pad_to_tokens", tokens, PAD_TO_TOKENS_MAX)?;
             if tokens == 0 {
@@ -397,8 +347,8 @@ impl StepPlannerBuilder {
             }
         }
         let groups = self.config.dp_size.saturating_mul(self.config.microbatches) as u64;
-        if self.global_batch < groups {
-            let reason = format!("{} samples cannot fill {groups} microbatches", self.global_batch);
+        if self.run.global_batch < groups {
+            let reason = format!("{} samples cannot fill {groups} microbatches", self.run.global_batch);
             return invalid("global_batch", reason);
         }
         Ok(global_batch)

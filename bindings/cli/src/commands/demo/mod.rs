@@ -10,7 +10,6 @@ use super::simulate::{
 };
 use super::train::{CpuTimes, Trained, train_demo};
 use crate::args::dataset::index_options;
-use crate::args::model::DEVICE;
 use crate::args::{PREVIEWS, ReportArgs};
 use crate::failure::Failure;
 use crate::output::{Bars, Output, bar, format_bytes, place_file, runtime, write_json};
@@ -42,6 +41,7 @@ const MICROBATCHES: usize = 8;
 /// Number of pipeline stages for the vision encoder, the audio encoder and the LLM.
 const STAGES: [usize; 3] = [1, 1, 4];
 const MODEL: &str = "omni-7b";
+const DEVICE: &str = "h100";
 /// Search effort per step in work units: tens of milliseconds, overlapped with a step that takes seconds.
 const WORK: u64 = 200_000;
 

@@ -19,14 +19,14 @@ use dflop_planner::{
 };
 
 use crate::args::ReportArgs;
-use crate::args::model::{DEVICE, profile_and_spec};
+use crate::args::model::profile_and_spec;
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::args::step_plan::check_pipeline;
 use crate::failure::Failure;
 use crate::output::layouts::BYTES_PER_GIB;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings};
+use dflop_loader::settings::{EncoderShare, Settings, SpaceSettings, machine_device};
 use layouts::{LayoutsJson, with_layout};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson};
@@ -50,9 +50,10 @@ pub(crate) struct PlanArgs {
     /// Model preset or checkpoint directory; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
-    /// Device preset in place of a profile: a stated FLOP rate, not a measurement.
-    #[arg(long, value_name = "NAME", default_value = DEVICE, conflicts_with = "profile")]
-    device: String,
+    /// Device preset in place of a profile: a stated FLOP rate, not a measurement [default: `DFLOP_DEVICE`,
+    /// else h100].
+    #[arg(long, value_name = "NAME", conflicts_with = "profile")]
+    device: Option<String>,
     /// Number of GPUs in the cluster.
     #[arg(long, value_name = "N")]
     gpus: u32,
@@ -99,7 +100,7 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     check_pipeline(&args.set, &settings)?;
     let schedule = settings.plan.pipeline_schedule();
     check_space(&args.set, is_full, schedule)?;
-    let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
+    let device = profile.is_none().then(|| DevicePreset::named(&args.device())).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = memory_gib(args.memory_gib, device)?;
     let cluster = cluster([args.gpus, args.gpus_per_node], memory_gib, args.links.as_deref(), preset)?;
@@ -138,11 +139,15 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
+    fn device(&self) -> String {
+        self.device.clone().unwrap_or_else(machine_device)
+    }
+
     /// Describes the time source, for people.
     fn times_from(&self) -> String {
         match &self.profile {
             Some(path) => path.display().to_string(),
-            None => format!("{} (a stated rate)", self.device),
+            None => format!("{} (a stated rate)", self.device()),
         }
     }
 }

@@ -160,7 +160,7 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let model = &args.planned.plan.model;
     let is_measured = model.profile.is_given();
-    let preset = if is_measured { None } else { Some(DevicePreset::named(&model.device)?) };
+    let preset = if is_measured { None } else { Some(DevicePreset::named(&model.device())?) };
     let kept = if settings.cost.recompute == RecomputationName::Layers {
         SavedActivations::LayerInputs
     } else {

@@ -182,7 +182,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         Some(given) => given.refuse_settings(&args.set)?,
         None => check_space(&args.set, is_full, settings.plan.pipeline_schedule())?,
     }
-    let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
+    let device = profile.is_none().then(|| DevicePreset::named(&model.device())).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = args.shapes.memory_gib(device)?;
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], memory_gib, links.as_deref(), preset)?;
@@ -330,8 +330,8 @@ fn waits_text(waits: &IdleBreakdown) -> String {
 
 /// Explanation for people: data-blind plans.
 pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order round robin over ranks and microbatches; \
-    LPT deals the dearest sample first; dflop is the balanced cut. All hold the same samples, and every microbatch \
-    carries its number of target tokens, so the gradient is the same.";
+    LPT deals the most expensive sample first; dflop is the balanced cut. All hold the same samples, and every \
+    microbatch carries its number of target tokens, so the gradient is the same.";
 
 /// Explanation for people: times from a stated rate.
 pub(crate) const ABOUT_STATED_RATES: &str = "Simulated times are FLOPs over a stated rate of the device, summed by the \

@@ -70,8 +70,8 @@ fn describe(stats: &StatsReport, most_expensive: &[Outlier]) -> String {
     };
     let dearest = most_expensive.first().map_or(0.0, |outlier| outlier.times_median);
     format!(
-        "The dearest of {} samples costs {dearest:.1} times the median one, and 1 of 20 costs more than {:.1} times \
-         the median: a batch that is cut without regard to cost waits for them. {} samples are outliers.",
+        "The most expensive of {} samples costs {dearest:.1} times the median one, and 1 of 20 costs more than {:.1} \
+         times the median: a batch that is cut without regard to cost waits for them. {} samples are outliers.",
         stats.sampling.samples,
         if costs.p50 > 0.0 { costs.p95 / costs.p50 } else { 0.0 },
         stats.outlier_count,
@@ -183,7 +183,7 @@ fn print_outliers(out: &mut impl Write, report: &StatsReport) -> Result<(), Fail
     if report.outliers.is_empty() {
         return Ok(());
     }
-    writeln!(out, "{} outliers, the dearest:", report.outlier_count)?;
+    writeln!(out, "{} outliers, the most expensive:", report.outlier_count)?;
     for outlier in report.outliers.iter().take(OUTLIERS_SHOWN) {
         let NamedOutlier { key, shard, cost_seconds, times_median, .. } = outlier;
         writeln!(

@@ -6,18 +6,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, TextIO
 
-from dflop.monitor._loader import delivered, metrics_of, tokens_of, wait_share
+from dflop.monitor._loader import T, Wrapper, delivered, metrics_of, tokens_of, wait_share
 
-T = TypeVar("T")
 # Below this share of the time spent waiting for data, computing is the bottleneck, as in `metrics`.
 WAIT_SHARE_NOTICED = 0.05
 # Rates and the time left are those of the last so many updates.
 UPDATES_KEPT = 60
 
 
-class Progress(Generic[T]):
+class Progress(Wrapper[T]):
     """Iterates a loader and shows its progress: steps, rates, time left, and what limits the run.
 
     On a terminal it is one line on standard error, drawn again at most every ``interval_seconds`` while steps
@@ -30,7 +29,8 @@ class Progress(Generic[T]):
         step 120 of 5000   98.2 samples/s   41.3 k tokens/s   2:41:07 left   wait 0.4 %   compute
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`, whose items are delivered unchanged.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Record` of one, whose items are delivered
+            unchanged. All else that it has is an attribute of the progress: ``progress.state_dict()``.
         always: shows lines also where standard error is no terminal, each on its own.
         tqdm: ``tqdm.tqdm``, or a class with its interface, which draws instead; rates and bottleneck are its
             postfix.
@@ -64,18 +64,16 @@ class Progress(Generic[T]):
         interval_seconds: float = 1.0,
         file: TextIO | None = None,
     ) -> None:
-        metrics_of(loader)
+        super().__init__(loader)
         if not interval_seconds >= 0.0:
             raise ValueError(f"interval_seconds: must be at least 0, found {interval_seconds}")
-        self.loader = loader
         self._always, self._tqdm, self._interval, self._file = always, tqdm, interval_seconds, file
 
-    def __len__(self) -> int:
-        """Returns the length of the loader."""
-        return len(self.loader)
-
     def __iter__(self) -> Iterator[T]:
-        items = iter(self.loader)
+        # Not with the first item: `iter` of a restored loader sets its step.
+        return self._shown(iter(self.loader))
+
+    def _shown(self, items: Iterator[T]) -> Iterator[T]:
         file = sys.stderr if self._file is None else self._file
         display: _Bar | _Line
         if self._tqdm is not None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from dflop.monitor._loader import metrics_of
+from dflop.monitor._loader import metrics_of, recorded
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -60,10 +60,11 @@ def text(
 
     Counters count since the last ``iter``, and start again with the next one, which ``rate()`` expects. Every
     metric has the label ``rank``, the data-parallel rank; stages, modules and the datasets of a mixture have
-    the labels ``stage``, ``module`` and ``source``.
+    the labels ``stage``, ``module`` and ``source``. A `Record` adds its last step: ``dflop_recorded`` has
+    ``seconds``, ``loss`` and all else that was logged, by the label ``name``.
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Record` or `Progress` of one.
         timer: a `dflop.torch.StageTimer`, whose measured times of the model's modules are added.
         labels: further labels of all metrics, such as ``{"job": "pretrain"}``.
 
@@ -97,6 +98,8 @@ def text(
         rows = [({"source": source["source"]}, source[field]) for source in metrics.get("sources", ())]
         page.add(name, "counter", help_text, rows)
     _add_run(page, loader)
+    rows = [({"name": name}, value) for name, value in recorded(loader).items() if name != "time"]
+    page.add("recorded", "gauge", "Number of the last step that was recorded, such as `loss`.", rows)
     if timer is not None:
         rows = [({"module": module}, seconds) for module, seconds in timer.module_seconds.items()]
         help_text = "Measured forward and backward time of the module."
@@ -106,7 +109,7 @@ def text(
 
 def _rank_labels(loader: object, labels: Mapping[str, str]) -> dict[str, str]:
     for name in labels:
-        if name in {"rank", "stage", "source", "module"} or name.startswith("__"):
+        if name in {"rank", "stage", "source", "module", "name"} or name.startswith("__"):
             raise ValueError(f"labels: `{name}` is in use")
         if not _LABEL_NAME.fullmatch(name):
             raise ValueError(f"labels: expected letters, digits and underscores, found `{name}`")

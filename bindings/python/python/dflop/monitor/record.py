@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Generic, TypeVar
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
-from dflop.monitor._loader import delivered, metrics_of, tokens_of
+from dflop.monitor._loader import T, Wrapper, delivered, metrics_of, tokens_of
 
-T = TypeVar("T")
+LOGGER = logging.getLogger("dflop")
 # What `log` must not replace: the fields that the record measures itself.
 MEASURED = (
     "step",
@@ -24,7 +26,7 @@ MEASURED = (
 )
 
 
-class Record(Generic[T]):
+class Record(Wrapper[T]):
     """Iterates a loader and records every step in a file, which ``dflop top FILE`` shows while the run goes on.
 
     A line is one JSON object: ``step``, ``time`` (its end, in seconds since 1970), ``seconds``, ``samples``,
@@ -33,11 +35,14 @@ class Record(Generic[T]):
     are those of this rank, so one rank records, usually rank 0. A loader that starts with a later step than
     the first appends to the file; otherwise the file is replaced.
 
-    A line that cannot be written, as on a full disk, ends the record with a warning, and not the run.
+    A line that cannot be written, as on a full disk, ends the record with a warning, and not the run. As a
+    context manager it also records why the loop ended: with an exception it is a failed run. Samples that were
+    skipped are warnings of the logger ``dflop``.
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`, whose items are delivered unchanged.
-        path: file, by convention ``steps.jsonl`` in the directory of the run, which must exist.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Progress` of one, whose items are delivered
+            unchanged. All else that it has is an attribute of the record: ``record.state_dict()``.
+        path: file, by convention ``steps.jsonl`` in the directory of the run, which is created.
         title: what runs, such as the name of the model.
         about: facts that are shown beside the title, such as ``["8 ranks", "bf16"]``.
 
@@ -50,9 +55,9 @@ class Record(Generic[T]):
         >>> loader = dflop.BalancedLoader(
         ...     directory / "shards", model=directory / "model", global_batch_size=4, epochs=1
         ... )
-        >>> record = dflop.monitor.Record(loader, directory / "steps.jsonl", title="example")
-        >>> for step in record:
-        ...     record.log(loss=2.5)
+        >>> with dflop.monitor.Record(loader, directory / "run/steps.jsonl", title="example") as record:
+        ...     for step in record:
+        ...         record.log(loss=2.5)
         >>> dflop.monitor.steps(record.path)[-1]["loss"]
         2.5
     """
@@ -65,16 +70,33 @@ class Record(Generic[T]):
         title: str = "",
         about: Sequence[str] = (),
     ) -> None:
-        metrics_of(loader)
+        super().__init__(loader)
         if isinstance(about, str):
             raise TypeError("about: expected a list of texts, found a text")
-        self.loader, self.path = loader, os.fspath(path)
+        self.path = os.fspath(path)
         self._title, self._about = title, [str(fact) for fact in about]
         self._logged: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._lines: _Lines | None = None
+        self._is_entered = False
 
-    def __len__(self) -> int:
-        """Returns the length of the loader."""
-        return len(self.loader)
+    @property
+    def latest(self) -> dict[str, float]:
+        """Numbers of the last recorded step, with those that were logged since: ``loss``, ``seconds``."""
+        return self._last | self._logged
+
+    def __enter__(self) -> Self:
+        self._is_entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._is_entered = False
+        if error is None:
+            self._finish("stopped", "the loop ended")
+        else:
+            self._finish("failed", f"{type(error).__name__}: {error}")
 
     def log(self, **values: float) -> None:
         """Adds numbers to the line of the present step, such as ``loss``, ``mfu`` or ``learning_rate``.
@@ -91,12 +113,15 @@ class Record(Generic[T]):
             self._logged[name] = float(value)
 
     def __iter__(self) -> Iterator[T]:
-        # Before the first step: `iter` of a restored loader starts with the step of its state.
+        # Not with the first item: `iter` of a restored loader sets its step.
         items = iter(self.loader)
         is_balanced = hasattr(self.loader, "steps_per_epoch")
-        step: int = self.loader.step if is_balanced else 0
-        self._logged = {}
-        lines = _Lines(self.path, step)
+        return self._recorded(items, self.loader.step if is_balanced else 0, is_balanced)
+
+    def _recorded(self, items: Iterator[T], step: int, is_balanced: bool) -> Iterator[T]:
+        self._finish("stopped", "another loop began")
+        self._logged, self._last = {}, {}
+        lines = self._lines = _Lines(self.path, step)
         lines.write(
             {
                 "format": "dflop-steps",
@@ -108,7 +133,7 @@ class Record(Generic[T]):
                 "time": time.time(),
             }
         )
-        outcome, reason = "stopped", ""
+        LOGGER.info("records steps from %d on in %s", step, self.path)
         try:
             # Counters start with `iter`; the first step may have been counted while it was prefetched.
             before: dict[str, float] = {"dropped_samples": self.loader.skipped_samples}
@@ -122,19 +147,34 @@ class Record(Generic[T]):
                 if "tokens" in grown:
                     grown["tokens_per_second"] = grown["tokens"] / seconds
                 line = {"step": step, "time": time.time(), "seconds": seconds}
-                lines.write(line | grown | _finite(self._logged))
+                self._last = line | grown | self._logged
+                lines.write(_finite(self._last))
+                if grown["dropped_samples"] > 0:
+                    self._warn_of_skipped(step, grown["dropped_samples"])
                 before, began, self._logged = after, now, {}
                 step += 1
-            outcome = "completed"
         except GeneratorExit:
-            reason = "the loop ended"
+            # A loop that fails drops its iterator first; the context manager knows why.
+            if not self._is_entered:
+                self._finish("stopped", "the loop ended")
             raise
         except BaseException as error:
-            outcome, reason = "failed", f"{type(error).__name__}: {error}"
+            self._finish("failed", f"{type(error).__name__}: {error}")
             raise
-        finally:
+        self._finish("completed", "")
+
+    def _finish(self, outcome: str, reason: str) -> None:
+        """Writes how the running record ended; nothing if none is running."""
+        lines, self._lines = self._lines, None
+        if lines is not None:
             lines.write({"end": outcome, "reason": reason, "time": time.time()})
             lines.close()
+            LOGGER.info("record %s %s%s", self.path, outcome, f": {reason}" if reason else "")
+
+    def _warn_of_skipped(self, step: int, samples: int) -> None:
+        last = self.loader.skipped[-1:]
+        shown = "; the last: {key} in {shard}: {reason}".format_map(last[0]) if last else ""
+        LOGGER.warning("step %d: skipped samples: %d%s", step, samples, shown)
 
     def _end(self, step: int, is_balanced: bool) -> int | None:
         try:
@@ -159,6 +199,7 @@ class _Lines:
     """The file of a record."""
 
     def __init__(self, path: str, first_step: int) -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         kept = 0 if first_step == 0 else _kept_bytes(path, first_step)
         self._file: BinaryIO | None = open(path, "r+b" if kept else "wb", buffering=0)
         if kept:

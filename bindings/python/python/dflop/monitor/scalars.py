@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dflop.monitor._loader import delivered, metrics_of, tokens_of, wait_share
+from dflop.monitor._loader import delivered, metrics_of, recorded, tokens_of, wait_share
+from dflop.monitor.record import MEASURED
 
 
 def scalars(loader: object, *, prefix: str = "dflop") -> dict[str, float]:
@@ -13,10 +14,11 @@ def scalars(loader: object, *, prefix: str = "dflop") -> dict[str, float]:
     ``samples``, ``tokens``, ``samples_per_second`` and ``tokens_per_second`` are of delivered samples,
     ``data_wait_share`` is the share of the time that training waited for data, ``stage/NAME/busy_share`` the
     share of the time that the threads of a stage were busy. Datasets of a mixture have
-    ``source/NAME/samples``, ``tokens`` and ``skipped_samples``. The plain loader counts no tokens.
+    ``source/NAME/samples``, ``tokens`` and ``skipped_samples``. The plain loader counts no tokens. A `Record`
+    adds what was logged for the step, such as ``loss``, and the ``step_seconds`` of the last recorded step.
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Record` or `Progress` of one.
         prefix: first part of the names, before a slash; none if it is empty.
 
     Raises:
@@ -55,6 +57,10 @@ def scalars(loader: object, *, prefix: str = "dflop") -> dict[str, float]:
     for source in metrics.get("sources", ()):
         for field in ("samples", "tokens", "skipped_samples"):
             values[f"source/{source['source']}/{field}"] = source[field]
+    latest = dict(recorded(loader))
+    if "seconds" in latest:
+        values["step_seconds"] = latest["seconds"]
+    values |= {name: value for name, value in latest.items() if name not in MEASURED}
     start = f"{prefix}/" if prefix else ""
     return {start + name: value for name, value in values.items()}
 
@@ -63,7 +69,8 @@ def log(loader: object, writer: Any, step: int | None = None, *, prefix: str = "
     """Writes the `scalars` of a loader to TensorBoard or to Weights & Biases.
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Record` of one, which adds loss and learning
+            rate.
         writer: a ``SummaryWriter`` of TensorBoard, or any object with its ``add_scalar(name, value, step)``;
             or a run of Weights & Biases, its module, or any object with ``log(values, step=step)``.
         step: number of the step. Default: the last delivered step of a `dflop.BalancedLoader`; else left to

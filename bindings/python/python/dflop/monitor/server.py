@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import socketserver
 import threading
@@ -13,6 +14,7 @@ from typing import Any, Self
 from dflop.monitor._loader import metrics_of
 from dflop.monitor.prometheus import CONTENT_TYPE, TimesModules, _rank_labels, text
 
+LOGGER = logging.getLogger("dflop")
 ADDRESS = "127.0.0.1"
 # A connection ends after this time, whatever has come by then: a byte from time to time does not hold it.
 REQUEST_SECONDS_MAX = 5.0
@@ -48,6 +50,7 @@ class Server:
             daemon=True,
         )
         self._thread.start()
+        LOGGER.info("serves metrics at %s", self.url)
 
     def close(self) -> None:
         """Stops the server and frees the port; a second call does nothing."""
@@ -82,7 +85,8 @@ def serve(
     alive.
 
     Args:
-        loader: a `dflop.BalancedLoader` or `dflop.Loader`.
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`, or a `Record` or `Progress` of one; a record adds
+            loss and step time.
         port: the port; 0 for a free one, which ``Server.port`` names.
         timer: see `text`.
         labels: see `text`.

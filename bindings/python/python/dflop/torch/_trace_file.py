@@ -17,6 +17,7 @@ class TraceFile:
     """A file that is complete after every write: a process that is killed leaves what it has written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  # closed by `close`
         self._is_first = True
         self._file.write("[")

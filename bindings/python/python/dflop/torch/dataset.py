@@ -25,6 +25,8 @@ class ResumableLoader(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
+    def __len__(self) -> int: ...
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last delivered item."""
 
@@ -40,10 +42,12 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     ``load_state_dict`` call the loader, and torchdata calls them: a ``StatefulDataLoader(dataset,
     batch_size=None, num_workers=0)`` resumes after the last delivered item, in the middle of an epoch,
     without reading the items before. An iterator ends with the loader's iterator; the next one starts where
-    the loader does. Only one iterator runs at a time, because there is one loader.
+    the loader does. Only one iterator runs at a time, because there is one loader. ``len`` is that of the
+    loader, so that ``DataLoader`` and trainers know the length of a run that ends.
 
     Args:
-        loader: a `dflop.Loader`, whose items are batches, or a `dflop.BalancedLoader`, whose items are steps.
+        loader: a `dflop.Loader`, whose items are batches, or a `dflop.BalancedLoader`, whose items are steps;
+            or a `dflop.monitor.Progress` or `dflop.monitor.Record` of one.
 
     Raises:
         RuntimeError: iterated in a worker process (``num_workers > 0``).
@@ -53,6 +57,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         >>> import torch
         >>> dataset = dflop.torch.IterableDataset(dflop.Loader("shards/", batch_size=100))
         >>> loader = torch.utils.data.DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep)
+        >>> len(loader)
+        3
         >>> first, state = next(iter(loader)), dataset.state_dict()
         >>> dataset.load_state_dict(state)
         >>> [len(batch.samples) for batch in loader]
@@ -62,6 +68,17 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __init__(self, loader: ResumableLoader) -> None:
         super().__init__()
         self._loader = loader
+
+    def __len__(self) -> int:
+        """Returns the number of items of the loader.
+
+        Raises:
+            TypeError: the run has no end.
+        """
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         _refuse_workers()

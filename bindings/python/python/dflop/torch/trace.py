@@ -11,6 +11,7 @@ from math import isnan
 from typing import Any, Protocol, Self
 
 from dflop.batches import Microbatch, Step
+from dflop.monitor._loader import Wrapper
 from dflop.torch._trace_file import TraceFile, laid_out
 
 # Keys of a microbatch that are written; the number of its samples is always exact.
@@ -28,7 +29,7 @@ class Timer(Protocol):
         """Passes the times of every step to a function."""
 
 
-class Trace:
+class Trace(Wrapper[Step]):
     """Iterates a balanced loader and writes a trace of the run, which Perfetto (ui.perfetto.dev) shows.
 
     Tracks: the steps; waits for data; microbatches as the host runs them, with keys, tokens and predicted
@@ -41,10 +42,12 @@ class Trace:
     for their times only: as many as the timer delays, at most 8.
 
     Args:
-        loader: a `dflop.BalancedLoader`; its steps are delivered unchanged, but that their microbatches are
-            watched.
+        loader: a `dflop.BalancedLoader`, or a `dflop.monitor.Record` or `dflop.monitor.Progress` of one; its
+            steps are delivered unchanged, but that their microbatches are watched. All else that it has is
+            an attribute of the trace.
         timer: the `dflop.torch.StageTimer` of the loop, or ``None`` for a trace without stages.
-        path: file of trace events in JSON, one for each rank; an existing one is replaced.
+        path: file of trace events in JSON, one for each rank, whose directory is created; an existing file is
+            replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -70,7 +73,8 @@ class Trace:
     def __init__(self, loader: Any, timer: Timer | None, path: str | os.PathLike[str]) -> None:
         if not (hasattr(loader, "metrics") and hasattr(loader, "steps_per_epoch")):
             raise TypeError(f"loader: expected a dflop.BalancedLoader, found {type(loader).__name__}")
-        self._loader, self._rank = loader, int(loader.dp_rank)
+        super().__init__(loader)
+        self._rank = int(loader.dp_rank)
         self._modules: list[str] = list(loader.modules)
         self._file = TraceFile(path)
         self._origin_ns = time.perf_counter_ns()
@@ -82,7 +86,10 @@ class Trace:
             timer.listen(self._measured)
 
     def __iter__(self) -> Iterator[Step]:
-        steps = iter(self._loader)
+        # Not with the first step: `iter` of a restored loader sets its step.
+        return self._traced(iter(self.loader))
+
+    def _traced(self, steps: Iterator[Step]) -> Iterator[Step]:
         while True:
             began = self._now()
             step = next(steps, None)
@@ -94,10 +101,6 @@ class Trace:
             self._current = times
             times.waits.append((began, self._now()))
             yield replace(step, microbatches=_Watched(step.microbatches, times, self._now))
-
-    def __len__(self) -> int:
-        """Returns the number of steps of the loader."""
-        return len(self._loader)
 
     def close(self) -> None:
         """Writes what is left and ends the file; a timer that delays its reports is closed before."""
@@ -156,7 +159,7 @@ class Trace:
         from dflop.errors import Error
 
         try:
-            metrics = self._loader.metrics()
+            metrics = self.loader.metrics()
         except Error:
             # The loader was closed before the trace.
             return []

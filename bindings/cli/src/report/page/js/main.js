@@ -14,4 +14,9 @@ for (const report of reports) {
   content.append(originSection(report));
 }
 
-document.getElementById("contents").append(h("ul", {}, sections.map(({ id, title }) => h("li", {}, h("a", { href: `#${id}` }, title)))));
+// With a single study, its name is in the first link only.
+const studies = reports.flatMap((report) => report.studies ?? []);
+const suffix = studies.length === 1 ? `: ${studies[0].name}` : "";
+const label = (title) => (suffix && title.endsWith(suffix) ? title.slice(0, -suffix.length) : title);
+document.getElementById("contents").append(
+  h("ul", {}, sections.map(({ id, title }) => h("li", {}, h("a", { href: `#${id}` }, label(title))))));

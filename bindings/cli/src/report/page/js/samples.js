@@ -1,6 +1,6 @@
 // Lists samples with what they look like, what they cost, and where they are.
 
-const SAMPLES_FIRST = 12;
+const SAMPLES_FIRST = 12, GALLERY_FIRST = 8;
 
 const preview = (item) => {
   if (item.image) return h("img", { src: item.image, alt: "", class: "preview", loading: "lazy" });
@@ -42,14 +42,14 @@ const sampleItem = (sample, modules, longestNs, more) => {
       more && h("span", { class: "facts" }, more)));
 };
 
-/** A list of samples, the dearest first; long ones grow on request. */
+/** A list of samples, the most expensive first; long ones grow on request. */
 const sampleList = (samples, modules, { unlisted = 0, where, compact = true } = {}) => {
   const sorted = [...samples].sort((a, b) => totalNs(b) - totalNs(a));
   const longest = sorted.length ? totalNs(sorted[0]) : 0;
   const list = h("ol", { class: compact ? "samples" : "samples gallery" });
   const show = (from, to) =>
     list.append(...sorted.slice(from, to).map((sample) => sampleItem(sample, modules, longest, where?.(sample))));
-  const first = compact ? SAMPLES_FIRST : sorted.length;
+  const first = Math.min(compact ? SAMPLES_FIRST : GALLERY_FIRST, sorted.length);
   show(0, first);
   const rest = sorted.length - first;
   const button = rest > 0 && h("button", {

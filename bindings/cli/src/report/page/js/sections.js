@@ -10,7 +10,7 @@ const profileSection = (profile) => {
     h("div", { class: "histograms" }, quantities.filter(({ range }) => range[1] > range[0]).map(histogram)),
     table(head, cells, "Quantiles"));
   const where = new Map(dearest.map((sample, place) => [sample, `${digits(times[place] ?? 0)} times the median cost`]));
-  const samples = dearest.length > 0 && section("The dearest samples", "What a batch that is cut without regard to cost waits for.",
+  const samples = dearest.length > 0 && section("The most expensive samples", "What a batch that is cut without regard to cost waits for.",
     sampleList(dearest, modules, { compact: false, where: (sample) => where.get(sample) }));
   return [shown, samples].filter(Boolean);
 };

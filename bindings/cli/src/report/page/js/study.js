@@ -21,10 +21,12 @@ const strategyTable = (study) => {
     const name = h("span", {}, strategy.name, " ", badge(basis), strategy.plan && h("small", {}, strategy.plan));
     const ratio = step_seconds > 0 ? `${(first[basis].step_seconds / step_seconds).toFixed(2)}×` : "–";
     const optional = (value, format) => (value === null || value === undefined ? "–" : format(value));
-    return [name, h("span", { class: "track" }, bar), formatSeconds(step_seconds),
-      optional(strategy.step_seconds_p95, formatSeconds), optional(strategy.bubble_fraction, formatPercent), ratio];
+    return [name, h("span", { class: "track" }, bar), ratio, formatSeconds(step_seconds),
+      optional(strategy.bubble_fraction, formatPercent), optional(strategy.step_seconds_p95, formatSeconds)];
   });
-  return table(["Strategy", "", "Step", "95 %", "Idle", "Speed-up"], rows, `Strategies, ${study.name}`);
+  const shown = table(["Strategy", "", "Speed-up", "Step", "Idle", "95 %"], rows, `Strategies, ${study.name}`);
+  shown.classList.add("strategies");
+  return shown;
 };
 
 /** The timelines of a study, below each other on one axis. */
@@ -210,13 +212,13 @@ const loadRow = (study, timeline, rank, load, longestNs, panel) => {
   return button;
 };
 
-/** The dearest samples, with the rank and microbatch that each strategy gives them. */
+/** The most expensive samples, with the rank and microbatch that each strategy gives them. */
 const dearestSection = (study) => {
   const dearest = study.samples.map((sample, index) => ({ sample, index }))
     .sort((a, b) => totalNs(b.sample) - totalNs(a.sample));
   const shown = dearest.filter(({ sample }, place) => place < 6 || (sample.previews ?? []).length > 0).slice(0, 24);
   const places = new Map(shown.map(({ sample, index }) => [sample, placesOf(study, index)]));
-  return section(`The dearest samples: ${study.name}`,
+  return section(`The most expensive samples: ${study.name}`,
     "What these steps wait for. Times are predicted, forward and backward on one device.",
     sampleList(shown.map(({ sample }) => sample), study.modules, { compact: false, where: (sample) => places.get(sample) }));
 };

@@ -23,7 +23,8 @@ const drawHistogram = (figure, counted, column, choose) => {
     viewBox: `0 0 ${counts.length} ${HISTOGRAM_HEIGHT}`, preserveAspectRatio: "none", class: "bars", role: "img",
     "aria-label": `Distribution of ${COLUMNS[column].label}: ${format(edges[0])} to ${format(edges.at(-1) - 1)}`,
   }, ...bars, brush);
-  const hover = h("output", {}, zeros ? `${plural(zeros, "sample")} without ${COLUMNS[column].label}` : "");
+  const missing = zeros ? `${plural(zeros, "sample")} without ${COLUMNS[column].label}; ` : "";
+  const hover = h("output", {}, `${missing}highest bar ${plural(most, "sample")}, heights are square roots`);
   const binAt = (event) => {
     const box = picture.getBoundingClientRect();
     return Math.max(0, Math.min(counts.length - 1, Math.floor(((event.clientX - box.left) / box.width) * counts.length)));

@@ -1,5 +1,6 @@
-//! Reads dealt samples at the index offsets, ahead of the decoders.
+//! Reads drawn samples at the index offsets, ahead of the decoders.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,26 +8,23 @@ use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::{Deal, Sequence};
+use super::Draw;
 use crate::error::{Error, Result, Skipped};
-use crate::fetch::{FieldRange, ShardRanges};
-use crate::flow::{ByteBudget, LoaderStage, Metrics};
+use crate::fetch::{DatasetRanges, FieldRange, WantedFields};
+use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::index::FieldRow;
-use crate::shard::{
-    FieldSelection, ItemPosition, Position, RawField, RawSample, ReaderItem, ShardItem, ShardOrder,
-    read_through,
-};
+use crate::order::StepSample;
+use crate::shard::{FieldSelection, RawField, RawSample, ShardItem, read_through};
 
 /// Maximum number of queued samples, regardless of size, and of simultaneous requests.
 const SAMPLES_WAITING: usize = 256;
-/// Maximum number of decompressed shard bytes in memory; the last shard is always kept.
+/// Maximum number of decompressed shard bytes in memory; the last shard of each dataset is always kept.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
-/// Settings for dealt sample readers.
+/// Settings for drawn sample readers.
 #[derive(Debug, Clone)]
-pub(in crate::deliver::stream) struct DealtSettings {
-    pub(in crate::deliver::stream) deal: Deal,
-    pub(in crate::deliver::stream) order: ShardOrder,
+pub(in crate::deliver::stream) struct DrawnSettings {
+    pub(in crate::deliver::stream) draw: Draw,
     pub(in crate::deliver::stream) metrics: Arc<Metrics>,
     pub(in crate::deliver::stream) field_bytes_max: u64,
     pub(in crate::deliver::stream) fields: FieldSelection,
@@ -36,48 +34,42 @@ pub(in crate::deliver::stream) struct DealtSettings {
     pub(in crate::deliver::stream) requested_bytes_max: u64,
 }
 
-/// Item in the rank's sequence for an epoch.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::deliver::stream) struct DealtItem {
-    pub(in crate::deliver::stream) epoch: u64,
-    pub(in crate::deliver::stream) item: u64,
-    /// Whether it is read again because it was in a buffer when the state was saved.
-    pub(in crate::deliver::stream) is_repeated: bool,
+/// Sample of the rank's share, or the reason why it was skipped.
+#[derive(Debug)]
+pub(in crate::deliver::stream) struct DrawnItem {
+    pub(in crate::deliver::stream) drawn: StepSample,
+    pub(in crate::deliver::stream) item: ShardItem,
+    /// Reader budget share that the sample holds.
+    pub(in crate::deliver::stream) lease: Option<ByteLease>,
 }
 
-/// A sample without payloads, with its position.
+/// A sample without payloads, with its shard.
 #[derive(Debug)]
 struct PlannedSample {
-    place: ItemPosition,
+    drawn: StepSample,
+    shard: usize,
     sample: RawSample,
     /// Sample field ranges, in field order.
     ranges: Vec<FieldRange>,
 }
 
+/// Reads samples by draw.
 #[derive(Debug)]
-struct SampleReader {
-    settings: DealtSettings,
-    ranges: ShardRanges,
-    /// The sequence for the current epoch.
-    sequence: Option<(u64, Sequence)>,
+pub(super) struct DrawnReader {
+    settings: DrawnSettings,
+    ranges: DatasetRanges,
 }
 
-impl SampleReader {
-    fn new(settings: DealtSettings) -> Self {
-        let index = settings.deal.dataset.index().clone();
-        let ranges = ShardRanges::new(index, UNPACKED_BYTES_MAX, settings.metrics.retries());
-        Self { settings, ranges, sequence: None }
+impl DrawnReader {
+    pub(super) fn new(settings: DrawnSettings) -> Self {
+        let ranges = DatasetRanges::new(settings.draw.datasets(), UNPACKED_BYTES_MAX, &settings.metrics);
+        Self { settings, ranges }
     }
 
-    fn plan(&mut self, item: DealtItem) -> PlannedSample {
-        let DealtSettings { deal, order, fields, .. } = &self.settings;
-        let kept = self.sequence.take().filter(|(epoch, _)| *epoch == item.epoch);
-        let (_, sequence) = self
-            .sequence
-            .insert(kept.unwrap_or_else(|| (item.epoch, Sequence::new(&deal.dataset, *order, item.epoch))));
-        let place = sequence.place_at(deal.start() + item.item % deal.dataset.len());
-        let index = deal.dataset.index();
-        let row = index.sample(deal.dataset.sample_number(place));
+    fn plan(&self, drawn: StepSample) -> PlannedSample {
+        let DrawnSettings { draw, fields, .. } = &self.settings;
+        let index = draw.datasets()[drawn.dataset].index();
+        let row = index.sample(drawn.sample);
         let wanted = FieldRange::row_fields(&row).filter(|(field, _)| fields.wants(field.extension));
         let (fields, ranges) = wanted
             .map(|(FieldRow { extension, offset, bytes, .. }, range)| {
@@ -88,20 +80,18 @@ impl SampleReader {
             key: row.key().to_owned(),
             shard: index.shards()[row.shard].url.clone(),
             offset: row.offset(),
-            epoch: item.epoch,
+            epoch: drawn.epoch,
             fields,
         };
-        let behind = Position { epoch: item.epoch, place: 0, items: item.item + 1 };
-        let place = ItemPosition { shard: row.shard, behind, is_repeated: item.is_repeated };
-        PlannedSample { place, sample, ranges }
+        PlannedSample { drawn, shard: row.shard, sample, ranges }
     }
 
     /// Plans samples that are requested at the same time.
-    fn plan_chunk(&mut self, items: &mut impl Iterator<Item = DealtItem>) -> Vec<PlannedSample> {
+    fn plan_chunk(&self, draws: &mut impl Iterator<Item = StepSample>) -> Vec<PlannedSample> {
         let (mut chunk, mut bytes) = (Vec::new(), 0);
         while chunk.len() < SAMPLES_WAITING && bytes < self.settings.requested_bytes_max {
-            let Some(item) = items.next() else { break };
-            let planned = self.plan(item);
+            let Some(drawn) = draws.next() else { break };
+            let planned = self.plan(drawn);
             bytes += planned.sample.bytes();
             chunk.push(planned);
         }
@@ -114,41 +104,55 @@ impl SampleReader {
     }
 
     /// Returns the ranges to request from remote shards.
-    fn remote(&self, chunk: &[PlannedSample]) -> Vec<(usize, u64, u64)> {
-        let shards = self.settings.deal.dataset.index().shards();
-        let is_read = |planned: &&PlannedSample| {
-            shards[planned.place.shard].remote().is_some() && self.long_field(&planned.sample).is_none()
-        };
-        let fields = |planned: &PlannedSample| {
-            let shard = planned.place.shard;
-            planned.ranges.iter().map(|range| range.in_shard(shard)).collect::<Vec<_>>()
-        };
-        chunk.iter().filter(is_read).flat_map(fields).collect()
+    fn remote(&self, chunk: &[PlannedSample]) -> WantedFields {
+        let datasets = self.settings.draw.datasets();
+        let mut wanted = vec![Vec::new(); datasets.len()];
+        for PlannedSample { drawn, shard, sample, ranges } in chunk {
+            let is_remote = datasets[drawn.dataset].index().shards()[*shard].remote().is_some();
+            if is_remote && self.long_field(sample).is_none() {
+                wanted[drawn.dataset].extend(ranges.iter().map(|range| range.in_shard(*shard)));
+            }
+        }
+        wanted
     }
 
     /// Reads the payloads of a sample; blocks on a cold disk.
-    fn read(&mut self, planned: PlannedSample) -> Result<ReaderItem> {
-        let PlannedSample { place, mut sample, ranges } = planned;
+    fn read(&mut self, planned: PlannedSample) -> Result<DrawnItem> {
+        let PlannedSample { drawn, shard, mut sample, ranges } = planned;
         let meter = self.settings.metrics.stage(LoaderStage::Read);
-        self.settings.metrics.reads_shard(place.shard);
+        self.settings.metrics.reads_shard(self.ranges.shard_number(drawn.dataset, shard));
         if let Some(field) = self.long_field(&sample) {
             let reason = format!("field of {} bytes, over {}", field.bytes, self.settings.field_bytes_max);
             let (shard, field) = (sample.shard.to_string(), Some(field.extension.to_string()));
             let skipped = Skipped { shard, offset: sample.offset, key: Some(sample.key), field, reason };
             meter.count(1, 0);
             meter.fail(1);
-            return Ok(ReaderItem { item: ShardItem::Skipped(skipped), place, lease: None });
+            return Ok(DrawnItem { drawn, item: ShardItem::Skipped(skipped), lease: None });
         }
         for (field, range) in sample.fields.iter_mut().zip(ranges) {
-            let payload = self.ranges.read_field(place.shard, range, &sample.key, &field.extension)?;
-            field.payload = Some(payload);
+            let place = (drawn.dataset, shard);
+            field.payload = Some(self.ranges.read_field(place, range, &sample.key, &field.extension)?);
         }
         meter.count(1, sample.bytes());
         let item = ShardItem::Sample(sample);
         if self.settings.is_read_through {
             read_through(&item);
         }
-        Ok(ReaderItem { item, place, lease: None })
+        Ok(DrawnItem { drawn, item, lease: None })
+    }
+
+    /// Reads a few samples, on a separate thread.
+    pub(super) async fn read_all(mut self, draws: Vec<StepSample>) -> Result<(Self, Vec<ShardItem>)> {
+        let chunk: Vec<PlannedSample> = draws.into_iter().map(|drawn| self.plan(drawn)).collect();
+        let wanted = self.remote(&chunk);
+        self.ranges.fetch(wanted).await?;
+        let read = tokio::task::spawn_blocking(move || {
+            let items = chunk.into_iter().map(|planned| self.read(planned).map(|read| read.item));
+            let items: Result<Vec<ShardItem>> = items.collect();
+            self.ranges.forget_fetched();
+            items.map(|items| (self, items))
+        });
+        read.await.map_err(|_| Error::StageEnded { stage: "read" })?
     }
 }
 
@@ -156,25 +160,28 @@ impl SampleReader {
 struct ReceiverDropped;
 
 struct ReadTask {
-    reader: SampleReader,
+    reader: DrawnReader,
     budget: ByteBudget,
-    sender: mpsc::Sender<Result<ReaderItem>>,
+    sender: mpsc::Sender<Result<DrawnItem>>,
     runtime: Handle,
 }
 
-/// Starts reading; the channel ends after the last item, or after an error.
-pub(in crate::deliver::stream) fn read_dealt(
-    settings: DealtSettings,
-    items: impl Iterator<Item = DealtItem> + Send + 'static,
+/// Starts reading the rank's samples in all steps; the channel ends after the last sample, or after an error.
+pub(in crate::deliver::stream) fn read_drawn(
+    settings: DrawnSettings,
+    mut steps: Range<u64>,
     budget: ByteBudget,
-) -> mpsc::Receiver<Result<ReaderItem>> {
+) -> mpsc::Receiver<Result<DrawnItem>> {
     let (sender, receiver) = mpsc::channel(SAMPLES_WAITING);
     let runtime = Handle::current();
+    let draw = settings.draw.clone();
+    // A step that cannot be laid out ends the samples; the batches report why.
+    let shares = std::iter::from_fn(move || draw.share(steps.next()?).ok());
     tokio::task::spawn_blocking(move || {
         let to_end = sender.clone();
-        let task = ReadTask { reader: SampleReader::new(settings), budget, sender, runtime };
+        let task = ReadTask { reader: DrawnReader::new(settings), budget, sender, runtime };
         // `run` only fails if the receiver was dropped. A panic must not look like the end of the samples.
-        if catch_unwind(AssertUnwindSafe(move || task.run(items))).is_err() {
+        if catch_unwind(AssertUnwindSafe(move || task.run(shares.flatten()))).is_err() {
             let _ = to_end.blocking_send(Err(Error::StageEnded { stage: "read" }));
         }
     });
@@ -182,9 +189,9 @@ pub(in crate::deliver::stream) fn read_dealt(
 }
 
 impl ReadTask {
-    fn run(mut self, mut items: impl Iterator<Item = DealtItem>) -> Result<(), ReceiverDropped> {
+    fn run(mut self, mut draws: impl Iterator<Item = StepSample>) -> Result<(), ReceiverDropped> {
         loop {
-            let chunk = self.reader.plan_chunk(&mut items);
+            let chunk = self.reader.plan_chunk(&mut draws);
             if chunk.is_empty() {
                 return Ok(());
             }
@@ -204,7 +211,7 @@ impl ReadTask {
     /// Requests the remote fields of a chunk.
     fn fetch(&mut self, chunk: &[PlannedSample]) -> Result<Result<()>, ReceiverDropped> {
         let wanted = self.reader.remote(chunk);
-        if wanted.is_empty() {
+        if wanted.iter().all(Vec::is_empty) {
             return Ok(Ok(()));
         }
         let (ranges, sender) = (&mut self.reader.ranges, &self.sender);
@@ -217,7 +224,7 @@ impl ReadTask {
         self.runtime.block_on(fetch)
     }
 
-    fn deliver(&self, mut item: ReaderItem) -> Result<(), ReceiverDropped> {
+    fn deliver(&self, mut item: DrawnItem) -> Result<(), ReceiverDropped> {
         let meter = self.reader.settings.metrics.stage(LoaderStage::Read);
         if let ShardItem::Sample(sample) = &item.item {
             let bytes = sample.bytes();
@@ -240,39 +247,5 @@ impl ReadTask {
     fn fail(&self, error: Error) -> Result<(), ReceiverDropped> {
         self.reader.settings.metrics.stage(LoaderStage::Read).fail(1);
         self.sender.blocking_send(Err(error)).map_err(|_| ReceiverDropped)
-    }
-}
-
-/// Reads a sample at a time, to replace bad samples: the items that follow the rank's share in the last
-/// epoch.
-#[derive(Debug)]
-pub(in crate::deliver::stream) struct Replacements {
-    settings: DealtSettings,
-    reader: Option<SampleReader>,
-    next: DealtItem,
-}
-
-impl Replacements {
-    /// Starts with an item; nothing is read until the first call to [`Self::next`].
-    pub(in crate::deliver::stream) fn new(settings: DealtSettings, next: DealtItem) -> Self {
-        Self { settings, reader: None, next }
-    }
-
-    /// Reads the next item.
-    pub(in crate::deliver::stream) async fn next(&mut self) -> Result<ReaderItem> {
-        let mut reader = self.reader.take().unwrap_or_else(|| SampleReader::new(self.settings.clone()));
-        let planned = reader.plan(self.next);
-        self.next.item += 1;
-        let wanted = reader.remote(std::slice::from_ref(&planned));
-        if !wanted.is_empty() {
-            reader.ranges.fetch(wanted).await?;
-        }
-        let read = tokio::task::spawn_blocking(move || {
-            let item = reader.read(planned);
-            (reader, item)
-        });
-        let (reader, item) = read.await.map_err(|_| Error::StageEnded { stage: "read" })?;
-        self.reader = Some(reader);
-        item
     }
 }
