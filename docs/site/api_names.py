@@ -166,6 +166,8 @@ GROUPS = (
             "IterableDataset",
             "Microbatches",
             "Pipeline",
+            "split",
+            "Split",
             "StageTimer",
             "Trace",
             "profile",

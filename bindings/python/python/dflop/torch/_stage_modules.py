@@ -81,8 +81,11 @@ class LlmStage(torch.nn.Module):
     """Layers of the LLM; the first stage embeds tokens, the last one has the head and returns the summed loss.
 
     Called as ``stage(rows, microbatch)``, with rows of media ``[media tokens, width]`` or None in the first
-    stage, ``[tokens, width]`` in others. ``tied_weights`` are names of weights that another stage has too. The whole model runs on embeddings, with positions and types of
-    tokens as the loader delivers them, so that masks and logits are the model's own.
+    stage, ``[tokens, width]`` in others. The whole model runs on embeddings, with positions and types of tokens
+    as the loader delivers them, so that masks and logits are the model's own.
+
+    Attributes:
+        tied_weights: names of weights that another stage has too.
     """
 
     def __init__(self, model: Any, structure: Structure, share: Share, passage: Passage) -> None:
