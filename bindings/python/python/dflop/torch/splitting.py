@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from dflop.errors import ConfigError
+from dflop.errors import ConfigError, ModelError
 from dflop.torch import _stage_deepstack as deepstack
 from dflop.torch._stage_cut import LLM, Passage, Share, Structure, cut
 from dflop.torch._stage_modules import EncoderStage, LlmStage
@@ -16,6 +16,13 @@ from dflop.torch._stage_weights import Weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+BESIDE_ROWS = {
+    "hidden_size_per_layer_input": "inputs of their own for each token",
+    "num_kv_shared_layers": "keys and values of other layers",
+    "cross_attention_layers": "encoder states of their own",
+}
+"""Settings of LLMs whose layers read more than the rows of the layer before, and what they read."""
 
 
 def split(
@@ -80,6 +87,11 @@ class Split:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         structure = Structure(weights.skeleton())
+        self._config: Any = structure.parts.model.config
+        text = self._config.get_text_config()
+        for setting, read in BESIDE_ROWS.items():
+            if getattr(text, setting, None):
+                raise ModelError(f"LLM layers with `{setting}` read {read}, expected rows only")
         self.layers = {name: len(layers) for name, layers in structure.layers.items()}
 
     def __call__(
@@ -128,4 +140,20 @@ class Split:
                 "`layers=build.layers` to the pipeline",
                 "config",
             )
+        self._check_features(module, layers)
         return Share(module, layers, is_first, is_last)
+
+    def _check_features(self, module: str, layers: range) -> None:
+        """Checks that a last stage has received the hidden states that features are made of."""
+        if module != "vision" or layers.stop < self.layers[module]:
+            return
+        settings = ("vision_feature_layer", "vision_feature_layers")
+        chosen = next((one for name in settings if (one := getattr(self._config, name, None)) is not None), ())
+        for state in [chosen] if isinstance(chosen, int) else chosen:
+            # State 0 is what the first layer reads; the last one is what the last layer returns.
+            needed = state if state >= 0 else state + self.layers[module] + 1
+            if needed < layers.start:
+                raise ModelError(
+                    f"`vision_feature_layer` {state} is before the last stage, which starts at layer "
+                    f"{layers.start}: use fewer stages of `vision`"
+                )
