@@ -1,4 +1,4 @@
-"""Trains a model of transformers, with its vision encoder on one rank and its LLM in two stages on two others.
+"""Trains a model of transformers: its vision encoder on one rank, its LLM in two stages on two others.
 
 ``pipeline_vlm.py CHECKPOINT SHARDS`` reads both directories; without them, a small model has random weights.
 """

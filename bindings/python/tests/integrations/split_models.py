@@ -47,6 +47,7 @@ QWEN = [*CHATML, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video
 HEARING = ["<|audio_bos|>", "<|audio_eos|>", "<|AUDIO|>"]
 OMNI = [*CHATML, "<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>", *HEARING]
 INTERN = [*CHATML, "<img>", "</img>", "<IMG_CONTEXT>"]
+LLAVA = ["<unk>", "<s>", "</s>", "<image>", "<pad>"]
 GEMMA = ["<unk>", "<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"]
 GEMMA += ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 
@@ -98,6 +99,18 @@ def intern_vl(ids: dict[str, int]) -> Any:
     )
 
 
+def llava(ids: dict[str, int]) -> Any:
+    vision = {"model_type": "clip_vision_model", **TILES, "image_size": 28, "patch_size": 14}
+    return transformers.LlavaConfig(
+        text_config={"model_type": "llama", **TEXT},
+        vision_config=vision,
+        image_token_index=ids["<image>"],
+        image_seq_length=4,
+        vision_feature_layer=-2,
+        tie_word_embeddings=False,
+    )
+
+
 def gemma3(ids: dict[str, int]) -> Any:
     text = {**TEXT, "head_dim": 8, "sliding_window": 9, "query_pre_attn_scalar": 5}
     text |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -139,6 +152,16 @@ FAMILIES = {
     "qwen2_5_vl": Family(qwen2_5_vl, QWEN, preprocessor=NATIVE),
     "qwen3_vl": Family(qwen3_vl, QWEN, preprocessor=NATIVE),
     "intern_vl": Family(intern_vl, INTERN, preprocessor=SQUARES | {"max_patches": 2}),
+    "llava": Family(
+        llava,
+        LLAVA,
+        names={"eos_token": "</s>", "pad_token": "<pad>", "bos_token": "<s>"},
+        preprocessor={
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 28},
+            "crop_size": {"height": 28, "width": 28},
+        },
+    ),
     "gemma3": Family(
         gemma3,
         GEMMA,

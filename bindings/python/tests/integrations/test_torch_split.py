@@ -76,6 +76,7 @@ CASES = {
     "qwen2_5_vl": GRID,
     "qwen3_vl": placements("vision"),
     "intern_vl": placements("vision"),
+    "llava": {"encoder stages": (modules((2, 1), (1, 1)), {"schedule": "1f1b"}, {})},
     "gemma3": placements("vision"),
     "qwen2_audio": placements("audio"),
     "qwen2_5_omni": OMNI,
@@ -182,7 +183,8 @@ class Split(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
         quiet()
-        multiprocessing.set_forkserver_preload(["torch", "transformers.modeling_utils", "dflop.torch.pipeline"])
+        packages = ["torch", "transformers.modeling_utils", "dflop.torch.pipeline"]
+        multiprocessing.set_forkserver_preload(packages)
 
     def check(self, name: str) -> None:
         """Runs all cases of a family, and compares them with one process."""
@@ -223,6 +225,9 @@ class Split(unittest.TestCase):
 
     def test_tiles(self) -> None:
         self.check("intern_vl")
+
+    def test_features_of_an_earlier_layer(self) -> None:
+        self.check("llava")
 
     def test_tied_weights_and_masks_with_images(self) -> None:
         self.check("gemma3")

@@ -16,7 +16,7 @@ import dflop.torch
 import safetensors.torch
 import torch
 import transformers
-from split_models import FAMILIES, write_model
+from split_models import FAMILIES, GEMMA, write_model
 
 STAGES = [
     ("vision", range(0, 1), True, False),
@@ -179,7 +179,8 @@ class SplitWeights(unittest.TestCase):
         safetensors.torch.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
         split = dflop.torch.split(directory)
         split(*STAGES[2])
-        with self.assertRaisesRegex(dflop.ModelError, "has no weight for `model.*layers.2.mlp.up_proj.weight`"):
+        message = "has no weight for `model.*layers.2.mlp.up_proj.weight`"
+        with self.assertRaisesRegex(dflop.ModelError, message):
             split(*STAGES[3])
 
     def test_a_directory_without_weights(self) -> None:
@@ -204,6 +205,20 @@ class SplitWeights(unittest.TestCase):
         }.items():
             with self.subTest(place), self.assertRaisesRegex(dflop.ConfigError, message):
                 split(*place)
+
+    def test_features_of_a_layer_before_the_last_stage(self) -> None:
+        config = FAMILIES["llava"].config({"<image>": 520})
+        config.vision_feature_layer = [-3, -2]
+        split = dflop.torch.split(config)
+        split("vision", range(2, 4), False, True)
+        with self.assertRaisesRegex(dflop.ModelError, "`vision_feature_layer` -3 .* starts at layer 3: use"):
+            split("vision", range(3, 4), False, True)
+
+    def test_layers_that_read_more_than_rows(self) -> None:
+        config = FAMILIES["gemma3"].config(dict.fromkeys(GEMMA, 0))
+        config.text_config.num_kv_shared_layers = 2
+        with self.assertRaisesRegex(dflop.ModelError, "`num_kv_shared_layers` read keys and values of other"):
+            dflop.torch.split(config)
 
     def test_several_tp_ranks(self) -> None:
         split = dflop.torch.split(self.directory)

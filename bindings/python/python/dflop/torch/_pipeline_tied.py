@@ -29,7 +29,7 @@ class _Tied:
 class TiedWeights:
     """Sums the gradients of weights over the stages that have copies of them.
 
-    A stage names them in its attribute ``tied_weights``, by their names in its ``named_parameters``. All ranks
+    A stage has their names in its attribute ``tied_weights``, as in its ``named_parameters``. All ranks
     create one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Audio encoders whose model has no function of features, as Qwen2-Audio: masked windows, then a projector."""
+"""Audio encoders of models without a function of features, as Qwen2-Audio: masked windows, a projector."""
 
 from __future__ import annotations
 

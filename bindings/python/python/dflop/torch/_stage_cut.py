@@ -52,7 +52,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Share:
-    """What a stage has of a model: layers of a module, and what is before the first or behind the last one."""
+    """What a stage has of a model: layers of a module, and what is before the first or behind the last."""
 
     module: str
     layers: range
@@ -192,8 +192,9 @@ class Passage:
         # Models view the states of a layer in other shapes.
         rows = rows.reshape(hidden.shape).contiguous()
         if self._returned is None:
+            # Without hooks, which count the layers that run.
             with torch.no_grad():
-                returned = self._first[0](*args, **kwargs)
+                returned = self._first[0].forward(*args, **kwargs)
             self._returned = len(returned) if isinstance(returned, tuple) else 0
         if number + 1 == self.own.start:
             self._taken += count

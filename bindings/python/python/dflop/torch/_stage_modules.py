@@ -26,7 +26,7 @@ MEDIA = {
 class EncoderStage(torch.nn.Module):
     """Layers of an encoder; the first stage reads the media, the last one has the projector too.
 
-    Called as ``stage(rows, microbatch)``. Returns rows ``[rows, width]``: hidden states for the next stage, or
+    Called as ``stage(rows, microbatch)``. Returns rows ``[rows, width]``: hidden states for the next stage,
     one row for each LLM token from the last one.
     """
 
@@ -46,7 +46,7 @@ class EncoderStage(torch.nn.Module):
         if len(media) > 1 and len(microbatch.sample_keys) > 1:
             raise ValueError(
                 f"an encoder microbatch has {' and '.join(media)} in {len(microbatch.sample_keys)} samples, "
-                "whose order only the LLM knows: keep them in separate data sets, or use more microbatches"
+                "whose order only the LLM knows: keep them in separate datasets, or use more microbatches"
             )
         parts = [self._run(self._functions[medium], microbatch) for medium in media]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -78,11 +78,11 @@ class EncoderStage(torch.nn.Module):
 
 
 class LlmStage(torch.nn.Module):
-    """Layers of the LLM; the first stage embeds tokens, the last one has the head and returns the summed loss.
+    """Layers of the LLM; the first stage embeds tokens, the last one has the head and returns a summed loss.
 
     Called as ``stage(rows, microbatch)``, with rows of media ``[media tokens, width]`` or None in the first
-    stage, ``[tokens, width]`` in others. The whole model runs on embeddings, with positions and types of tokens
-    as the loader delivers them, so that masks and logits are the model's own.
+    stage, ``[tokens, width]`` in others. The whole model runs on embeddings, with positions and types of
+    tokens as the loader delivers them, so that masks and logits are the model's own.
 
     Attributes:
         tied_weights: names of weights that another stage has too.

@@ -66,8 +66,8 @@ class Pipeline:
     or, in an encoder, without media.
 
     Stages may use ``torch.utils.checkpoint`` and have frozen parameters; they shard over ``mesh["tp"]`` by
-    themselves. A weight that several stages have copies of, equal ones, gets the gradient of all if each stage
-    names it in ``tied_weights``. FSDP over ``mesh["dp"]`` is refused, because replicas may run different
+    themselves. A weight that several stages have equal copies of gets the gradient of all if each stage names
+    it in ``tied_weights``. FSDP over ``mesh["dp"]`` is refused, because replicas may run different
     numbers of passes. With ``zb-h1`` each backward pass runs through the stage twice, once for the rows and
     once for the weights.
 

@@ -57,7 +57,8 @@ def split(
 
     Examples:
         >>> import torch, transformers
-        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> store = torch.distributed.HashStore()  # ``torchrun`` sets up a real job
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         >>> build = dflop.torch.split(transformers.AutoConfig.from_pretrained("model/"))
         >>> build.layers
         {'llm': 2, 'vision': 2}
@@ -105,7 +106,8 @@ class Split:
         """
         share = self._share(module, layers, is_first, is_last)
         if mesh is not None and mesh["tp"].size() > 1:
-            raise ConfigError(f"`{module}` has tp={mesh['tp'].size()}, expected 1 for a split model", "config")
+            size = mesh["tp"].size()
+            raise ConfigError(f"`{module}` has tp={size}, expected 1 for a split model", "config")
         found: list[tuple[Structure, Passage]] = []
 
         def leave_out(model: Any) -> None:
@@ -136,8 +138,8 @@ class Split:
         is_whole = (layers.start == 0) == is_first and (layers.stop == count) == is_last
         if not layers or layers.stop > count or not is_whole:
             raise ConfigError(
-                f"the stages of `{module}` have layers up to {layers.stop - 1}, the model {count} layers: pass "
-                "`layers=build.layers` to the pipeline",
+                f"the stages of `{module}` have layers up to {layers.stop - 1}, the model {count} layers: "
+                "pass `layers=build.layers` to the pipeline",
                 "config",
             )
         self._check_features(module, layers)
@@ -148,7 +150,8 @@ class Split:
         if module != "vision" or layers.stop < self.layers[module]:
             return
         settings = ("vision_feature_layer", "vision_feature_layers")
-        chosen = next((one for name in settings if (one := getattr(self._config, name, None)) is not None), ())
+        found = (getattr(self._config, name, None) for name in settings)
+        chosen = next((one for one in found if one is not None), ())
         for state in [chosen] if isinstance(chosen, int) else chosen:
             # State 0 is what the first layer reads; the last one is what the last layer returns.
             needed = state if state >= 0 else state + self.layers[module] + 1
