@@ -188,6 +188,11 @@ class Passage:
         if self._rows is None:
             raise RuntimeError("a stage that is not the first one has received no rows")
         count = hidden.shape[:-1].numel()
+        if self._taken + count > len(self._rows):
+            raise RuntimeError(
+                f"the layers read {self._taken + count} rows, the stage has received {len(self._rows)}: "
+                "a model that runs its layers more than once for a microbatch cannot be split"
+            )
         rows = self.rows_behind(number, self._rows[self._taken : self._taken + count])
         # Models view the states of a layer in other shapes.
         rows = rows.reshape(hidden.shape).contiguous()

@@ -83,6 +83,16 @@ class Split:
 
     Attributes:
         layers: number of layers by module, for ``Pipeline(layers=…)``.
+
+    Examples:
+        >>> import transformers
+        >>> split = dflop.torch.split(transformers.AutoConfig.from_pretrained("model/"))
+        >>> def build(module, *place):
+        ...     stage = split(module, *place)
+        ...     return stage.requires_grad_(module == "llm")  # the encoder is frozen
+        >>> stage = build("vision", range(0, 1), True, False)
+        >>> any(one.requires_grad for one in stage.model.parameters())
+        False
     """
 
     def __init__(self, weights: Weights) -> None:
