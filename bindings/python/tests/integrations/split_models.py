@@ -147,6 +147,22 @@ def qwen2_5_omni(ids: dict[str, int]) -> Any:
     )
 
 
+def qwen3_omni(ids: dict[str, int]) -> Any:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    vision = {**PATCHES, "intermediate_size": 24, "num_position_embeddings": 64, "patch_size": 16}
+    return transformers.Qwen3OmniMoeThinkerConfig(
+        text_config={**TEXT, **experts, "rope_parameters": ROPE | {"mrope_interleaved": True}},
+        vision_config=vision | {"deepstack_visual_indexes": [0, 1, 2]},
+        audio_config={**AUDIO, "n_window": 50, "output_dim": 32, "downsample_hidden_size": 8},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        audio_token_id=ids["<|audio_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        audio_start_token_id=ids["<|audio_start|>"],
+        position_id_per_seconds=13,
+    )
+
+
 SQUARES = {"size": {"height": 56, "width": 56}}
 FAMILIES = {
     "qwen2_5_vl": Family(qwen2_5_vl, QWEN, preprocessor=NATIVE),
@@ -170,6 +186,12 @@ FAMILIES = {
     ),
     "qwen2_audio": Family(qwen2_audio, [*CHATML, *HEARING], ("audio",), preprocessor=CLIPS),
     "qwen2_5_omni": Family(qwen2_5_omni, OMNI, ("image", "audio"), preprocessor=NATIVE | CLIPS),
+    "qwen3_omni": Family(
+        qwen3_omni,
+        [*QWEN, "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"],
+        ("image", "audio"),
+        preprocessor=NATIVE | CLIPS | {"patch_size": 16},
+    ),
 }
 
 

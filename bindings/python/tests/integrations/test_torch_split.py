@@ -80,6 +80,7 @@ CASES = {
     "gemma3": placements("vision"),
     "qwen2_audio": placements("audio"),
     "qwen2_5_omni": OMNI,
+    "qwen3_omni": {"levels beside audio": (both((2, 1), (1, 1), (1, 1)), {"schedule": "1f1b"}, {})},
 }
 
 
@@ -237,6 +238,9 @@ class Split(unittest.TestCase):
 
     def test_two_encoders(self) -> None:
         self.check("qwen2_5_omni")
+
+    def test_two_encoders_one_with_features_of_several_levels(self) -> None:
+        self.check("qwen3_omni")
 
 
 if __name__ == "__main__":

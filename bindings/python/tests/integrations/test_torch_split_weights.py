@@ -16,7 +16,7 @@ import dflop.torch
 import safetensors.torch
 import torch
 import transformers
-from split_models import FAMILIES, GEMMA, write_model
+from split_models import FAMILIES, GEMMA, TEXT, write_model
 
 STAGES = [
     ("vision", range(0, 1), True, False),
@@ -146,6 +146,29 @@ class SplitWeights(unittest.TestCase):
         self.assertGreater(float(whole["model.language_model.layers.3.mlp.up_proj.weight"].std()), 0.01)
         other = weights(dflop.torch.split(config, seed=1)("llm", range(4), True, True))
         self.assertFalse(torch.equal(other[EMBEDDING], whole[EMBEDDING]))
+
+    def test_weights_are_where_a_model_uses_them_not_where_it_registers_them(self) -> None:
+        text = {**TEXT, "num_hidden_layers": 2}
+        vision = {"hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "depth": 2}
+        vision |= {"out_hidden_size": 32}
+        glm = transformers.Glm4vConfig(text_config=text, vision_config=vision)
+        vision = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "image_size": 56}
+        vision |= {"num_attention_heads": 2, "vision_output_dim": 32, "projector_output_dim": 32}
+        vision |= {"projector_input_dim": 32}
+        llama = transformers.Llama4Config(
+            text_config={**text, "intermediate_size_mlp": 48, "num_local_experts": 2}, vision_config=vision
+        )
+        for config, early, late in (
+            (glm, ("patch_embed", "post_conv_layernorm"), ("downsample", "merger", "post_layernorm")),
+            (llama, ("layernorm_pre", "class_embedding"), ("layernorm_post", "multi_modal_projector")),
+        ):
+            split = dflop.torch.split(config)
+            first = " ".join(weights(split("vision", range(0, 1), True, False)))
+            last = " ".join(weights(split("vision", range(1, 2), False, True)))
+            for word in early:
+                self.assertEqual((word in first, word in last), (True, False), word)
+            for word in late:
+                self.assertEqual((word in first, word in last), (False, True), word)
 
     def test_a_type_of_weights(self) -> None:
         for source in (self.directory, self.model, self.model.config):

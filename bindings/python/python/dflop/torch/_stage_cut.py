@@ -23,6 +23,8 @@ from dflop.torch.model_parts import WORDS, ModelParts, find_parts, head_of
 LLM = "llm"
 EARLY = ("embed", "conv", "patch", "position", "class_", "cls_")
 """Words in names of weights that an encoder uses before its layers, wherever it registers them."""
+LATE = ("merger", "layernorm_post", "ln_post")
+"""Words in names of weights that an encoder uses behind its layers, wherever it registers them."""
 
 
 class Left(Exception):  # noqa: N818 - not an error
@@ -106,9 +108,9 @@ class Structure:
             is_behind.add(module)
             return Place(module, int(name.removeprefix(path).split(".")[0]), False)
         tower = self._names[module][0]
-        is_early = name.startswith(tower) and (
-            module not in is_behind or any(word in name.removeprefix(tower) for word in EARLY)
-        )
+        own = name.removeprefix(tower)
+        is_early = name.startswith(tower) and not any(word in own for word in LATE)
+        is_early &= module not in is_behind or any(word in own for word in EARLY)
         return Place(module, None, is_early)
 
     def _module(self, name: str) -> str:

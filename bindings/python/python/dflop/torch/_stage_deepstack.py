@@ -48,7 +48,7 @@ def stage(model: Any, structure: Structure, share: Share, passage: Passage) -> t
         return _Llm(model, structure, share, passage)
     if isinstance(passage, _Taps):
         return _Encoder(model, structure, share, passage)
-    return EncoderStage(model, structure, share, passage)
+    return _OtherEncoder(model, structure, share, passage)
 
 
 class _Taps(Passage):
@@ -91,6 +91,18 @@ class _Encoder(EncoderStage):
     def encoded(self, output: Any) -> torch.Tensor:
         levels = [torch.cat(list(tensors_of(level))) for level in output.deepstack_features]
         return torch.stack([super().encoded(output), *levels], 1)
+
+
+class _OtherEncoder(EncoderStage):
+    """An encoder of one level beside one of several, whose rows have the same shape."""
+
+    def __init__(self, model: Any, structure: Structure, share: Share, passage: Passage) -> None:
+        super().__init__(model, structure, share, passage)
+        self._levels = len(_taps(structure))
+
+    def encoded(self, output: Any) -> torch.Tensor:
+        rows = super().encoded(output)
+        return torch.cat([rows[:, None], rows.new_zeros(len(rows), self._levels, rows.shape[-1])], 1)
 
 
 class _Llm(LlmStage):
