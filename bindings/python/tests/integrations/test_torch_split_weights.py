@@ -243,6 +243,11 @@ class SplitWeights(unittest.TestCase):
         with self.assertRaisesRegex(dflop.ModelError, "`num_kv_shared_layers` read keys and values of other"):
             dflop.torch.split(config)
 
+    def test_a_loss_of_routers(self) -> None:
+        config = transformers.Qwen3VLMoeConfig(text_config={"num_experts": 4, "output_router_logits": True})
+        with self.assertRaisesRegex(dflop.ModelError, "`output_router_logits` adds a loss of routers"):
+            dflop.torch.split(config)
+
     def test_several_tp_ranks(self) -> None:
         split = dflop.torch.split(self.directory)
         with self.assertRaisesRegex(dflop.ConfigError, "`llm` has tp=2, expected 1"):

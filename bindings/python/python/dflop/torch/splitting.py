@@ -103,6 +103,8 @@ class Split:
         for setting, read in BESIDE_ROWS.items():
             if getattr(text, setting, None):
                 raise ModelError(f"LLM layers with `{setting}` read {read}, expected rows only")
+        if getattr(text, "output_router_logits", False):
+            raise ModelError("`output_router_logits` adds a loss of routers, expected false: stages have none")
         self.layers = {name: len(layers) for name, layers in structure.layers.items()}
 
     def __call__(
