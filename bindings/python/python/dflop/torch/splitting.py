@@ -104,7 +104,7 @@ class Split:
             if getattr(text, setting, None):
                 raise ModelError(f"LLM layers with `{setting}` read {read}, expected rows only")
         if getattr(text, "output_router_logits", False):
-            raise ModelError("`output_router_logits` adds a loss of routers, expected false: stages have none")
+            raise ModelError("`output_router_logits` adds a loss of routers: set it to false for stages")
         self.layers = {name: len(layers) for name, layers in structure.layers.items()}
 
     def __call__(
