@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dflop.errors import ConfigError
 from dflop.torch._pipeline_job import Job
@@ -26,6 +27,11 @@ class _Tied:
     copies: Mapping[int, tuple[torch.nn.Parameter, int]]
 
 
+def _state(weight: torch.nn.Parameter) -> tuple[bool, bool]:
+    """Returns whether a weight is trained, and whether it is sharded."""
+    return weight.requires_grad, isinstance(weight, DTensor)
+
+
 class TiedWeights:
     """Sums the gradients of weights over the stages that have copies of them.
 
@@ -33,24 +39,28 @@ class TiedWeights:
     create one.
 
     Raises:
-        ConfigError: a weight is frozen in some of its stages only.
+        ConfigError: a weight is sharded, or frozen in some of its stages only.
     """
 
     def __init__(
         self, layout: RankLayout, stages: Mapping[int, torch.nn.Module], job: Job, timeout: timedelta
     ) -> None:
         own = {
-            stage: {name: module.get_parameter(name).requires_grad for name in module.tied_weights}
+            stage: {name: _state(module.get_parameter(name)) for name in module.tied_weights}
             for stage, module in stages.items()
             if hasattr(module, "tied_weights")
         }
         owners: dict[str, set[int]] = {}
         trained: dict[str, set[bool]] = {}
+        sharded: set[str] = set()
         for found in job.gather(own):
             for stage, names in found.items():
-                for name, is_trained in names.items():
+                for name, (is_trained, is_sharded) in names.items():
+                    sharded |= {name} if is_sharded else set()
                     owners.setdefault(name, set()).add(stage)
                     trained.setdefault(name, set()).add(is_trained)
+        if sharded:
+            raise ConfigError(f"`{min(sharded)}` is sharded, expected whole copies in all its stages", "config")
         for name, flags in trained.items():
             if len(flags) > 1:
                 stages_text = ", ".join(map(str, sorted(owners[name])))
