@@ -60,7 +60,7 @@ class TiedWeights:
                     owners.setdefault(name, set()).add(stage)
                     trained.setdefault(name, set()).add(is_trained)
         if sharded:
-            raise ConfigError(f"`{min(sharded)}` is sharded, expected whole copies in all its stages", "config")
+            raise ConfigError(f"`{min(sharded)}` is sharded, expected whole copies in stages", "config")
         for name, flags in trained.items():
             if len(flags) > 1:
                 stages_text = ", ".join(map(str, sorted(owners[name])))
