@@ -167,6 +167,8 @@ GROUPS = (
             "IterableDataset",
             "Microbatches",
             "Pipeline",
+            "split",
+            "Split",
             "StageTimer",
             "Trace",
             "profile",

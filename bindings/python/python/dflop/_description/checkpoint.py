@@ -47,8 +47,8 @@ def open_checkpoint(directory: str | os.PathLike[str], trust_remote_code: bool) 
     path = Path(directory)
     check_packages()
     document = read_config(path, trust_remote_code)
-    with _offline():
-        config = _parsed_config(path, document, trust_remote_code)
+    with offline():
+        config = parsed_config(path, document, trust_remote_code)
         model = build(config, trust_remote_code)
         processor = _processor(path, trust_remote_code) if feature_functions(model) else None
     return Checkpoint(path, config, model, processor)
@@ -151,12 +151,12 @@ def build(config: Any, trust_remote_code: bool = False) -> Any:
     import transformers
 
     prepare(config)
-    model_class = _model_class(config, trust_remote_code)
+    model_class = find_class(config, trust_remote_code)
     problems = []
     for attention in ("eager", "sdpa", None):
         arguments = {} if attention is None else {"attn_implementation": attention}
         try:
-            with torch.device("meta"), _without_initial_values(transformers):
+            with torch.device("meta"), without_initial_values(transformers):
                 made = model_class._from_config(config, **arguments)
             _move_parameters(made)
             made.tie_weights()
@@ -207,7 +207,12 @@ def _is_known(model_type: Any) -> bool:
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
-def _parsed_config(path: Path, document: dict[str, Any], trust_remote_code: bool) -> Any:
+def parsed_config(path: Path, document: dict[str, Any], trust_remote_code: bool) -> Any:
+    """Returns the configuration of a checkpoint as transformers reads it.
+
+    Raises:
+        ModelError: transformers does not read it.
+    """
     from transformers import AutoConfig
 
     try:
@@ -218,7 +223,12 @@ def _parsed_config(path: Path, document: dict[str, Any], trust_remote_code: bool
         ) from error
 
 
-def _model_class(config: Any, trust_remote_code: bool) -> Any:
+def find_class(config: Any, trust_remote_code: bool) -> Any:
+    """Returns the class of a configuration's model.
+
+    Raises:
+        ModelError: transformers has none that generates.
+    """
     import transformers
 
     for name in getattr(config, "architectures", None) or ():
@@ -254,7 +264,7 @@ def _processor(path: Path, trust_remote_code: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _without_initial_values(transformers: Any) -> Iterator[None]:
+def without_initial_values(transformers: Any) -> Iterator[None]:
     """Skips random initial values, which nobody reads."""
     module = getattr(transformers, "initialization", None)
     skip = getattr(module, "no_init_weights", contextlib.nullcontext)
@@ -263,7 +273,7 @@ def _without_initial_values(transformers: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _offline() -> Iterator[None]:
+def offline() -> Iterator[None]:
     """Keeps the libraries of Hugging Face from the network."""
     before = {name: os.environ.get(name) for name in _OFFLINE}
     os.environ.update(dict.fromkeys(_OFFLINE, "1"))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dflop.torch.profiling import Profile as Profile
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
+    from dflop.torch.splitting import Split as Split
+    from dflop.torch.splitting import split as split
     from dflop.torch.stage_timer import StageTimer as StageTimer
     from dflop.torch.step_checkpoint import StepCheckpoint as StepCheckpoint
     from dflop.torch.titan import TitanDataLoader as TitanDataLoader
@@ -43,6 +45,7 @@ _PLACES = {
     "Microbatches": "microbatches",
     "Pipeline": "pipeline",
     "Profile": "profiling",
+    "Split": "splitting",
     "StageTimer": "stage_timer",
     "StepCheckpoint": "step_checkpoint",
     "TitanDataLoader": "titan",
@@ -57,6 +60,7 @@ _PLACES = {
     "pin": "pinning",
     "profile": "profiling",
     "shared_loader": "sharing",
+    "split": "splitting",
 }
 
 __all__ = [
@@ -69,6 +73,7 @@ __all__ = [
     "Microbatches",
     "Pipeline",
     "Profile",
+    "Split",
     "StageTimer",
     "StepCheckpoint",
     "TitanDataLoader",
@@ -83,6 +88,7 @@ __all__ = [
     "pin",
     "profile",
     "shared_loader",
+    "split",
 ]
 
 

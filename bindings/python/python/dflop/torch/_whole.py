@@ -100,7 +100,7 @@ def _by_features(kind: str, model: torch.nn.Module) -> Way | None:
             frames = inputs[first]
             ones = torch.ones(len(frames), frames.shape[-1], dtype=torch.long, device=frames.device)
             mapped.update((name, ones) for name in MASKS if name in names)
-        return _features(found[0](**mapped))
+        return features(found[0](**mapped))
 
     return call
 
@@ -124,7 +124,7 @@ def _by_tower(encoder: EncoderParts) -> Way:
     return lambda inputs: call_module(encoder.tower, inputs)
 
 
-def _features(output: Any) -> Any:
+def features(output: Any) -> Any:
     """Returns what goes into the LLM: one tensor, joined as the model joins the items'."""
     pooled = getattr(output, "pooler_output", None)
     rows = output if pooled is None else pooled

@@ -23,6 +23,7 @@ from dflop.torch._pipeline_layout import RankLayout
 from dflop.torch._pipeline_messages import Links
 from dflop.torch._pipeline_state import OptimizerState, StageNames, load_model, model_state, stage_names
 from dflop.torch._pipeline_step import StepRun, move
+from dflop.torch._pipeline_tied import TiedWeights
 
 Build = Callable[[str, range | None, bool, bool, DeviceMesh], torch.nn.Module]
 
@@ -67,8 +68,9 @@ class Pipeline:
     Stages may use ``torch.utils.checkpoint`` and ``torch.compile``, and have frozen parameters; they shard
     over ``mesh["tp"]`` by themselves. ``fully_shard`` over ``mesh["dp"]`` in ``build`` divides parameters and
     optimizer state over the replicas (PyTorch 2.15): parameters are gathered once per step, as replicas may
-    run different numbers of passes. Stages share no parameters. With ``zb-h1`` each backward pass runs through
-    the stage twice, once for the rows and once for the weights.
+    run different numbers of passes. A weight that several stages have equal copies of gets the gradient of
+    all if each stage names it in ``tied_weights``. With ``zb-h1`` each backward pass runs through the stage
+    twice, once for the rows and once for the weights.
 
     A failure on a rank, in its data or in a stage, ends the step on all ranks with a `dflop.PipelineError`
     that names rank, step and action, at the latest after the timeout; the job cannot go on then.
@@ -147,6 +149,7 @@ class Pipeline:
         self._gradients: dict[int, StageGradients] = {}
         self.module = torch.nn.ModuleDict()
         self._start(build, loader, layers)
+        self._tied = TiedWeights(self._layout, self._stages, self._job, limit)
 
     def _start(
         self, build: Build, loader: Callable[[RankRole], BalancedLoader], layers: dict[str, int] | None
@@ -267,6 +270,7 @@ class Pipeline:
             self._job.action = "sum of gradients"
             for own in self._gradients.values():
                 own.finish_sum()
+            self._tied.sum()
             self._job.action = "sum of losses"
             share = loss / len(self._layout.schedule.stage_ranks(len(self._layout.modules) - 1)[0])
             total = self._job.sum(torch.tensor([share], dtype=torch.float64))
@@ -289,7 +293,7 @@ class Pipeline:
         """
         squares = torch.zeros(1, dtype=torch.float64)
         for stage, module in self._stages.items():
-            norms = [_norm(one.grad) for one in module.parameters() if one.grad is not None]
+            norms = [_norm(one.grad) for one in self._tied.once(module) if one.grad is not None]
             if norms:
                 ranks = sum(map(len, self._layout.schedule.stage_ranks(stage)))
                 squares += float(torch.stack(norms).double().square().sum()) / ranks

@@ -160,8 +160,17 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     - `labels`: `[rows, tokens]`, each the target of the position before it, or -100
     """
     targets = functional.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten().to(logits.device)
+    return summed_over_targets(logits.flatten(0, 1), targets)
+
+
+def summed_over_targets(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Returns the cross entropy in float32, summed over the rows with a target; 0 where there are none.
+
+    - `logits`: `[rows, vocabulary]`, of any floating-point type
+    - `targets`: `[rows]`, the target of each row, or -100
+    """
     rows = max(CHUNK_VALUES // max(logits.shape[-1], 1), 1)
-    chunks = list(zip(logits.flatten(0, 1).split(rows), targets.split(rows), strict=True))
+    chunks = list(zip(logits.split(rows), targets.split(rows), strict=True))
     if len(chunks) == 1:
         return _summed(*chunks[0])
     # Recomputed in the backward pass, so that no more than a chunk is in memory in float32.
