@@ -55,7 +55,7 @@ fn keep<'py>(
 ) -> Result<Dataset, dflop_loader::Error> {
     let index = dataset.index().clone();
     let caller = Caller { setting: "filter", index: &index, function };
-    dataset.filter(|samples| caller.ask(samples, raised, &describe, |is_kept| is_kept.is_truthy()))
+    dataset.filter(|samples| caller.ask(samples, raised, &describe, PyAnyMethods::is_truthy))
 }
 
 /// Settings for reading and decoding samples.

@@ -101,14 +101,13 @@ impl TokenTable {
     }
 
     fn work(&self, size: [u64; 2], medium: impl Fn() -> String) -> Result<EncoderWork> {
-        let work = match self.every {
-            Some(work) => work,
-            None => {
-                let Ok(row) = self.rows.binary_search_by_key(&size, |row| row.size) else {
-                    return Err(Error::Uncounted { medium: medium() });
-                };
-                self.rows[row].work.ok_or_else(|| Error::Rejected { medium: medium() })?
-            }
+        let work = if let Some(work) = self.every {
+            work
+        } else {
+            let Ok(row) = self.rows.binary_search_by_key(&size, |row| row.size) else {
+                return Err(Error::Uncounted { medium: medium() });
+            };
+            self.rows[row].work.ok_or_else(|| Error::Rejected { medium: medium() })?
         };
         Ok(EncoderWork {
             items: if self.item_tokens.is_some() { work.items } else { work.encoder_tokens },

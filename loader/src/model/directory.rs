@@ -4,6 +4,7 @@
 //! `video_preprocessor_config.json` and `processor_config.json`. [`dflop_costmodel::config`] interprets them.
 //! Where no family reads `config.json`, `model.json` describes the model. Nothing is fetched.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use dflop_costmodel::ModelSpec;
@@ -153,11 +154,19 @@ impl ModelDirectory {
     }
 }
 
+/// Returns the SHA-256 digest as hex digits.
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::new(), |mut digits, byte| {
+        let _ = write!(digits, "{byte:02x}");
+        digits
+    })
+}
+
 /// Checks that a description belongs to the `config.json` in its directory.
 fn check_described(description: &Value, directory: &Path) -> Result<()> {
     let path = directory.join(CONFIG_FILE);
     let bytes = std::fs::read(&path).map_err(|source| Error::file(&path, source))?;
-    let digest: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = digest(&bytes);
     if description.get("config_sha256").and_then(Value::as_str) == Some(&digest) {
         return Ok(());
     }
@@ -268,8 +277,7 @@ pub(super) mod tests {
     #[test]
     fn a_description_in_the_directory_stands_in_for_a_missing_family() {
         let config = r#"{"model_type": "kite"}"#;
-        let digest: String = Sha256::digest(config).iter().map(|byte| format!("{byte:02x}")).collect();
-        let text = DESCRIPTION.replace("SHA", &digest);
+        let text = DESCRIPTION.replace("SHA", &digest(config.as_bytes()));
         let both = directory(&[("config.json", config), ("model.json", &text)]);
         let model = ModelDirectory::open(both.path()).unwrap();
         let spec = model.spec().unwrap();

@@ -260,7 +260,9 @@ fn classes_are_drawn_by_weight_over_any_number_of_ranks() {
         assert_eq!(classes(&everything), BTreeMap::from([("0", 50), ("1", 50), ("2", 50)]), "{world} ranks");
         // Samples in a class are drawn equally often.
         let mut times: BTreeMap<&String, u64> = BTreeMap::new();
-        everything.iter().for_each(|key| *times.entry(key).or_default() += 1);
+        for key in &everything {
+            *times.entry(key).or_default() += 1;
+        }
         assert!(times.iter().all(|(key, times)| [1, 5, 10][key[..1].parse::<usize>().unwrap()] == *times));
     }
 }

@@ -223,6 +223,10 @@ impl Description {
     }
 }
 
+/// Fields of every module.
+const COMMON: [&str; 7] =
+    ["module", "parameters", "layers_path", "sizes", "unit", "layer_runs", "outside_layers"];
+
 fn read_module(fields: &ConfigFields<'_>) -> Result<DescribedModule> {
     let name = fields.required_text("module")?;
     let Some(module) = Module::ALL.into_iter().find(|module| module.name() == name) else {
@@ -245,8 +249,6 @@ fn read_module(fields: &ConfigFields<'_>) -> Result<DescribedModule> {
             read_encoder(fields, module)?,
         ),
     };
-    const COMMON: [&str; 7] =
-        ["module", "parameters", "layers_path", "sizes", "unit", "layer_runs", "outside_layers"];
     fields.refuse_others(&[&COMMON[..], known].concat())?;
     let item_tokens = match fields.required_text("unit")? {
         "items" if module != Module::Llm => {

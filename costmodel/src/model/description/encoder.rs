@@ -267,12 +267,11 @@ impl<'a> DescribedEncoder<'a> {
         let declared = self.module.sizes.ffn;
         let forward = &self.module.runs[0].flops.forward;
         let tokens = u64::from(self.module.item_tokens.unwrap_or(tile_tokens));
-        let weights = match self.module.item_tokens {
-            None => forward.per_token / 2,
-            Some(_) => {
-                let pairs = product([4, self.hidden]).saturating_mul(tokens.saturating_mul(tokens));
-                forward.per_item.saturating_sub(pairs) / tokens.saturating_mul(2).max(1)
-            }
+        let weights = if self.module.item_tokens.is_none() {
+            forward.per_token / 2
+        } else {
+            let pairs = product([4, self.hidden]).saturating_mul(tokens.saturating_mul(tokens));
+            forward.per_item.saturating_sub(pairs) / tokens.saturating_mul(2).max(1)
         };
         let left = weights.saturating_sub(product([4, self.hidden, self.hidden]));
         let width = |mlp: Mlp| whole(left, product([mlp.matrices(), self.hidden])).filter(|width| *width > 0);
@@ -280,13 +279,10 @@ impl<'a> DescribedEncoder<'a> {
         let kinds = [Mlp::Plain, Mlp::Gated];
         let found =
             kinds.into_iter().find(fits).or_else(|| kinds.into_iter().find(|mlp| width(*mlp).is_some()));
-        match found.and_then(|mlp| width(mlp).map(|width| (mlp, width))) {
-            Some(found) => found,
-            None => {
-                let widest = left.div_ceil(product([2, self.hidden])).max(1);
-                (Mlp::Plain, declared.unwrap_or_else(|| u32::try_from(widest).unwrap_or(u32::MAX)))
-            }
-        }
+        found.and_then(|mlp| width(mlp).map(|width| (mlp, width))).unwrap_or_else(|| {
+            let widest = left.div_ceil(product([2, self.hidden])).max(1);
+            (Mlp::Plain, declared.unwrap_or_else(|| u32::try_from(widest).unwrap_or(u32::MAX)))
+        })
     }
 
     /// Returns a projector that has only the connectors' parameters.

@@ -51,7 +51,7 @@ impl Refill {
         let mut is_good = is_good.into_iter();
         let is_filled: Vec<bool> =
             slots.iter().map(|slot| slot.is_read && is_good.next().unwrap_or(false)).collect();
-        self.count_sources(slots, &is_filled, collator);
+        count_sources(slots, &is_filled, collator);
         // A batch that ends the stream is not delivered, and not filled.
         collator.skips().check(false)?;
         let sources = slots.iter().map(|slot| self.names[slot.drawn.dataset].clone()).collect();
@@ -113,14 +113,14 @@ impl Refill {
         }
         collator.skips().check(false)
     }
+}
 
-    /// Counts delivered and bad samples by dataset; a replacement counts as delivered.
-    fn count_sources(&self, slots: &[DrawnSlot], is_filled: &[bool], collator: &Collator) {
-        for (slot, is_filled) in slots.iter().zip(is_filled) {
-            let Some(source) = collator.metrics().source(slot.drawn.dataset) else { continue };
-            source.deliver(1, 0);
-            source.skip(u64::from(!is_filled));
-        }
+/// Counts delivered and bad samples by dataset; a replacement counts as delivered.
+fn count_sources(slots: &[DrawnSlot], is_filled: &[bool], collator: &Collator) {
+    for (slot, is_filled) in slots.iter().zip(is_filled) {
+        let Some(source) = collator.metrics().source(slot.drawn.dataset) else { continue };
+        source.deliver(1, 0);
+        source.skip(u64::from(!is_filled));
     }
 }
 
