@@ -165,7 +165,7 @@ fn digest(bytes: &[u8]) -> String {
 /// Checks that a description belongs to the `config.json` in its directory.
 fn check_described(description: &Value, directory: &Path) -> Result<()> {
     let path = directory.join(CONFIG_FILE);
-    let bytes = std::fs::read(&path).map_err(|source| Error::file(&path, source))?;
+    let bytes = file::read(&path).map_err(|source| Error::file(&path, source))?;
     let digest = digest(&bytes);
     if description.get("config_sha256").and_then(Value::as_str) == Some(&digest) {
         return Ok(());

@@ -64,7 +64,7 @@ const URLS: [&str; 44] = [
 
 /// Arguments for each command that accepts a name: `URL` is replaced, `IN` is the input directory. Files are
 /// written below the current directory.
-const COMMANDS: [&[&str]; 38] = [
+const COMMANDS: [&[&str]; 39] = [
     &["list", "URL", "--set", "store.retry_seconds=0"],
     &["list", "URL", "--set", "store.retry_seconds=0", "--json"],
     &["list", "IN/list.json", "--set", "store.retry_seconds=0"],
@@ -160,6 +160,7 @@ const COMMANDS: [&[&str]; 38] = [
     &["profile", "--model", "URL"],
     &["memory", "--model", "URL", "--tokens", "8,8"],
     &["models", "--model", "URL"],
+    &["describe", "URL"],
     &["accuracy", "--profile", "URL", "--observed", "URL"],
     &["report", "URL"],
     &["top", "URL", "--once"],

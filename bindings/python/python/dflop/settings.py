@@ -232,7 +232,8 @@ class Read(_Settings):
             bad, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``. With ``strict``
             any damage does. ``raw`` delivers fields as stored.
         augment: random augmentation of images that keep their size, unless ``decode`` is ``raw``.
-        workers: Number of decoder threads. Default: one per core.
+        workers: Number of decoder threads. Default: the environment variable ``DFLOP_WORKERS``, else one per
+            core.
         python_threads: number of threads that call your functions: ``transforms``, and those of a
             `CustomProcessor`.
         buffered_bytes: Maximum bytes in memory. Default: a loader in shard order lets 64 MiB of payload wait

@@ -162,7 +162,7 @@ impl<'a> DescribedEncoder<'a> {
         Err(self.invalid("unit", problem))
     }
 
-    /// Returns a known rule with the outer markers: for images, and for videos whose frames are cut like them.
+    /// Returns a known rule with the outer markers, for images and for videos with frames cut like them.
     fn image_rule(&self, rule: VisionRule) -> Result<VisionRule> {
         let markers = self.token_rule.markers();
         let add = |own: u8| own.saturating_add(markers);

@@ -1,9 +1,9 @@
 //! Collectives built from sends and receives, each with a fixed summation order.
 //!
-//! Sums and parts go around a ring: every rank sends to the next rank and receives from the previous rank, at
-//! the same time. Part `p` starts at rank `p + 1`, and each rank adds its elements to the incoming elements, so
-//! the summation order depends only on `p` and the number of ranks. The received buffer is sent next: only the
-//! first part on each rank is copied.
+//! Sums and parts go around a ring: every rank sends to the next rank and receives from the previous rank,
+//! at the same time. Part `p` starts at rank `p + 1`, and each rank adds its elements to the incoming
+//! elements, so the summation order depends only on `p` and the number of ranks. The received buffer is sent
+//! next: only the first part on each rank is copied.
 //!
 //! # Source
 //! Ring: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
