@@ -71,7 +71,7 @@ class Messages(WithExample):
         cases = {
             "unknown model `omni7b` (did you mean `omni-7b`?), known are": lambda: dflop.CostModel("omni7b"),
             "unknown device `h10` (did you mean `h100`?)": lambda: dflop.CostModel("omni-7b", device="h10"),
-            "found `serach` (did you mean `search`?)": lambda: loader(plan=dflop.Plan(strategy="serach")),
+            "found `searc` (did you mean `search`?)": lambda: loader(plan=dflop.Plan(strategy="searc")),
             "found `roundrobin` (did you mean `round_robin`?)": lambda: dflop.balance(
                 {"n": 2, "m": 1, "c": 1, "d": [[1], [2]], "tok": [5, 6]}, strategy="roundrobin"
             ),
@@ -79,7 +79,7 @@ class Messages(WithExample):
             "`omni7b` (did you mean `omni-7b`?)": lambda: dflop.stats(self.shards, model="omni7b"),
             "did you mean `strategy`?": lambda: dflop.Plan(strateg="search"),
             "did you mean `batch_size`?": lambda: dflop.Loader(self.shards, batchsize=3),
-            "did you mean `read=dflop.Read(buffered_bytes=…)`?": lambda: loader(bufferd_bytes=3),
+            "did you mean `read=dflop.Read(buffered_bytes=…)`?": lambda: loader(buffer_bytes=3),
             "read=dflop.Read(workers=…)": lambda: dflop.Loader(self.shards, num_workers=3),
             "`filter=` selects samples": lambda: dflop.Loader(self.shards, sampler=[3]),
         }
@@ -91,7 +91,7 @@ class Messages(WithExample):
             self.assertEqual(str(again), str(caught.exception))
 
     def test_other_names_are_not_proposed(self) -> None:
-        for call in (lambda: dflop.CostModel("gpt-5"), lambda: dflop.Plan(colour=1)):
+        for call in (lambda: dflop.CostModel("gpt-5"), lambda: dflop.Plan(weight=1)):
             with self.assertRaises((dflop.Error, TypeError)) as caught:
                 call()
             self.assertNotIn("did you mean", str(caught.exception))

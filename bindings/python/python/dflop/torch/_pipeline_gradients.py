@@ -61,6 +61,8 @@ class StageGradients:
     def start_sum(self) -> None:
         """Starts to sum the gradients over the replicas, and shards gathered parameters again."""
         whole = dict(self._stage.named_parameters())
+        # FSDP drops the gradients of gathered parameters where it shards them.
+        gradients = {name: one.grad for name, one in whole.items()}
         for one in self._sharded:
             one.reshard()
         for one in self._roots:
@@ -71,7 +73,8 @@ class StageGradients:
             if not one.requires_grad:
                 continue
             if one is not whole[name]:
-                self._start_shard(one, whole[name])
+                whole[name].grad = None
+                self._start_shard(one, gradients[name])
                 continue
             one.grad = torch.zeros_like(one) if one.grad is None else one.grad
             gradient = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
@@ -91,10 +94,10 @@ class StageGradients:
             assert work is not None
             self._sums.append((bucket, flat, work))
 
-    def _start_shard(self, shard: torch.nn.Parameter, whole: torch.nn.Parameter) -> None:
+    def _start_shard(self, shard: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
         assert isinstance(shard, DTensor)
-        gradient = torch.zeros_like(whole) if whole.grad is None else whole.grad
-        whole.grad = None
+        if gradient is None:
+            gradient = torch.zeros(shard.shape, dtype=shard.dtype, device=shard.device)
         local = DTensor.from_local(gradient.to(shard.dtype), shard.device_mesh, [Partial()], run_check=False)
         self._shard_sums.append((shard, local.redistribute(placements=shard.placements, async_op=True)))
 
