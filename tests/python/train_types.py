@@ -105,7 +105,7 @@ def limit_tiles(processor):
 
 def random_model(config):
     torch.manual_seed(0)
-    checkpoint_class = checkpoint._model_class(config, False)
+    checkpoint_class = checkpoint.find_class(config, False)
     for attention in ("sdpa", "eager", None):
         try:
             made = checkpoint_class._from_config(copy.deepcopy(config), **({} if attention is None else {"attn_implementation": attention}))
