@@ -124,7 +124,7 @@ class Describe(Checkpoints):
         forward = layer.forward
 
         def uneven(one: Any, states: Any) -> Any:
-            repeated = 1 + (states.shape[1] == 768)
+            repeated = 1 + (states.shape[1] in (768, 3072))  # at short and at long lengths
             return sum(forward(one, states) for _ in range(repeated))
 
         layer.forward = uneven

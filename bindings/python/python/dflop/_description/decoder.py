@@ -302,7 +302,8 @@ def head_paths(model: Any, decoder: Decoder) -> list[str]:
     found = [
         path
         for path in parts.roots_beside(decoder.path, list(ran))
-        if path == last or last.startswith(f"{path}.") or path in _after(decoder.path, list(ran))
+        if not path.startswith(f"{decoder.path}.")
+        and (path == last or last.startswith(f"{path}.") or path in _after(decoder.path, list(ran)))
     ]
     return found or [last]
 
