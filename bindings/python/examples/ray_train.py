@@ -80,7 +80,9 @@ def train(arguments: list[str], ranks: int, resources: dict[str, float]) -> list
     """Runs all ranks, each on a bundle of `resources`, and returns their exit statuses."""
     group = placement_group([resources] * ranks, strategy="PACK")
     ray.get(group.ready())
-    strategies = [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank) for rank in range(ranks)]
+    strategies = [
+        PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank) for rank in range(ranks)
+    ]
     needs = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
     actors = [Rank.options(**needs, scheduling_strategy=strategy).remote() for strategy in strategies]
     places = ray.get([actor.place.remote() for actor in actors])

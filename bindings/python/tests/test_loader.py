@@ -12,7 +12,6 @@ import numpy as np
 from dflop import example
 from support import InFolder, WithExample
 
-
 # 8 x 8 pixels.
 GRAY_JPEG = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d"

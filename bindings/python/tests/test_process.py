@@ -87,7 +87,9 @@ os.wait()
         threads = [threading.Thread(target=tick), threading.Thread(target=feed)]
         for thread in threads:
             thread.start()
-        loaded = sum(len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow="pipe")))
+        loaded = sum(
+            len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow="pipe"))
+        )
         done.set()
         for thread in threads:
             thread.join()

@@ -49,7 +49,10 @@ class Targets(InFolder):
             loader = self.loader(self.unknown())
         (text,) = texts
         self.assertIn("4 of 4 samples have no training target", text)
-        for part in ('`json: puzzle` (4 samples, such as "w0 w2")', '`json: solved` (4 samples, such as "w3")'):
+        for part in (
+            '`json: puzzle` (4 samples, such as "w0 w2")',
+            '`json: solved` (4 samples, such as "w3")',
+        ):
             self.assertIn(part, text)
         with self.assertRaisesRegex(dflop.PlanError, "step 0 has no training target.*json: puzzle") as caught:
             next(iter(loader))

@@ -211,7 +211,9 @@ def write_model(directory: Path, family: Family, *, seed: int = 0) -> torch.nn.M
     documents["tokenizer.json"] = tokenizer(ids)
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"} | family.names
     documents["tokenizer_config.json"] = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", **names,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        **names,
     }
     for name, document in documents.items():
         (directory / name).write_text(json.dumps(document))

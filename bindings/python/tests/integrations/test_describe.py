@@ -209,7 +209,12 @@ class DescribedModels(Checkpoints):
 
     def test_a_type_without_a_family_is_described_where_it_is_named(self) -> None:
         config: dict[str, Any] = {"model_type": "starcoder2", "num_hidden_layers": 3, "hidden_size": 64}
-        config |= {"intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+        config |= {
+            "intermediate_size": 256,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 512,
+        }
         (self.directory / "config.json").write_text(json.dumps(config))
         cache = self.target.parent / "cache"
         with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(cache)}):

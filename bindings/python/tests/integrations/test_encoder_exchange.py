@@ -225,9 +225,7 @@ class EncoderExchange(unittest.TestCase):
                 wanted += 0 if MICROBATCHES[number][rank] else 4
                 least = min((medium.rows for medium in media), default=0)
                 self.assertEqual(rows, wanted or least)
-        self.assertNotEqual(
-            self.found[3][0]["plain"][True]["rows"], self.found[3][0]["plain"][False]["rows"]
-        )
+        self.assertNotEqual(self.found[3][0]["plain"][True]["rows"], self.found[3][0]["plain"][False]["rows"])
 
     def test_media_that_differ_from_the_plan_stay_with_a_warning(self) -> None:
         for name, _, rank, found in self.cases():

@@ -94,7 +94,7 @@ class Fit(unittest.TestCase):
 
     def test_a_resumed_run_keeps_the_checkpoint_that_it_came_from(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            saves = lambda kind: kind(directory, "{step}", every_n_train_steps=2, save_top_k=-1)  # noqa: E731
+            saves = lambda kind: kind(directory, "{step}", every_n_train_steps=2, save_top_k=-1)
             saved = str(Path(directory, "step=2.ckpt"))
             _, whole = self.fit(saves(dflop.torch.StepCheckpoint))
             _, resumed = self.fit(saves(dflop.torch.StepCheckpoint), resume=saved)

@@ -41,9 +41,7 @@ def rank_of_job(directory: Path) -> None:
         part = [pipelining.Vision, pipelining.Language][rank](model)
         stage = PipelineStage(part, rank, 2, torch.device("cpu"))
         schedule = schedule_of(stage, 4, loss_fn=pipelining.loss_of, scale_grads=False)
-        processor = dflop.Processor(
-            length_buckets=f"fixed:{TOKENS}", dtype="none" if rank > 0 else "float32"
-        )
+        processor = dflop.Processor(length_buckets=f"fixed:{TOKENS}", dtype="none" if rank > 0 else "float32")
         for step in steps_of(directory, processor=processor):
             loss = pipelining.backward(schedule, step, rank)
             gradients = {

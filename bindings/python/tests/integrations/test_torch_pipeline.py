@@ -11,8 +11,8 @@ import dflop
 import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from pipeline_stages import LAYERS, build, one_process, update
+from torch import multiprocessing
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor

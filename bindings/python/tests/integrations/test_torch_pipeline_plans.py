@@ -11,8 +11,8 @@ import dflop
 import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from pipeline_stages import build, one_process, update
+from torch import multiprocessing
 from trainers import WithData
 
 SETTINGS: dict[str, Any] = {"global_batch_size": 12, "steps": 2, "seed": 1}

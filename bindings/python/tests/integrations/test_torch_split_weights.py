@@ -19,9 +19,9 @@ import transformers
 from split_models import FAMILIES, GEMMA, TEXT, write_model
 
 STAGES = [
-    ("vision", range(0, 1), True, False),
+    ("vision", range(1), True, False),
     ("vision", range(1, 4), False, True),
-    ("llm", range(0, 2), True, False),
+    ("llm", range(2), True, False),
     ("llm", range(2, 4), False, True),
 ]
 EMBEDDING = "model.language_model.embed_tokens.weight"
@@ -68,7 +68,7 @@ class File:
         self._file.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> Any:
+    def __exit__(self, *error: object) -> Any:
         return self._file.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
@@ -163,7 +163,7 @@ class SplitWeights(unittest.TestCase):
             (llama, ("layernorm_pre", "class_embedding"), ("layernorm_post", "multi_modal_projector")),
         ):
             split = dflop.torch.split(config)
-            first = " ".join(weights(split("vision", range(0, 1), True, False)))
+            first = " ".join(weights(split("vision", range(1), True, False)))
             last = " ".join(weights(split("vision", range(1, 2), False, True)))
             for word in early:
                 self.assertEqual((word in first, word in last), (True, False), word)
@@ -223,7 +223,7 @@ class SplitWeights(unittest.TestCase):
         for place, message in {
             ("audio", range(2), True, True): "the model has no `audio`, only llm, vision",
             ("llm", range(2, 6), False, True): "`llm` have layers up to 5, the model 4 layers: pass",
-            ("llm", range(0, 2), True, True): "`llm` have layers up to 1, the model 4 layers: pass",
+            ("llm", range(2), True, True): "`llm` have layers up to 1, the model 4 layers: pass",
             ("llm", None, True, False): "nothing gives the layers of a stage of `llm`: pass `layers=",
         }.items():
             with self.subTest(place), self.assertRaisesRegex(dflop.ConfigError, message):

@@ -98,7 +98,7 @@ class Work:
         self, processor: Any, function: Callable[..., Any], encoder: Encoder, described: dict[str, Any]
     ) -> None:
         self._processor, self._function, self._encoder = processor, function, encoder
-        self.is_fixed = described["unit"] == "items"
+        self.is_fixed, self._width = described["unit"] == "items", described["output_width"]
         reaches = [run["attention"] for run in described["layer_runs"]]
         self.windows = next((one for one in reaches if one["window"]), None)
 
@@ -130,17 +130,18 @@ class Work:
         def stop(_: Any, args: Any, kwargs: Any) -> None:
             states = [one for one in (*args, *kwargs.values()) if counting.is_states(one)]
             reached.extend(tuple(one.shape) for one in states[:1])
-            raise _Reached
+            if reached:
+                raise _Reached
 
         handle = self._encoder.layers.modules[0].register_forward_pre_hook(stop, with_kwargs=True)
         try:
             with shapes_only(), torch.no_grad():
-                self._function(**inputs)
+                output = self._function(**inputs)
         except _Reached:
-            pass
+            return _units(reached[0], inputs)
         finally:
             handle.remove()
-        return _units(self._function, reached[0] if reached else None, inputs)
+        return _tower_units(feature_tokens(output, self._width), inputs)
 
 
 class _Reached(Exception):
@@ -199,17 +200,19 @@ def _run(
     function: Callable[..., Any], inputs: dict[str, Any], watched: Sequence[Any], model: Any, width: int
 ) -> Run:
     counted = counting.count(lambda: _features(function(**inputs)), watched, model.parameters())
-    units = _units(function, counted.shapes.get(0), inputs)
-    return Run(units, counted, feature_tokens(counted.output, width))
+    tokens, shape = feature_tokens(counted.output, width), counted.shapes.get(0)
+    units = _tower_units(tokens, inputs) if shape is None else _units(shape, inputs)
+    return Run(units, counted, tokens)
 
 
-def _units(function: Any, shape: tuple[int, ...] | None, inputs: dict[str, Any]) -> fits.Units:
+def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
+    """Returns the units of a tower without a list of layers, which begins at the medium, by its embeddings."""
+    items = max(1, _item_count(inputs))
+    return fits.Units(items, tokens // items, _grids(inputs))
+
+
+def _units(shape: tuple[int, ...], inputs: dict[str, Any]) -> fits.Units:
     """Returns the units of the hidden states that the first layer receives."""
-    if shape is None:
-        # A tower without a list of layers begins at the medium.
-        tokens = feature_tokens(counted.output, width)
-        items = max(1, _item_count(inputs))
-        return Run(fits.Units(items, tokens // items, _grids(inputs)), counted, tokens)
     items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
     if len(shape) == 4:
         items, length = shape[0], shape[1] * shape[2]

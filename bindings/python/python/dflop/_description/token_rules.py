@@ -88,9 +88,7 @@ def _patches(processor: Any, width: int, height: int) -> int | None:
         return None
 
 
-def audio_rule(
-    processor: Any, feature_tokens: Callable[[Any], int], work: encoder.Work
-) -> dict[str, Any]:
+def audio_rule(processor: Any, feature_tokens: Callable[[Any], int], work: encoder.Work) -> dict[str, Any]:
     """Returns the token rule of audio clips.
 
     Args:

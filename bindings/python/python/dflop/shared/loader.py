@@ -195,9 +195,7 @@ class SharedLoader:
             return None
         return self.loader.report_stage_seconds(step, seconds, interval=interval)
 
-    def report_microbatch_seconds(
-        self, step: Step, seconds: list[list[float]], *, interval: int = 32
-    ) -> Any:
+    def report_microbatch_seconds(self, step: Step, seconds: list[list[float]], *, interval: int = 32) -> Any:
         """Corrects later plans by measured times, as `BalancedLoader.report_microbatch_seconds`.
 
         Call it on all ranks; those above 0 do nothing and return ``None``.

@@ -27,7 +27,7 @@ LATE = ("merger", "layernorm_post", "ln_post")
 """Words in names of weights that an encoder uses behind its layers, wherever it registers them."""
 
 
-class Left(Exception):  # noqa: N818 - not an error
+class Left(Exception):
     """Ends a forward pass behind the last layer of a stage.
 
     - `hidden`: hidden states that the layer returned

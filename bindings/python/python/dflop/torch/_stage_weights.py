@@ -105,7 +105,7 @@ class Weights:
         except (OSError, RuntimeError) as error:
             raise ModelError(f"could not load {directory}: {error}") from error
         if report["missing_keys"]:
-            name = sorted(report["missing_keys"])[0]
+            name = min(report["missing_keys"])
             raise ModelError(f"{directory} has no weight for `{name}`")
         model.__class__ = base
         return model.train()

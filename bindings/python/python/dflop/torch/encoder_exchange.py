@@ -160,7 +160,7 @@ class BalancedEncoder:
         try:
             for number in range(len(step.microbatches)):
                 plans.append(self._loader.media_exchange(step, number, group_size=self._size))
-        except Exception as error:  # raised below, when the other ranks know
+        except Exception as error:  # noqa: BLE001  Raised below, when the other ranks know.
             failure = error
         digest = hashlib.blake2b(repr((step.step, plans)).encode(), digest_size=_DIGEST_BYTES).digest()
         value = int.from_bytes(digest, "big")
