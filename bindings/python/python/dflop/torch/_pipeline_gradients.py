@@ -69,15 +69,15 @@ class StageGradients:
             one.reset_iter_state()
         bucket: list[torch.Tensor] = []
         filled = 0
-        for name, one in self._stage.named_parameters():
-            if not one.requires_grad:
+        for name, parameter in self._stage.named_parameters():
+            if not parameter.requires_grad:
                 continue
-            if one is not whole[name]:
+            if parameter is not whole[name]:
                 whole[name].grad = None
-                self._start_shard(one, gradients[name])
+                self._start_shard(parameter, gradients[name])
                 continue
-            one.grad = torch.zeros_like(one) if one.grad is None else one.grad
-            gradient = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
             size = gradient.numel() * gradient.element_size()
             if bucket and (filled + size > BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
                 self._start(bucket)
