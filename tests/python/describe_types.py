@@ -14,6 +14,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -116,7 +117,7 @@ def named(outcome):
         row["lacks"] = "" if outcome["is_mixed"] else "samples without media among others"
     else:
         errors = [outcome["training"]] if "training" in outcome else outcome.get("problems", [])[-1:]
-        row["lacks"] = " ".join(" ".join(error["error"].split()).removeprefix("ModelError: ")[:180] for error in errors)
+        row["lacks"] = " ".join(textwrap.shorten(error["error"].removeprefix("ModelError: "), 180, placeholder=" …") for error in errors)
     return row
 
 
