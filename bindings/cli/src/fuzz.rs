@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use dflop_costmodel::{MediaUnits, ModelSpec};
 use dflop_executor::run::RunConfig;
+use dflop_loader::settings::MixtureSettings;
 use dflop_planner::ItemSize;
 
-use crate::args::mixture::MixtureFile;
 use crate::commands::plan;
 
 /// Target name and function.
@@ -31,7 +31,7 @@ fn links(bytes: &[u8]) {
 }
 
 fn mixture(bytes: &[u8]) {
-    let _mixture: Result<MixtureFile, _> = serde_json::from_slice(bytes);
+    let _mixture: Result<MixtureSettings, _> = serde_json::from_slice(bytes);
 }
 
 fn shapes(bytes: &[u8]) {

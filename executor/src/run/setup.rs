@@ -8,12 +8,13 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::format_bytes;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
-use dflop_loader::index::{Index, IndexOptions, TokenCounts};
+use dflop_loader::index::{IndexOptions, TokenCounts};
 use dflop_loader::model::{ModelDirectory, read_profile};
-use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::settings::{DatasetSettings, MixtureSettings, ReadSettings, StoreSettings};
+use dflop_loader::shard::ShardAccess;
 use dflop_loader::store::file;
-use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
+use dflop_loader::{LoaderSettings, LoaderState, StepPlanner, StepPlannerBuilder};
 use serde_json::{Value, json};
 
 use super::cache_directory::digest;
@@ -86,27 +87,56 @@ impl Setup {
         &self.files.model_directory
     }
 
-    /// Returns the options for finding and building the dataset index.
+    /// Returns the options for finding and building the index of a dataset.
     pub(super) fn index_options(&self) -> Result<IndexOptions> {
         let counter = self.preparer()?.build()?.text_counter();
-        Ok(IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() })
+        let video_sampling = self.config.index.video_sampling()?.unwrap_or_default();
+        let token_counts = TokenCounts::Of(Arc::new(counter));
+        Ok(IndexOptions { token_counts, video_sampling, ..IndexOptions::default() })
     }
 
-    /// Returns the dataset shards; none if the run generates the dataset.
-    pub(super) fn shards(&self) -> Result<Vec<Shard>> {
-        if self.files.shards.is_empty() { Ok(Vec::new()) } else { Ok(expand_shards(&self.files.shards)?) }
+    /// Returns the datasets of the run; none if a dataset has yet to be generated.
+    pub(super) fn mixture(&self) -> Option<MixtureSettings> {
+        let (data, index) = (&self.config.data, &self.config.index);
+        if let Some(mixture) = &data.mixture {
+            return Some(mixture.clone());
+        }
+        let dataset = DatasetSettings {
+            shards: self.files.shards.clone(),
+            split: data.split.clone(),
+            splits: index.splits.clone(),
+            index: index.directory.clone(),
+            ..DatasetSettings::default()
+        };
+        (!dataset.shards.is_empty()).then(|| MixtureSettings::from(dataset))
+    }
+
+    /// Returns the reach of shard names: the stores that the environment of this machine sets.
+    pub(super) fn shard_access() -> Result<ShardAccess> {
+        let stores = StoreSettings::from_environment()?;
+        Ok(stores.access(&stores.stores()?))
+    }
+
+    /// Returns the settings of the loaders of a rank.
+    pub(super) fn loader_settings(&self) -> Result<LoaderSettings> {
+        let read = ReadSettings { workers: self.config.read.workers.or(Some(1)), ..self.config.read.clone() };
+        Ok(read.apply(LoaderSettings::default())?)
     }
 
     /// Returns a preparer builder for the model.
     pub(super) fn preparer(&self) -> Result<PreparerBuilder> {
+        let processor = &self.config.processor;
         let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.files.tokenizer)?);
         if let Some(images) = self.directory.image_processor(&self.spec)? {
             builder = builder.image_processor(Arc::new(images));
         }
-        if let Some(tokens) = self.config.data.tokens_max {
-            builder = builder.tokens_max(tokens);
+        if let Some(source) = &processor.chat_template {
+            builder = builder.chat_template(source.clone());
         }
-        Ok(builder)
+        if let Some(question) = &processor.caption_prompt {
+            builder = builder.plain_text(PlainText::Answer { question: question.clone() });
+        }
+        Ok(processor.apply(builder))
     }
 
     /// Builds the step planner of the run; indexes the dataset on first use, with texts counted by the
@@ -117,11 +147,12 @@ impl Setup {
     /// # Errors
     /// [`Error::Loader`] if shards cannot be read, or the state belongs to another dataset.
     pub fn planner(&self, state: Option<LoaderState>) -> Result<StepPlanner> {
-        let (config, options) = (&self.config, self.index_options()?);
-        let index = Arc::new(Index::open_or_build(self.shards()?, &options)?);
+        let config = &self.config;
+        let data = self.mixture().ok_or_else(|| Error::Config("`data` has no shards".to_owned()))?;
+        let data = data.open(&Self::shard_access()?, &self.index_options()?)?;
         // The LLM is the last module; a step is planned for the LLM's DP ranks.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
-        let builder = StepPlanner::builder(index, self.cost_model()?)
+        let builder = StepPlanner::builder(data, self.cost_model()?)
             .global_batch(config.data.global_batch_size)
             .dp_size(llm)
             .microbatches(config.parallel.microbatches)
@@ -129,7 +160,7 @@ impl Setup {
             .schedule(planned(config.schedule()?))
             .work(config.parallel.search_effort)
             .seed(config.seed);
-        let builder = self.with_stages(builder);
+        let builder = self.with_stages(config.order.apply(builder));
         let builder = match state {
             Some(state) => builder.restore(state),
             None => builder,

@@ -52,10 +52,11 @@ pub(super) fn start<D: Device>(
     let planner = setup.planner(state)?;
     let correction = setup.corrections(&planner, saved)?;
     times.end(StartPart::Index);
-    let feed =
-        InputReader::new(device.clone(), setup.job.clone(), roles, planner, &setup.preparer()?, |loader| {
-            loader.workers(config.data.workers)
-        })?;
+    let shared = setup.loader_settings()?;
+    let preparer = setup.preparer()?;
+    let feed = InputReader::new(device.clone(), setup.job.clone(), roles, planner, &preparer, |loader| {
+        config.read.apply_to_steps(loader.settings(shared.clone()))
+    })?;
     times.end(StartPart::Inputs);
     let pretrained = match (saved, config.model.pretrained) {
         (None, true) => Some(open_weights(setup.model_directory())?),

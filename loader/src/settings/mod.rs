@@ -20,6 +20,7 @@
 mod data;
 #[cfg(feature = "schema")]
 mod described;
+mod mixture;
 mod planning;
 #[cfg(feature = "processors")]
 mod processor;
@@ -35,6 +36,7 @@ use serde_json::{Map, Value};
 pub use data::{AugmentSettings, BudgetSetting, DecodeName, IndexSettings, ReadSettings};
 #[cfg(feature = "schema")]
 pub use described::{Described, DescribedTable, described_tables};
+pub use mixture::{DatasetSettings, MixtureSettings, WeightsFrom, pattern_beside};
 pub use planning::{
     CostSettings, OrderSettings, PlanSettings, RecomputationName, StepSchedule, StrategyEffort, TailName,
 };

@@ -1,14 +1,13 @@
 //! Arguments for dataset shards, index and splits.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use dflop_loader::index::{Index, IndexOptions, TokenCounts};
-use dflop_loader::settings::Settings;
+use dflop_loader::Dataset;
+use dflop_loader::index::{IndexOptions, TokenCounts};
+use dflop_loader::settings::{DatasetSettings, Settings};
 use dflop_loader::shard::{Shard, expand_shards_in};
 use dflop_loader::store::Stores;
-use dflop_loader::{Dataset, Splits};
 
 use crate::failure::Failure;
 use crate::output::Bars;
@@ -54,10 +53,15 @@ impl SplitArgs {
             return Err(Failure::Misuse("`index.splits` needs `--split`".into()));
         }
         // The index rejects a stream before the stream starts, with advice that fits better.
-        let shards = expand_shards_in(shards, &settings.store.access(stores).allow_pipe(true))?;
-        let directory = settings.index.directory.clone();
-        let options = IndexOptions { directory, ..index_options_for(settings, token_counts)? };
-        open_dataset(shards, &options, self.split.as_deref(), settings.index.splits.as_deref())
+        let access = settings.store.access(stores).allow_pipe(true);
+        let dataset = DatasetSettings {
+            shards: shards.iter().map(|shard| shard.as_ref().to_owned()).collect(),
+            split: self.split.clone(),
+            splits: settings.index.splits.clone(),
+            index: settings.index.directory.clone(),
+            ..DatasetSettings::default()
+        };
+        Ok(dataset.open(&access, &index_options_for(settings, token_counts)?)?)
     }
 }
 
@@ -68,19 +72,6 @@ pub(crate) fn index_options_for(
 ) -> Result<IndexOptions, Failure> {
     let video_sampling = settings.index.video_sampling()?.unwrap_or_default();
     Ok(IndexOptions { video_sampling, token_counts, ..index_options() })
-}
-
-/// Opens the index for a shard list and selects a split.
-pub(crate) fn open_dataset(
-    shards: Vec<Shard>,
-    options: &IndexOptions,
-    split: Option<&str>,
-    splits: Option<&Path>,
-) -> Result<Dataset, Failure> {
-    let index = Arc::new(Index::open_or_build(shards, options)?);
-    let Some(split) = split else { return Ok(index.into()) };
-    let splits = splits.map_or_else(|| Splits::beside(&index), Splits::read)?;
-    Ok(Dataset::from(index).split(&splits, split)?)
 }
 
 /// Dataset that is read through an index.

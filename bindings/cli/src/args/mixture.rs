@@ -1,18 +1,16 @@
 //! Arguments for a mixture of datasets, given by flags or by a JSON file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::Args;
+use dflop_loader::Mixture;
 use dflop_loader::index::{IndexOptions, TokenCounts};
-use dflop_loader::settings::Settings;
-use dflop_loader::shard::{ShardAccess, expand_shards_in};
-use dflop_loader::store::redact_name;
-use dflop_loader::{Dataset, Mixture, Stop};
-use serde::Deserialize;
+use dflop_loader::settings::{MixtureSettings, Settings};
+use dflop_loader::shard::ShardAccess;
+use dflop_loader::store::{file, redact_name};
 
-use crate::args::dataset::{SplitArgs, index_options_for, open_dataset};
+use crate::args::dataset::{SplitArgs, index_options_for};
 use crate::failure::Failure;
-use dflop_loader::store::file;
 
 /// A dataset or a mixture, read through indexes.
 #[derive(Debug, Args)]
@@ -75,85 +73,11 @@ fn misuse(entry: &str) -> Failure {
     Failure::Misuse(format!("invalid `--mix {}`: {forms}", redact_name(entry)))
 }
 
-/// Mixture file contents. Relative paths start at the file's directory.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct MixtureFile {
-    #[serde(rename = "data_sets")]
-    datasets: Vec<MixtureEntry>,
-    #[serde(default)]
-    weights_from: Vec<WeightsFrom>,
-    choose: Option<Vec<u32>>,
-    #[serde(default)]
-    stop: Stop,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MixtureEntry {
-    shards: Vec<String>,
-    #[serde(default = "one")]
-    weight: f64,
-    repeat: Option<u64>,
-    split: Option<String>,
-    splits: Option<PathBuf>,
-    index: Option<PathBuf>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WeightsFrom {
-    step: u64,
-    weights: Vec<f64>,
-}
-
-fn one() -> f64 {
-    1.0
-}
-
+/// Opens the mixture in a file, whose relative paths start at its directory.
 fn read_mixture(path: &Path, access: &ShardAccess, options: &IndexOptions) -> Result<Mixture, Failure> {
     let read = file::read_named_text(path).map_err(Failure::from).map_err(|error| error.in_file(path));
-    let file: MixtureFile = serde_json::from_str(&read?)
+    let mut mixture: MixtureSettings = serde_json::from_str(&read?)
         .map_err(|error| Failure::Misuse(format!("`{}` is not a mixture file: {error}", path.display())))?;
-    let directory = path.parent().unwrap_or(Path::new(""));
-    let mut mixture = Mixture::new().stop(file.stop);
-    for entry in file.datasets {
-        let weight = entry.weight;
-        mixture = mixture.dataset(entry.open(directory, access, options)?, weight);
-    }
-    for WeightsFrom { step, weights } in file.weights_from {
-        mixture = mixture.weights_from(step, &weights);
-    }
-    Ok(match file.choose {
-        Some(pattern) => mixture.choose(pattern),
-        None => mixture,
-    })
-}
-
-impl MixtureEntry {
-    fn open(
-        self,
-        directory: &Path,
-        access: &ShardAccess,
-        options: &IndexOptions,
-    ) -> Result<Dataset, Failure> {
-        let beside = |path: &PathBuf| directory.join(path);
-        let shards: Vec<String> =
-            self.shards.iter().map(|pattern| pattern_beside(directory, pattern)).collect();
-        let splits = self.splits.as_ref().map(beside);
-        let options = IndexOptions { directory: self.index.as_ref().map(beside), ..options.clone() };
-        let shards = expand_shards_in(&shards, access)?;
-        let dataset = open_dataset(shards, &options, self.split.as_deref(), splits.as_deref())?;
-        Ok(match self.repeat {
-            Some(epochs) => dataset.repeat(epochs),
-            None => dataset,
-        })
-    }
-}
-
-/// Joins a pattern to a directory; patterns with a scheme or an environment variable are not changed.
-fn pattern_beside(directory: &Path, pattern: &str) -> String {
-    // A scheme, such as `s3:`, or a variable such as `${DATA}`.
-    let stands_alone = pattern.contains(':') || pattern.starts_with("${");
-    if stands_alone { pattern.to_owned() } else { directory.join(pattern).display().to_string() }
+    mixture.resolve(path.parent().unwrap_or(Path::new("")));
+    Ok(mixture.open(access, options)?)
 }

@@ -3,10 +3,11 @@
 
 use dflop_costmodel::memory::format_bytes;
 use dflop_loader::flow::{in_parallel, start_runtime};
-use dflop_loader::index::{FoundIndex, Index, shard_bytes};
+use dflop_loader::index::{FoundIndex, Index, IndexOptions, shard_bytes};
 use dflop_loader::media::{self, DecodeLimits};
-use dflop_loader::shard::{Shard, ShardItem, scan_shards};
-use dflop_loader::{Error, StepPlanner};
+use dflop_loader::settings::DatasetSettings;
+use dflop_loader::shard::{Shard, ShardAccess, ShardItem, scan_shards};
+use dflop_loader::{Dataset, Error, StepPlanner};
 use futures::StreamExt;
 
 use super::Findings;
@@ -81,18 +82,40 @@ pub(super) fn check_shards(report: &mut Findings, setup: &Setup) -> Option<StepP
         report.skipped(SHARDS, "the run generates them");
         return None;
     }
-    let shards = setup.shards().map_err(|failure| report.failed(SHARDS, failure)).ok()?;
-    if !check_readable(report, &shards) {
-        report.skipped(INDEX, "a shard cannot be read");
-        return None;
-    }
+    let datasets = setup.mixture().map_or_else(Vec::new, |mixture| mixture.datasets);
+    let access = Setup::shard_access().map_err(|failure| report.failed(SHARDS, failure)).ok()?;
     // A tokenizer that cannot be read was reported.
     let options = setup.index_options().ok()?;
-    let command = || format!("`dflop index {} --rebuild`", config.data.shards.join(" "));
-    match Index::find(&shards, &options) {
+    let mut has_indexes = true;
+    for dataset in &datasets {
+        has_indexes &= check_dataset(report, dataset, &access, &options);
+    }
+    has_indexes.then(|| planner(report, setup)).flatten()
+}
+
+/// Checks the shards and the index of a dataset; returns whether the index is there and up to date.
+fn check_dataset(
+    report: &mut Findings,
+    dataset: &DatasetSettings,
+    access: &ShardAccess,
+    options: &IndexOptions,
+) -> bool {
+    let shards = match dataset.expand(access) {
+        Ok(shards) => shards,
+        Err(failure) => {
+            report.failed(SHARDS, failure);
+            return false;
+        }
+    };
+    if !check_readable(report, &shards) {
+        report.skipped(INDEX, "a shard cannot be read");
+        return false;
+    }
+    let command = || format!("`dflop index {} --rebuild`", dataset.shards.join(" "));
+    match Index::find(&shards, &dataset.index_options(options)) {
         Ok(FoundIndex::Fresh(path)) => {
             report.ok(INDEX, format!("`{}` fits the shards", path.display()));
-            return planner(report, setup);
+            return true;
         }
         Ok(FoundIndex::Uncounted(path)) => {
             let path = path.display();
@@ -108,13 +131,13 @@ pub(super) fn check_shards(report: &mut Findings, setup: &Setup) -> Option<StepP
         }
         Err(error) => report.failed(INDEX, error),
     }
-    None
+    false
 }
 
 /// Builds the run planner when the index exists.
 fn planner(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
     let planner = setup.planner(None).map_err(|failure| report.failed("plan", failure)).ok()?;
-    let samples = planner.index().len();
+    let samples: u64 = planner.datasets().iter().map(Dataset::len).sum();
     report.ok("plan", format!("{samples} samples, {} microbatches per DP rank", planner.microbatches()));
     Some(planner)
 }

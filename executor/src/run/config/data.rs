@@ -1,6 +1,6 @@
 //! Configuration tables for the data, the optimizer and what a run saves.
 
-use dflop_loader::settings::choice_for;
+use dflop_loader::settings::{MixtureSettings, choice_for};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -34,9 +34,14 @@ pub struct ModelTable {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct DataTable {
-    /// Dataset shards, directories, shard lists or URLs, as for `dflop stream`. A run needs either `shards`
-    /// or the table `data.generate`.
+    /// Dataset shards, directories, shard lists or URLs, as for `dflop stream`. A run needs one of `shards`,
+    /// `mixture` and `generate`.
     pub shards: Vec<String>,
+    /// Split of `shards` to train on. Default: all samples.
+    pub split: Option<String>,
+    /// Mixture of datasets, as a [mixture file](formats.md#mixtures) describes it.
+    #[cfg_attr(feature = "schema", schemars(with = "Option<serde_json::Map<String, Value>>"))]
+    pub mixture: Option<MixtureSettings>,
     /// Synthetic dataset, texts and tiled images, as an alternative to `data.shards`.
     pub generate: Option<GenerateTable>,
     /// `tokenizer.json` or a directory with this file. Default: the model directory; a generated dataset has
@@ -44,21 +49,17 @@ pub struct DataTable {
     pub tokenizer: Option<PathBuf>,
     /// Number of samples in a global batch, over all ranks.
     pub global_batch_size: u64,
-    /// Decoder threads per rank, 1 to 1024.
-    pub workers: usize,
-    /// Maximum sample length, in tokens. Longer samples are bad samples. Default: no limit.
-    pub tokens_max: Option<u64>,
 }
 
 impl Default for DataTable {
     fn default() -> Self {
         Self {
             shards: Vec::new(),
+            split: None,
+            mixture: None,
             generate: None,
             tokenizer: None,
             global_batch_size: 32,
-            workers: 1,
-            tokens_max: None,
         }
     }
 }

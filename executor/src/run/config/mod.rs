@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::FrozenParts;
+use dflop_loader::settings::{
+    IndexSettings, OrderSettings, ProcessorSettings, ReadSettings, pattern_beside,
+};
 use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +26,8 @@ use crate::{Error, Result};
 
 /// Training run configuration.
 ///
-/// Every rank must use the same configuration, except for paths and machine resources, see
+/// The tables `index`, `order`, `read` and `processor` are groups of loader settings
+/// ([`dflop_loader::settings`]). Every rank must use the same configuration, except for paths and machine resources, see
 /// [`inputs::check_agreement`](crate::inputs::check_agreement).
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -41,6 +45,18 @@ pub struct RunConfig {
     /// Dataset and global batch.
     #[serde(default)]
     pub data: DataTable,
+    /// Index of the dataset.
+    #[serde(default)]
+    pub index: IndexSettings,
+    /// Order of the samples.
+    #[serde(default)]
+    pub order: OrderSettings,
+    /// Reading and decoding of samples.
+    #[serde(default)]
+    pub read: ReadSettings,
+    /// Conversion of samples to model inputs.
+    #[serde(default)]
+    pub processor: ProcessorSettings,
     /// Distribution over ranks and devices.
     #[serde(default)]
     pub parallel: ParallelTable,
@@ -71,6 +87,10 @@ impl RunConfig {
             seed: 0,
             model,
             data: DataTable::default(),
+            index: IndexSettings::default(),
+            order: OrderSettings::default(),
+            read: ReadSettings::default(),
+            processor: ProcessorSettings::default(),
             parallel: ParallelTable::default(),
             optimizer: OptimizerTable::default(),
             checkpoint: CheckpointTable::default(),
@@ -122,11 +142,16 @@ impl RunConfig {
         let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
         let own = [&mut self.model.directory, &mut self.data.tokenizer, &mut self.parallel.profile];
         own.into_iter().flatten().for_each(resolve);
+        let index = [&mut self.index.directory, &mut self.index.splits];
+        index.into_iter().flatten().for_each(resolve);
         self.checkpoint.directory.iter_mut().for_each(resolve);
         self.correction.record.iter_mut().for_each(resolve);
+        if let Some(mixture) = &mut self.data.mixture {
+            mixture.resolve(directory);
+        }
         for shard in &mut self.data.shards {
-            if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
-                *shard = directory.join(&*shard).display().to_string();
+            if shard != "-" {
+                *shard = pattern_beside(directory, shard);
             }
         }
     }
@@ -143,11 +168,13 @@ impl RunConfig {
 }
 
 /// Old and new names for renamed fields.
-const RENAMED: [(&str, &str); 4] = [
+const RENAMED: [(&str, &str); 6] = [
     ("folder", "directory"),
     ("global_batch", "global_batch_size"),
     ("picture_fraction", "image_fraction"),
+    ("tokens_max", "processor.long_sample = \"error:N\""),
     ("work", "search_effort"),
+    ("workers", "read.workers"),
 ];
 
 /// Returns the error for a configuration that cannot be parsed; includes the new name for a renamed field.
@@ -198,6 +225,11 @@ mod tests {
             ("[model]\n[checkpoint]\nfolder = 'm'\n", "; `folder` is now `directory`"),
             ("[model]\n[data]\nglobal_batch = 5\n", "; `global_batch` is now `global_batch_size`"),
             ("[model]\n[parallel]\nwork = 5\n", "; `work` is now `search_effort`"),
+            ("[model]\n[data]\nworkers = 5\n", "; `workers` is now `read.workers`"),
+            (
+                "[model]\n[data]\ntokens_max = 5\n",
+                "; `tokens_max` is now `processor.long_sample = \"error:N\"`",
+            ),
             (
                 "[model]\n[data.generate]\npicture_fraction = 0\n",
                 "; `picture_fraction` is now `image_fraction`",

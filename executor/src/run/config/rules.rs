@@ -6,6 +6,7 @@ use crate::inputs::Settings;
 use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::run::options::{CorrectionSource, RunOptions};
 use crate::{Error, Result};
+use dflop_loader::settings::{DecodeName, OrderSettings, ProcessorSettings};
 use serde_json::Value;
 
 impl RunConfig {
@@ -29,7 +30,14 @@ impl RunConfig {
                 model.directory.is_some() != model.config.is_some(),
                 "`model` needs either `directory` or `config`",
             ),
-            (data.shards.is_empty() == data.generate.is_some(), "`data` needs either `shards` or `generate`"),
+            (
+                [!data.shards.is_empty(), data.mixture.is_some(), data.generate.is_some()]
+                    .iter()
+                    .filter(|is_set| **is_set)
+                    .count()
+                    == 1,
+                "`data` needs one of `shards`, `mixture` and `generate`",
+            ),
             (!model.pretrained || model.directory.is_some(), "`model.pretrained` needs `model.directory`"),
             (
                 data.generate.is_some() || data.tokenizer.is_some() || model.directory.is_some(),
@@ -37,7 +45,8 @@ impl RunConfig {
             ),
         ];
         let mut problems = faults(&rules);
-        for (setting, threads) in [("parallel.threads", parallel.threads), ("data.workers", data.workers)] {
+        let workers = self.read.workers.unwrap_or(1);
+        for (setting, threads) in [("parallel.threads", parallel.threads), ("read.workers", workers)] {
             if !(1..=Cpu::THREADS_MAX).contains(&threads) {
                 let expected = Cpu::THREADS_MAX;
                 problems.push(format!("invalid `{setting}`: expected 1 to {expected}, found {threads}"));
@@ -72,7 +81,46 @@ impl RunConfig {
             (self.checkpoint.every != Some(0), "invalid `checkpoint.every`: must be at least 1"),
         ];
         problems.extend(faults(&rules));
+        problems.extend(self.unusable());
         problems
+    }
+
+    /// Returns the faults of loader settings that a run has no use for.
+    fn unusable(&self) -> Vec<String> {
+        let Self { data, index, order, read, processor, .. } = self;
+        let defaults = ProcessorSettings::default();
+        let (has_shards, generate) = (!data.shards.is_empty(), "a run with `data.shards` alone has it");
+        let in_mixture = "give it to each dataset of `data.mixture`";
+        let of_datasets = if data.mixture.is_some() { in_mixture } else { generate };
+        let packed = "the executor takes packed rows of any length";
+        let settings = [
+            ("data.split", has_shards || data.split.is_none(), of_datasets),
+            ("index.directory", has_shards || index.directory.is_none(), of_datasets),
+            ("index.splits", data.split.is_some() || index.splits.is_none(), "it needs `data.split`"),
+            ("order.tail", order.tail == OrderSettings::default().tail, "every step has a full global batch"),
+            ("read.fields", read.fields.is_none(), "the model's processor reads the fields that it needs"),
+            ("read.decode", read.decode != DecodeName::Raw, "the executor needs decoded media"),
+            ("processor.layout", processor.layout == defaults.layout, packed),
+            ("processor.length_buckets", processor.length_buckets.is_none(), packed),
+            ("processor.media_buckets", processor.media_buckets.is_none(), packed),
+            (
+                "processor.token_counts",
+                processor.token_counts == defaults.token_counts,
+                "a run counts the tokens of all samples",
+            ),
+            (
+                "processor.dtype",
+                processor.dtype == defaults.dtype,
+                "the executor converts pixels; see `optimizer.precision`",
+            ),
+            (
+                "processor.blank_media",
+                processor.blank_media == defaults.blank_media,
+                "the executor runs encoders without blank media",
+            ),
+        ];
+        let unusable = settings.into_iter().filter(|(_, is_usable, _)| !is_usable);
+        unusable.map(|(setting, _, reason)| format!("`{setting}` has no effect here: {reason}")).collect()
     }
 }
 
@@ -83,16 +131,23 @@ fn faults(rules: &[(bool, &str)]) -> Vec<String> {
 
 /// Settings that may differ between machines: machine resources, and paths, whose contents are compared
 /// instead.
-const OF_ONE_MACHINE: [&str; 9] = [
+const OF_ONE_MACHINE: [&str; 16] = [
     "checkpoint.directory",
     "correction.record",
+    "data.mixture",
     "data.shards",
     "data.tokenizer",
-    "data.workers",
+    "index.directory",
+    "index.splits",
     "model.directory",
     "parallel.memory_gib",
     "parallel.profile",
     "parallel.threads",
+    "read.buffered_bytes",
+    "read.stall_log_seconds",
+    "read.stall_seconds",
+    "read.steps_ahead",
+    "read.workers",
 ];
 
 impl RunConfig {
@@ -113,7 +168,7 @@ impl RunConfig {
 fn add(settings: &mut Settings, name: &str, value: &Value) {
     match value {
         // Each model file's contents are a single setting.
-        Value::Object(table) if !["model.config", "model.preprocessor"].contains(&name) => {
+        Value::Object(table) if !["data.mixture", "model.config", "model.preprocessor"].contains(&name) => {
             for (key, value) in table {
                 let dotted = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
                 add(settings, &dotted, value);
@@ -136,7 +191,7 @@ mod tests {
     #[test]
     fn defaults_are_settings_and_resources_of_a_machine_are_not() {
         let plain = agreed("[model]\n");
-        let same = "steps = 100\n[model]\ndirectory = \"m\"\n[data]\nworkers = 3\nshards = [\"s\"]\n\
+        let same = "steps = 100\n[model]\ndirectory = \"m\"\n[data]\nshards = [\"s\"]\n[read]\nworkers = 3\n\
                     [parallel]\nthreads = 2\nstrategy = \"balanced\"\n[optimizer]\nlearning_rate = 1e-3\n";
         assert_eq!(agreed(same), plain);
         assert_eq!(plain["optimizer.learning_rate"], "0.001");

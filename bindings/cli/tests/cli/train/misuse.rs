@@ -125,8 +125,12 @@ fn settings_that_make_no_sense_are_refused() {
     let threads = |threads| format!("invalid `parallel.threads`: expected 1 to 1024, found {threads}");
     refused(("search_effort = 500", "search_effort = 500\nthreads = 100000"), 2, &[&threads(100_000)]);
     refused(("search_effort = 500", "search_effort = 500\nthreads = 0"), 2, &[&threads(0)]);
-    let workers = "invalid `data.workers`: expected 1 to 1024, found 100000";
-    refused(("global_batch_size = 8", "global_batch_size = 8\nworkers = 100000"), 2, &[workers]);
+    let workers = "invalid `read.workers`: expected 1 to 1024, found 100000";
+    refused(("global_batch_size = 8", "global_batch_size = 8\n[read]\nworkers = 100000"), 2, &[workers]);
+    let fields = "`read.fields` has no effect here: the model's processor reads the fields that it needs";
+    refused(("global_batch_size = 8", "global_batch_size = 8\n[read]\nfields = \"images\""), 2, &[fields]);
+    let split = "`data.split` has no effect here: a run with `data.shards` alone has it";
+    refused(("global_batch_size = 8", "global_batch_size = 8\nsplit = \"train\""), 2, &[split]);
 }
 
 #[test]
