@@ -259,8 +259,7 @@ fn product<const N: usize>(factors: [u64; N]) -> u64 {
 /// Returns the bytes for the norms in an LLM layer if they are fused.
 fn fused_norm_bytes(spec: &LlmSpec, bytes: u64) -> u64 {
     // A norm after attention or MLP saves its input.
-    let post_norms =
-        if spec.details.has_post_norms { product([2 * bytes, spec.hidden.into()]) } else { 0 };
+    let post_norms = if spec.details.has_post_norms { product([2 * bytes, spec.hidden.into()]) } else { 0 };
     norm_bytes(spec.hidden, bytes).saturating_add(post_norms)
 }
 
@@ -396,7 +395,8 @@ mod tests {
         let stage = StageLayers { layers: 0, first_layer: None, is_first: false, is_last: true };
         let peak = |kernels, in_flight| {
             let execution = Execution { kernels, ..Execution::default() };
-            let peak = ActivationBytes::for_llm(&spec, execution).peak(stage, 10, in_flight, SavedActivations::All);
+            let peak =
+                ActivationBytes::for_llm(&spec, execution).peak(stage, 10, in_flight, SavedActivations::All);
             [peak.activations, peak.working_set].map(|bytes| bytes / 10 / 152_064)
         };
         assert_eq!(peak(Kernels::Fused, 3), [0, 6]);

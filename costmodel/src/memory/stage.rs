@@ -75,8 +75,16 @@ impl ModuleMemory {
         let (is_sequence_parallel, frozen) = (false, [false; 2]);
         let (trainer, expert_parallel) = (Trainer::default(), NonZeroU32::MIN);
         let measured = None;
-        let own =
-            Self { spec, llm_hidden, state, trainer, is_sequence_parallel, expert_parallel, frozen, measured };
+        let own = Self {
+            spec,
+            llm_hidden,
+            state,
+            trainer,
+            is_sequence_parallel,
+            expert_parallel,
+            frozen,
+            measured,
+        };
         Some(own)
     }
 
@@ -190,7 +198,9 @@ impl ModuleMemory {
         let [layers, projector] = self.parameters_by_part(tp, stage);
         let [fixed, optimizer, sum_bytes, shared_sum_bytes] =
             [0, 1, 2, 3].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
-        let [_, of_experts, ..] = of(self.expert_parameters(tp, stage), self.frozen[0]);
+        // PyTorch stages have all experts, whose state the replicas share as any other.
+        let experts = if self.trainer == Trainer::Torch { 0 } else { self.expert_parameters(tp, stage) };
+        let [_, of_experts, ..] = of(experts, self.frozen[0]);
         let [_, of_copies, ..] = of(self.whole_copies(tp, stage), self.frozen[0]);
         StageByTokens {
             fixed_bytes: fixed,
