@@ -112,7 +112,9 @@ class Memory(unittest.TestCase):
         stages = json.loads(_native.command(words))["stages"]
         return {stage["module"]: stage["activation_bytes"] for stage in stages}
 
-    def ratio(self, make: Callable[[int], Any], module: str, saved: Callable[[Any], int], tokens: int) -> float:
+    def ratio(
+        self, make: Callable[[int], Any], module: str, saved: Callable[[Any], int], tokens: int
+    ) -> float:
         """Returns the counted bytes of a layer over those that PyTorch keeps, from two depths."""
         few, many = make(2), make(4)
         counted = (self.counted(many)[module] - self.counted(few)[module]) / 1000

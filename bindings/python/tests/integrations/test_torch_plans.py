@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import runpy
 import tempfile
 import unittest
 from pathlib import Path
@@ -76,9 +77,10 @@ def rank_of_job(rank: int, directory: Path, names: list[str]) -> None:
         plan = dflop.ParallelismPlan(json.loads((directory / f"{name}.json").read_text()))
         files = {"checkpoint": directory / "model", "shards": directory / "shards"}
         script = files | {"plan": directory / f"{name}.json", "dflop": dflop, "torch": torch}
-        # Two steps are enough, and their order is that of the whole model.
-        exec(lines_of(plan, "float32").replace("role=role", "role=role, steps=2, seed=1"), script)
-        pipeline, losses = script["pipeline"], []
+        program = directory / f"{name}-{rank}.py"
+        # As many steps as the whole model runs, on the same batches.
+        program.write_text(lines_of(plan, "float32").replace("role=role", "role=role, steps=2, seed=1"))
+        pipeline, losses = runpy.run_path(str(program), script)["pipeline"], []
         for step in pipeline:
             losses.append(pipeline.step(step))
             with torch.no_grad():
@@ -102,20 +104,27 @@ class Plans(unittest.TestCase):
         write_shards(cls.directory / "shards", FAMILIES["qwen2_5_vl"].media)
 
     def test_printed_lines_run_plans_in_every_placement(self) -> None:
-        names: list[str] = []
-        for placement in PLACEMENTS:
-            for is_sharded in (True, False):
-                names.append(f"{placement}-{is_sharded}")
-                plan = plan_of(self.directory, space={"placement": placement, "zero1": is_sharded})
-                self.assertEqual((plan.gpus_used, plan.placement), (RANKS, placement))
-                self.assertEqual(plan.trainer.is_sharded, is_sharded)
-                (self.directory / f"{names[-1]}.json").write_text(json.dumps(plan))
-        multiprocessing.set_forkserver_preload(["torch", "transformers.modeling_utils", "dflop.torch.pipeline"])
-        torch.multiprocessing.start_processes(
-            rank_of_job, (self.directory, names), RANKS, start_method="forkserver"
+        names = [(placement, True) for placement in PLACEMENTS]
+        names.insert(0, (PLACEMENTS[0], False))
+        for placement, is_sharded in names:
+            plan = plan_of(self.directory, space={"placement": placement, "zero1": is_sharded})
+            self.assertEqual((plan.gpus_used, plan.placement), (RANKS, placement))
+            self.assertEqual(plan.trainer.is_sharded, is_sharded)
+            (self.directory / f"{placement}-{is_sharded}.json").write_text(json.dumps(plan))
+        multiprocessing.set_forkserver_preload(
+            ["torch", "transformers.modeling_utils", "dflop.torch.pipeline"]
         )
+        # DTensor looks up process groups by names that the next job in a process has again.
+        jobs = [
+            [f"{PLACEMENTS[0]}-False", f"{PLACEMENTS[0]}-True"],
+            *([f"{one}-True"] for one in PLACEMENTS[1:]),
+        ]
+        for job in jobs:
+            torch.multiprocessing.start_processes(
+                rank_of_job, (self.directory, job), RANKS, start_method="forkserver"
+            )
         wanted = one_process(self.directory, ())
-        for name in names:
+        for name in [name for job in jobs for name in job]:
             for rank in range(RANKS):
                 losses = torch.load(self.directory / f"found-{name}-{rank}")
                 for loss, expected in zip(losses, wanted, strict=True):
@@ -229,12 +238,16 @@ class Plans(unittest.TestCase):
             dflop.torch.split(self.directory / "model", plan=plan)
         plan = plan_of(self.directory)
         plan["modules"][0]["name"] = "audio"
-        with self.assertRaisesRegex(dflop.ConfigError, "modules and those of the model differ in audio, vision"):
+        with self.assertRaisesRegex(
+            dflop.ConfigError, "modules and those of the model differ in audio, vision"
+        ):
             dflop.torch.split(self.directory / "model", plan=plan)
 
     def test_shared_state_has_32_bits_and_passes_have_16(self) -> None:
         """Counted: 12 bytes per parameter between steps, as planned, and 2 for weights during a step."""
-        plan = plan_of(self.directory, space={"placement": "joint"}) | {"trainer": {"name": "torch", "is_sharded": True}}
+        plan = plan_of(self.directory, space={"placement": "joint"}) | {
+            "trainer": {"name": "torch", "is_sharded": True}
+        }
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.addCleanup(dist.destroy_process_group)
         mesh = torch.distributed.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))

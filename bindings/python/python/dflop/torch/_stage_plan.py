@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,10 +45,14 @@ class StagePlan:
         recomputed = {module["name"] for module in fields["modules"] if module.get("recompute")}
         others = sorted({module["name"] for module in fields["modules"]} ^ set(modules))
         if others:
-            raise ConfigError(f"plan: its modules and those of the model differ in {', '.join(others)}", "config")
+            raise ConfigError(
+                f"plan: its modules and those of the model differ in {', '.join(others)}", "config"
+            )
         return cls(frozenset(recomputed), bool(trainer.get("is_sharded")))
 
-    def apply(self, stage: Any, module: str, layers: Iterable[torch.nn.Module], mesh: DeviceMesh | None) -> None:
+    def apply(
+        self, stage: Any, module: str, layers: Iterable[torch.nn.Module], mesh: DeviceMesh | None
+    ) -> None:
         """Turns on recomputation, and shards a stage over its replicas.
 
         - `stage`: the stage, with the cut model as ``stage.model``
@@ -72,7 +76,8 @@ class StagePlan:
             fully_shard(layer, mesh=mesh["dp"], mp_policy=policy)
         # A weight that another stage has a copy of stays whole, and so does what runs beside the layers.
         if not getattr(stage, "tied_weights", None):
-            fully_shard(stage, mesh=mesh["dp"], mp_policy=policy)
+            # A cast would turn the microbatch into a plain dictionary; the model casts its pixels.
+            fully_shard(stage, mesh=mesh["dp"], mp_policy=replace(policy, cast_forward_inputs=False))
 
 
 def _recompute(model: Any) -> None:
