@@ -33,6 +33,7 @@ mod score;
 mod search;
 mod space;
 mod suggestion;
+mod trainer;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};

@@ -8,6 +8,7 @@ use super::score::Score;
 use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
+use super::trainer;
 use dflop_balancer::{Error, Result};
 
 /// Finds the fastest plan.
@@ -20,7 +21,8 @@ use dflop_balancer::{Error, Result};
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
 /// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
-    let degrees = problem.llm.expert_parallel_degrees(problem.cluster.gpus);
+    let mut degrees = problem.llm.expert_parallel_degrees(problem.cluster.gpus);
+    degrees.retain(|degree| *degree <= trainer::expert_parallel_max(problem.options.trainer));
     let llms = degrees.iter().map(|&degree| problem.llm_at(degree)).collect::<Result<Vec<_>>>()?;
     let problems: Vec<PlanProblem<'_>> = llms
         .iter()

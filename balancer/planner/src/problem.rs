@@ -9,10 +9,11 @@ use super::space::shape::StageShape;
 use super::space::{
     Candidate, EncoderPart, EncoderParts, EncoderSplit, Family, SearchSpace, SearchSpaceOptions,
 };
+use super::trainer;
 use super::workload::{ENCODERS_MAX, Workload, too_many_encoders};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
-use dflop_costmodel::memory::split_layers;
+use dflop_costmodel::memory::{Trainer, split_layers};
 
 /// Planning problem: modules, workload, cluster and options.
 #[derive(Clone)]
@@ -34,11 +35,12 @@ pub struct PlanProblem<'a> {
 }
 
 impl<'a> PlanProblem<'a> {
-    /// Lists the encoder names used in reports: `encoder` if there is a single encoder.
+    /// Lists the encoder names used in reports: `encoder` if there is a single encoder, except in plans for
+    /// PyTorch, whose pipeline knows modules by name.
     #[must_use]
     pub fn encoder_names(&self) -> Vec<&'static str> {
         match self.encoders[..] {
-            [_] => vec!["encoder"],
+            [_] if self.options.trainer == Trainer::Dflop => vec!["encoder"],
             _ => self.encoders.iter().map(|encoder| encoder.name()).collect(),
         }
     }
@@ -120,6 +122,11 @@ impl<'a> PlanProblem<'a> {
         if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
             let reason = format!("must be a finite number of at least 1, got {}", self.memory_margin);
             return Err(Error::Config { setting: "memory_margin", reason });
+        }
+        if self.encoder_split == EncoderSplit::Tile && !trainer::divides_media(self.options.trainer) {
+            let trainer = self.options.trainer.name();
+            let reason = format!("trainer `{trainer}` shares whole media, not tiles, between ranks");
+            return Err(Error::Config { setting: "encoder_split", reason });
         }
         if self.workload.is_native() && self.encoder_split == EncoderSplit::Tile {
             let reason = "media in native resolution have no tiles: encoder ranks share whole samples";

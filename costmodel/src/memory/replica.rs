@@ -9,7 +9,7 @@
 //! arXiv:2304.11277, sections 3.2 and 3.3: the next layer is gathered while a layer computes.
 
 use super::rank_layout::{RankLayout, Sharding};
-use super::{Execution, ModuleStages, PipelineMemory, SavedActivations, StateBytes};
+use super::{Execution, ModuleStages, PipelineMemory, SavedActivations, StateBytes, Trainer};
 use crate::Module;
 use crate::error::Result;
 use crate::frozen::FrozenParts;
@@ -130,13 +130,26 @@ pub struct ReplicaMemory<'a> {
     spec: &'a ModelSpec,
     frozen: FrozenParts,
     saved_activations: SavedActivations,
+    trainer: Trainer,
 }
 
 impl<'a> ReplicaMemory<'a> {
     /// Creates a memory model with everything trained and all activations saved.
     #[must_use]
     pub fn new(spec: &'a ModelSpec) -> Self {
-        Self { spec, frozen: FrozenParts::default(), saved_activations: SavedActivations::default() }
+        Self {
+            spec,
+            frozen: FrozenParts::default(),
+            saved_activations: SavedActivations::default(),
+            trainer: Trainer::default(),
+        }
+    }
+
+    /// Sets the trainer, whose kernels save the activations. Default: kernels as in the executor.
+    #[must_use]
+    pub const fn trainer(mut self, trainer: Trainer) -> Self {
+        self.trainer = trainer;
+        self
     }
 
     /// Sets the frozen parts, which hold only parameters. Default: none.
@@ -181,7 +194,7 @@ impl<'a> ReplicaMemory<'a> {
         let layers = encoders.chain([self.spec.llm.layers]);
         let layout = |(layers, tokens): (u32, &u64)| ModuleStages {
             layers: vec![layers],
-            execution: Execution::default(),
+            execution: Execution { kernels: self.trainer.kernels(), ..Execution::default() },
             microbatch_tokens: *tokens,
         };
         let layouts: Vec<ModuleStages> = layers.zip(tokens).map(layout).collect();

@@ -15,6 +15,7 @@
 
 use super::activation::{ActivationBytes, Execution, SavedActivations};
 use super::state::{StageLayers, StateBytes, encoder_parameters};
+use super::trainer::Trainer;
 use crate::Module;
 use crate::frozen::FrozenParts;
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
@@ -30,6 +31,10 @@ pub struct StageByTokens {
     pub optimizer_bytes: f64,
     /// Expert optimizer state part of the fixed bytes, which only the ranks with the same experts may share.
     pub expert_optimizer_bytes: f64,
+    /// Additional bytes while gradients are summed, when no activations are held.
+    pub sum_bytes: f64,
+    /// The same for bytes that the ranks which share the optimizer state share as well.
+    pub shared_sum_bytes: f64,
     /// Activation bytes per token in every microbatch in flight.
     pub saved_bytes_per_token: f64,
     /// Additional bytes per token in the microbatch being computed.
@@ -42,6 +47,7 @@ pub struct ModuleMemory {
     spec: ModuleSpec,
     llm_hidden: u32,
     state: StateBytes,
+    trainer: Trainer,
     is_sequence_parallel: bool,
     /// Expert-parallel degree: number of ranks that divide an LLM's experts.
     expert_parallel: NonZeroU32,
@@ -67,8 +73,26 @@ impl ModuleMemory {
         };
         let llm_hidden = model.llm.hidden;
         let (is_sequence_parallel, frozen) = (false, [false; 2]);
-        let expert_parallel = NonZeroU32::MIN;
-        Some(Self { spec, llm_hidden, state, is_sequence_parallel, expert_parallel, frozen, measured: None })
+        let (trainer, expert_parallel) = (Trainer::default(), NonZeroU32::MIN);
+        let measured = None;
+        let own = Self {
+            spec,
+            llm_hidden,
+            state,
+            trainer,
+            is_sequence_parallel,
+            expert_parallel,
+            frozen,
+            measured,
+        };
+        Some(own)
+    }
+
+    /// Sets the trainer, whose kernels save the activations. Default: the executor.
+    #[must_use]
+    pub const fn trainer(mut self, trainer: Trainer) -> Self {
+        self.trainer = trainer;
+        self
     }
 
     /// Sets whether norms and inputs are split over the TP ranks as well. Default: no. Measured points stay
@@ -120,7 +144,8 @@ impl ModuleMemory {
         saved: SavedActivations,
     ) -> Result<StageByTokens, FitError> {
         let is_sequence_parallel = self.is_sequence_parallel;
-        let execution = Execution { tp, is_sequence_parallel, ..Execution::default() };
+        let kernels = self.trainer.kernels();
+        let execution = Execution { tp, is_sequence_parallel, kernels, ..Execution::default() };
         let activations = match &self.spec {
             ModuleSpec::Encoder(spec) => ActivationBytes::for_encoder(spec, execution),
             ModuleSpec::Llm(spec) => ActivationBytes::for_llm(spec, execution),
@@ -167,18 +192,39 @@ impl ModuleMemory {
             let state = if is_frozen { StateBytes::FROZEN } else { self.state };
             let without = StateBytes { optimizer: 0, ..state };
             let all = state.for_parameters(parameters);
-            [all as f64, (all - without.for_parameters(parameters)) as f64]
+            let sums = [state.sums, state.shared_sums].map(|each| f64::from(each) * parameters as f64);
+            [all as f64, (all - without.for_parameters(parameters)) as f64, sums[0], sums[1]]
         };
         let [layers, projector] = self.parameters_by_part(tp, stage);
-        let [fixed, optimizer] =
-            [0, 1].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
-        let [_, of_experts] = of(self.expert_parameters(tp, stage), self.frozen[0]);
+        let [fixed, optimizer, sum_bytes, shared_sum_bytes] =
+            [0, 1, 2, 3].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
+        // PyTorch stages have all experts, whose state the replicas share as any other.
+        let experts = if self.trainer == Trainer::Torch { 0 } else { self.expert_parameters(tp, stage) };
+        let [_, of_experts, ..] = of(experts, self.frozen[0]);
+        let [_, of_copies, ..] = of(self.whole_copies(tp, stage), self.frozen[0]);
         StageByTokens {
             fixed_bytes: fixed,
-            optimizer_bytes: (optimizer - of_experts).max(0.0),
+            optimizer_bytes: (optimizer - of_experts - of_copies).max(0.0),
             expert_optimizer_bytes: of_experts,
+            sum_bytes,
+            shared_sum_bytes,
             saved_bytes_per_token: 0.0,
             working_bytes_per_token: 0.0,
+        }
+    }
+
+    /// Returns the number of parameters that replicas do not share in any case: in PyTorch the copies of tied
+    /// embeddings in the first and the last stage.
+    fn whole_copies(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
+        match &self.spec {
+            ModuleSpec::Llm(spec)
+                if self.trainer == Trainer::Torch
+                    && spec.details.has_tied_embeddings
+                    && stage.is_first != stage.is_last =>
+            {
+                u64::from(spec.vocab.div_ceil(tp.get())).saturating_mul(spec.hidden.into())
+            }
+            _ => 0,
         }
     }
 

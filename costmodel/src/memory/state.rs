@@ -19,18 +19,36 @@ pub struct StateBytes {
     pub gradient: u32,
     /// Optimizer state bytes per parameter.
     pub optimizer: u32,
+    /// Additional bytes per parameter while gradients are summed, when no activations are held.
+    pub sums: u32,
+    /// The same for bytes that the ranks which share the optimizer state share as well.
+    pub shared_sums: u32,
     /// Number of data-parallel ranks that share the optimizer state (`ZeRO` stage 1).
     pub optimizer_ranks: NonZeroU32,
 }
 
 impl StateBytes {
     /// Adam in mixed precision, 16-bit gradients: 2 + 2 + 12.
-    pub const ADAM: Self =
-        Self { parameter: 2, gradient: 2, optimizer: 12, optimizer_ranks: NonZeroU32::MIN };
+    pub const ADAM: Self = Self {
+        parameter: 2,
+        gradient: 2,
+        optimizer: 12,
+        sums: 0,
+        shared_sums: 0,
+        optimizer_ranks: NonZeroU32::MIN,
+    };
     /// Adam in mixed precision, 32-bit gradients: 2 + 4 + 12.
     pub const ADAM_F32_GRADIENTS: Self = Self { gradient: 4, ..Self::ADAM };
     /// Adam in 32 bits, where the parameter needs no copy: 4 + 4 + 8.
     pub const ADAM_F32: Self = Self { parameter: 4, gradient: 4, optimizer: 8, ..Self::ADAM };
+    /// PyTorch's `AdamW` with `fully_shard` over the replicas of a stage in `dflop.torch.Pipeline`, 16 bits
+    /// where it computes: weights and optimizer state in 32 bits in shards, gathered weights and whole
+    /// gradients in 16 bits during a step. Before gradients are summed, the gathered weights are freed; the
+    /// gradients are copied to 32 bits, and their shards follow: 2 + 4 bytes and 4 in shards, in place of 2 + 2.
+    pub const TORCH_SHARDED: Self = Self { sums: 2, shared_sums: 4, ..Self::ADAM };
+    /// PyTorch's `AdamW` on 16-bit weights, whose state has 16 bits too, on every replica: 2 + 2 + 4, and the
+    /// buckets in which gradients are summed.
+    pub const TORCH_REPLICATED: Self = Self { optimizer: 4, sums: 2, ..Self::ADAM };
     /// Frozen module: parameters only.
     pub const FROZEN: Self = Self { parameter: 2, gradient: 0, optimizer: 0, ..Self::ADAM };
 

@@ -133,6 +133,12 @@ impl Profile {
         self.files.iter().find_map(|file| file.metadata(DEVICE_KEY))
     }
 
+    /// Whether the backward times of a file include recomputed forward passes of all layers.
+    #[must_use]
+    pub fn recomputes_layers(&self) -> bool {
+        self.files.iter().any(|file| file.metadata("recompute") == Some("layers"))
+    }
+
     /// Returns all points, with repeats joined; sorted by setting, file by file.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {

@@ -8,6 +8,7 @@ use crate::costs::ModuleCosts;
 use crate::problem::{Degrees, ModulePlan, ParallelismPlan, PlanProblem};
 use crate::space::joint::ChainLayers;
 use crate::space::{Candidate, ModuleSpace, SearchSpace, SearchSpaceOptions};
+use crate::trainer;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
 
@@ -29,6 +30,7 @@ pub(super) fn space_with<'a>(
         ..problem.options
     };
     check_schedule(plan)?;
+    trainer::check(options.trainer, plan, &problem.encoder_names())?;
     let problem = PlanProblem { options, ..problem.clone() };
     let mut space = problem.space_without_shapes()?;
     check_modules(&problem, &space, plan)?;

@@ -4,13 +4,18 @@ use super::experts::{ExpertCosts, ExpertParallel};
 use super::model::{BYTES, Degree, ModelCosts, PlannedModel, Units};
 use crate::cluster::Link;
 use dflop_balancer::{Error, Result};
-use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
+use dflop_costmodel::memory::{
+    MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes, Trainer,
+};
 use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{DevicePreset, DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
+
+/// Share of a layer's time without the recomputed forward pass: three of four equal parts.
+const PLAIN_SHARE: f64 = 0.75;
 
 /// Source for computed times.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +34,7 @@ pub struct ModelCostsBuilder<'a> {
     profile: Option<&'a Profile>,
     link: Option<Link>,
     state: StateBytes,
+    trainer: Trainer,
     is_sequence_parallel: bool,
     frozen: FrozenParts,
     expert_parallel: ExpertParallel,
@@ -44,6 +50,7 @@ impl<'a> ModelCostsBuilder<'a> {
             profile: None,
             link: None,
             state: StateBytes::ADAM,
+            trainer: Trainer::default(),
             is_sequence_parallel: false,
             frozen: FrozenParts::default(),
             expert_parallel: ExpertParallel::default(),
@@ -83,6 +90,13 @@ impl<'a> ModelCostsBuilder<'a> {
     #[must_use]
     pub const fn state(mut self, state: StateBytes) -> Self {
         self.state = state;
+        self
+    }
+
+    /// Sets the trainer, whose kernels determine computed activations. Default: the executor.
+    #[must_use]
+    pub const fn trainer(mut self, trainer: Trainer) -> Self {
+        self.trainer = trainer;
         self
     }
 
@@ -154,6 +168,7 @@ impl<'a> ModelCostsBuilder<'a> {
             });
         let mut memory = ModuleMemory::from_spec(self.spec, module, self.state)
             .ok_or_else(|| invalid(format!("the model has no module {module}")))?
+            .trainer(self.trainer)
             .sequence_parallel(self.is_sequence_parallel)
             .frozen(self.frozen, module);
         let points = self.profile.map(|profile| MeasuredMemory::from_profile(profile, self.spec, module));
@@ -183,7 +198,9 @@ impl<'a> ModelCostsBuilder<'a> {
         if let Some(degree) = experts.and_then(|experts| NonZeroU32::new(experts.degree)) {
             memory = memory.expert_parallel(degree);
         }
+        let is_recomputed = self.profile.is_some_and(Profile::recomputes_layers);
         Ok(ModelCosts {
+            layer_share: if is_recomputed && self.trainer == Trainer::Torch { PLAIN_SHARE } else { 1.0 },
             experts,
             module,
             layers,

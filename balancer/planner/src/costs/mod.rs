@@ -30,7 +30,8 @@ pub struct StagePart {
 }
 
 /// GPU memory for a stage:
-/// `fixed + optimizer + kept * units in flight + working * units of the microbatch computed`.
+/// `fixed + optimizer + kept * units in flight + working * units of the microbatch computed`, but at least
+/// `fixed + optimizer + sums`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageBytes {
     /// Bytes for parameters and gradients.
@@ -41,6 +42,10 @@ pub struct StageBytes {
     pub expert_optimizer: f64,
     /// Number of ranks that divide the experts; 0 and 1 for none.
     pub expert_parallel: u32,
+    /// Additional bytes while gradients are summed, when no activations are held.
+    pub sums: f64,
+    /// The same for bytes that data-parallel ranks may share, with the optimizer state.
+    pub shared_sums: f64,
     /// Bytes kept per unit in all microbatches in flight.
     pub kept_per_unit: f64,
     /// Additional bytes per unit in the microbatch being computed.
@@ -52,7 +57,17 @@ impl StageBytes {
     #[must_use]
     pub fn at(&self, units_in_flight: f64, units_at_once: f64) -> f64 {
         let units = self.kept_per_unit * units_in_flight + self.working_per_unit * units_at_once;
-        self.fixed + self.optimizer + self.expert_optimizer + units
+        self.state() + units.max(self.all_sums())
+    }
+
+    /// Returns the bytes for parameters, gradients and optimizer state.
+    pub(crate) fn state(&self) -> f64 {
+        self.fixed + self.optimizer + self.expert_optimizer
+    }
+
+    /// Returns the additional bytes while gradients are summed.
+    pub(crate) fn all_sums(&self) -> f64 {
+        self.sums + self.shared_sums
     }
 
     /// Returns the memory if this many ranks share the optimizer state.
@@ -61,6 +76,7 @@ impl StageBytes {
         let alike = ranks / self.expert_parallel.max(1);
         Self {
             optimizer: self.optimizer / f64::from(ranks.max(1)),
+            shared_sums: self.shared_sums / f64::from(ranks.max(1)),
             expert_optimizer: self.expert_optimizer / f64::from(alike.max(1)),
             ..self
         }

@@ -43,6 +43,9 @@ pub struct ModelCosts {
     pub(super) unit_tokens: f64,
     pub(super) border_bytes: f64,
     pub(super) backward_ratios: [f64; 2],
+    /// Share of the layer times that counts; less than 1 if they were measured with recomputation, which plans
+    /// add again.
+    pub(super) layer_share: f64,
     pub(super) units: Units,
     /// Experts, for an LLM with experts.
     pub(super) experts: Option<ExpertCosts>,
@@ -98,14 +101,18 @@ impl ModuleCosts for ModelCosts {
             let experts = self.experts.as_ref();
             let experts_ns =
                 experts.map_or(0.0, |experts| experts.additional_ns(&degree.times, tp, units as u64));
-            return degree.times.layer_ns(1.0, units) + experts_ns + reduced_ns;
+            return self.layer_share * (degree.times.layer_ns(1.0, units) + experts_ns) + reduced_ns;
         }
         let tile = self.unit_tokens;
-        degree.times.layer_ns(units, tile) + degree.times.attention_ns(units, tile) + reduced_ns
+        let measured_ns = degree.times.layer_ns(units, tile) + degree.times.attention_ns(units, tile);
+        self.layer_share * measured_ns + reduced_ns
     }
 
     fn sample_ns(&self, tp: u32, units: u64) -> f64 {
-        if self.units == Units::Tokens { self.degree(tp).times.attention_ns(1.0, units as f64) } else { 0.0 }
+        if self.units != Units::Tokens {
+            return 0.0;
+        }
+        self.layer_share * self.degree(tp).times.attention_ns(1.0, units as f64)
     }
 
     fn media_attention_ns(&self, tp: u32, units: u64, pairs: u64) -> f64 {
@@ -114,7 +121,7 @@ impl ModuleCosts for ModelCosts {
         }
         // Equal sequences with the same patches and pairs, as in predictions.
         let length = pairs as f64 / units as f64;
-        self.degree(tp).times.attention_ns(units as f64 / length, length)
+        self.layer_share * self.degree(tp).times.attention_ns(units as f64 / length, length)
     }
 
     fn outside_layers_ns(&self, tp: u32, units: u64) -> f64 {
@@ -153,6 +160,8 @@ impl ModuleCosts for ModelCosts {
                 optimizer: stage.optimizer_bytes,
                 expert_optimizer: stage.expert_optimizer_bytes,
                 expert_parallel: self.expert_parallel(),
+                sums: stage.sum_bytes,
+                shared_sums: stage.shared_sum_bytes,
                 kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
                 working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
             },

@@ -11,6 +11,7 @@ use crate::costs::StageBytes;
 use crate::space::memory::MemoryRequirement;
 use crate::space::shape::{StageShape, TpTimes};
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace, memory};
+use crate::trainer;
 use crate::workload::ItemSize;
 use dflop_balancer::peak_order;
 use dflop_balancer::schedule::ScheduleKind;
@@ -113,6 +114,9 @@ impl SlotAssignment {
                 let all: Vec<(&StageShape, &CellTimes)> = encoders.chain([llm]).collect();
                 step.llm = chain(self.ranks, &all, is_split);
             }
+        }
+        if is_split && trainer::repeats_split_passes(space.options.trainer) {
+            step.encoders.iter_mut().chain([&mut step.llm]).for_each(ChainTimes::repeat_row_gradients);
         }
         link_times::add_links(space, candidate, &self.tokens, &self.shares, &mut step);
         step
@@ -260,7 +264,8 @@ fn held_by_all(parts: &[StageBytes], units: &[Vec<u64>], in_flight: usize) -> f6
         part.working_per_unit * largest as f64
     });
     let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
-    fixed + held + working.fold(0.0, f64::max)
+    let sums: f64 = parts.iter().map(StageBytes::all_sums).sum();
+    fixed + (held + working.fold(0.0, f64::max)).max(sums)
 }
 
 /// Sums of consecutive units, as many as are in flight.

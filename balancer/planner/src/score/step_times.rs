@@ -69,6 +69,18 @@ impl ChainTimes {
         self.weights_ns.get(self.stages[stage]).map_or(0, |row| row[cell])
     }
 
+    /// Lets the passes for weight gradients compute the gradients of rows again.
+    pub(super) fn repeat_row_gradients(&mut self) {
+        for ([_, backward_ns], weights_ns) in self.rows_ns.iter_mut().zip(&mut self.weights_ns) {
+            let trained = backward_ns.iter_mut().zip(weights_ns).filter(|(_, weights_ns)| **weights_ns > 0);
+            for (backward_ns, weights_ns) in trained {
+                let rows_ns = backward_ns.saturating_sub(*weights_ns);
+                *weights_ns = *backward_ns;
+                *backward_ns += rows_ns;
+            }
+        }
+    }
+
     /// Returns the computing time over all passes and stages, summed over lanes.
     pub(crate) fn busy_ns(&self) -> f64 {
         self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()

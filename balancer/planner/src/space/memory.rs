@@ -95,17 +95,21 @@ pub(crate) fn requirement(
                 let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
                 // The longest sample may not have the most tiles; each of the two is met separately.
                 let with = |tokens_once: f64, is_most: bool| {
-                    let mut bytes = 0.0;
+                    let mut bytes = llm.state();
+                    let mut kept = llm.kept_per_unit * held(tokens, tokens_once);
+                    let mut sums = llm.all_sums();
                     let mut working = llm.working_per_unit * tokens_once;
                     for (encoder, [mean, most]) in media.iter().enumerate() {
                         let ranks = space.optimizer_ranks(family.encoders[encoder].dp);
                         let part = joint.encoder_memory(encoder, stage).shared_by(ranks);
                         let once = if is_most { mean.max(*most) } else { *mean };
-                        bytes += part.at(held(*mean, once), 0.0);
+                        bytes += part.state();
+                        kept += part.kept_per_unit * held(*mean, once);
+                        sums += part.all_sums();
                         // Layers from two modules are not computed at the same time.
                         working = working.max(part.working_per_unit * once);
                     }
-                    bytes + llm.at(held(tokens, tokens_once), 0.0) + working
+                    bytes + (kept + working).max(sums)
                 };
                 with(tokens.max(longest), false).max(with(tokens, true))
             };
@@ -194,9 +198,12 @@ pub(crate) fn chunks_bytes(shape: &StageShape, optimizer_ranks: u32, passes: &[P
     let largest = units.iter().copied().fold(0.0, f64::max);
     let of_rank = |(rank, held): (usize, &f64)| {
         let own = || shape.memory.iter().skip(rank).step_by(ranks).map(|(_, bytes)| bytes);
-        let fixed: f64 = own().map(|bytes| bytes.shared_by(optimizer_ranks).at(0.0, 0.0)).sum();
+        let shared = || own().map(|bytes| bytes.shared_by(optimizer_ranks));
+        let fixed: f64 = shared().map(|bytes| bytes.state()).sum();
+        let sums: f64 = shared().map(|bytes| bytes.all_sums()).sum();
         // Stages on a rank are not computed at the same time.
-        fixed + held + own().map(|bytes| bytes.working_per_unit * largest).fold(0.0, f64::max)
+        let working = own().map(|bytes| bytes.working_per_unit * largest).fold(0.0, f64::max);
+        fixed + (held + working).max(sums)
     };
     most.iter().enumerate().map(of_rank).fold(0.0, f64::max)
 }

@@ -15,8 +15,10 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
+use super::trainer;
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
+use dflop_costmodel::memory::Trainer;
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
@@ -201,7 +203,8 @@ impl<'a> SearchSpace<'a> {
     ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
             // A group stays within a node, so its degree must divide the node.
-            let fits = |tp: &u32| *tp > 0 && *tp <= cluster.gpus && cluster.gpus_per_node.is_multiple_of(*tp);
+            let tp_max = trainer::tp_max(options.trainer).min(cluster.gpus);
+            let fits = |tp: &u32| *tp > 0 && *tp <= tp_max && cluster.gpus_per_node.is_multiple_of(*tp);
             costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
         };
         let module = |(encoder, costs): (usize, &&dyn ModuleCosts)| {
@@ -473,6 +476,8 @@ pub struct SearchSpaceOptions {
     pub has_sharded_optimizer: bool,
     /// Schedule for the plans; `interleaved` only on the GPUs of the LLM.
     pub schedule: ScheduleKind,
+    /// Trainer that runs the plans, and only plans that it runs.
+    pub trainer: Trainer,
 }
 
 impl Default for SearchSpaceOptions {
@@ -487,6 +492,7 @@ impl Default for SearchSpaceOptions {
             has_other_schedules: false,
             has_sharded_optimizer: false,
             schedule: ScheduleKind::OneForwardOneBackward,
+            trainer: Trainer::default(),
         }
     }
 }
@@ -553,7 +559,14 @@ impl fmt::Display for SearchSpaceOptions {
         let other = if self.has_other_schedules { ", the fastest also under other schedules" } else { "" };
         let sharded = if self.has_sharded_optimizer { ", sharded optimizer state" } else { "" };
         let places = places.join(" or ");
-        write!(formatter, "{schedule}, {layers} layers, encoder {places}{recomputed}{ahead}{other}{sharded}")
+        let trainer = match self.trainer {
+            Trainer::Dflop => String::new(),
+            other => format!(", by trainer {}: without tensor and expert parallelism", other.name()),
+        };
+        write!(
+            formatter,
+            "{schedule}, {layers} layers, encoder {places}{recomputed}{ahead}{other}{sharded}{trainer}"
+        )
     }
 }
 

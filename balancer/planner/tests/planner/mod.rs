@@ -7,6 +7,7 @@ mod given;
 mod joint;
 mod schedules;
 mod several_encoders;
+mod trainers;
 
 use closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use dflop_balancer::Error;

@@ -5,14 +5,15 @@ use std::num::NonZeroU32;
 
 use clap::{Args, ValueEnum};
 use dflop_costmodel::memory::{
-    Execution, Kernels, MeasuredMemory, ModuleStages, PipelineMemory, Precision, SavedActivations,
-    StageMemory, StateBytes, split_layers,
+    Execution, MeasuredMemory, ModuleStages, PipelineMemory, Precision, SavedActivations, StageMemory,
+    StateBytes, split_layers,
 };
 use dflop_costmodel::{ModelSpec, Module};
 use serde::Serialize;
 
 use crate::args::model::ModelArgs;
 use crate::args::set::{SetArgs, accepted};
+use crate::args::trainer::TrainerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model::model_profile;
@@ -44,15 +45,12 @@ pub(crate) struct MemoryArgs {
     /// DP ranks that shard the optimizer state (ZeRO stage 1).
     #[arg(long, value_name = "R", default_value_t = NonZeroU32::MIN)]
     optimizer_ranks: NonZeroU32,
-    /// Weight and activation type; with `bf16` the optimizer has 32-bit weight copies.
+    /// Weight and activation type; with `bf16` the optimizer has 32-bit weight copies, and with
+    /// `bf16-f32-gradients` gradients have 32 bits as well, as in `dflop train`.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
     precision: PrecisionArg,
-    /// Accumulate gradients in 32 bits, as `dflop train` does; with `--precision f32` they have 32 bits.
-    #[arg(long)]
-    f32_gradients: bool,
-    /// Assume the LLM from transformers: only the attention is fused.
-    #[arg(long)]
-    unfused: bool,
+    #[command(flatten)]
+    trainer: TrainerArgs,
     /// Additional memory per stage in GiB: communication buffers, workspaces, fragmentation.
     #[arg(long, value_name = "GIB", default_value_t = 0.0)]
     buffers_gib: f64,
@@ -72,16 +70,19 @@ accepted!(MemoryAccepted: "cost.freeze", "cost.recompute", "space.sequence_paral
 enum PrecisionArg {
     /// 16 bits.
     Bf16,
+    /// 16 bits, gradients 32 bits.
+    #[value(name = "bf16-f32-gradients")]
+    Bf16F32Gradients,
     /// 32 bits.
     F32,
 }
 
 impl MemoryArgs {
     const fn state_bytes(&self) -> StateBytes {
-        match (self.precision, self.f32_gradients) {
-            (PrecisionArg::F32, _) => StateBytes::ADAM_F32,
-            (PrecisionArg::Bf16, true) => StateBytes::ADAM_F32_GRADIENTS,
-            (PrecisionArg::Bf16, false) => StateBytes::ADAM,
+        match self.precision {
+            PrecisionArg::F32 => StateBytes::ADAM_F32,
+            PrecisionArg::Bf16F32Gradients => StateBytes::ADAM_F32_GRADIENTS,
+            PrecisionArg::Bf16 => StateBytes::ADAM,
         }
     }
 }
@@ -181,14 +182,14 @@ fn layouts(args: &MemoryArgs, settings: &Settings, spec: &ModelSpec) -> Result<V
     if !args.layers.is_empty() {
         check("layers", args.layers.len())?;
     }
-    let kernels = if args.unfused { Kernels::AttentionOnly } else { Kernels::Fused };
+    let kernels = args.trainer.trainer().kernels();
     let layout = |(at, module): (usize, &Module)| {
         let layers = match args.layers.get(at) {
             Some(layers) => parse_layers(layers)?,
             None => split_layers(module_layers(spec, *module), stages[at].get()),
         };
         let precision = match args.precision {
-            PrecisionArg::Bf16 => Precision::Bf16,
+            PrecisionArg::Bf16 | PrecisionArg::Bf16F32Gradients => Precision::Bf16,
             PrecisionArg::F32 => Precision::F32,
         };
         let is_sequence_parallel = settings.space.sequence_parallel;

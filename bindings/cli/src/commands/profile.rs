@@ -61,13 +61,11 @@ pub(crate) struct ProfileArgs {
     /// Seed for weights and for the check's microbatches.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Compare the profile with random microbatches from mixed samples that run; fails if errors are out of
-    /// bounds.
-    #[arg(long, conflicts_with = "layers")]
-    check: bool,
-    /// Number of microbatches in the check.
-    #[arg(long, value_name = "N", default_value_t = 48, requires = "check")]
-    microbatches: usize,
+    /// Compare the profile with N random microbatches from mixed samples that run, 48 without a number; fails
+    /// if errors are out of bounds.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, conflicts_with = "layers")]
+    #[arg(default_missing_value = "48")]
+    check: Option<usize>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -137,7 +135,8 @@ fn run_on<D: Device>(device: &D, args: &ProfileArgs, out: &mut Output) -> Result
         (None, Some(path)) => (None, read_profile(path)?),
         (None, None) => return Err(Failure::Misuse("give a directory with `--out`".to_owned())),
     };
-    let report = if args.check { Some(run_check(args, &model, device, &profile)?) } else { None };
+    let check = |microbatches| run_check(args, &model, device, (&profile, microbatches));
+    let report = args.check.map(check).transpose()?;
     let json = ProfileJson {
         model: &args.model,
         threads: device.host_threads(),
@@ -164,7 +163,7 @@ fn check_arguments(args: &ProfileArgs) -> Result<(), Failure> {
         (args.error_bound > 0.0, "`error-bound`: must be above 0"),
         (args.seconds_max > 0.0, "`seconds-max`: must be above 0"),
         (args.layers != Some(0), "`layers`: must be at least 1"),
-        (args.microbatches >= 2, "`microbatches`: must be at least 2"),
+        (args.check.is_none_or(|microbatches| microbatches >= 2), "`check`: must be at least 2"),
     ] {
         if !is_good {
             return Err(Failure::Misuse(format!("invalid {problem}")));
@@ -212,18 +211,14 @@ fn run_check<D: Device>(
     args: &ProfileArgs,
     model: &MeasuredModel,
     device: &D,
-    profile: &Profile,
+    (profile, microbatches): (&Profile, usize),
 ) -> Result<CheckReport, Failure> {
     // A profile that its microbatches refute is checked like any other.
     let options = ProfileOptions::default().unchecked();
     let predictor = CostModel::from_profile(model.spec.clone(), profile, options)?;
     warn(predictor.profile_warnings());
-    let options = CheckOptions {
-        microbatches: args.microbatches,
-        repeats: CHECK_REPEATS,
-        tokens_max: args.tokens_max,
-        seed: args.seed,
-    };
+    let options =
+        CheckOptions { microbatches, repeats: CHECK_REPEATS, tokens_max: args.tokens_max, seed: args.seed };
     Ok(check(model, &predictor, device, &options, say)?)
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflop import _native
 from dflop._description import implicit
@@ -29,6 +29,7 @@ def plan_parallelism(
     device: str | None = None,
     gpus_per_node: int = 8,
     memory_gib: float | None = None,
+    trainer: Literal["dflop", "torch"] = "dflop",
     **flags: Any,
 ) -> ParallelismPlan:
     """Finds the parallelism of encoder and LLM for a cluster and the shapes of a dataset.
@@ -41,6 +42,8 @@ def plan_parallelism(
         global_batch_size: samples of a step, over all ranks.
         profile: directory of a measured profile; alternatively a ``model`` and a ``device`` with a stated
             FLOP rate, by default ``"h100"``.
+        trainer: ``"torch"`` for a plan that ``dflop.torch.Pipeline`` runs, with the memory of eager PyTorch
+            modules.
         flags: any other flag of ``dflop plan``, with underscores, and groups of settings, such as
             ``space={"placement": "any", "zero1": True}``.
 
@@ -48,7 +51,7 @@ def plan_parallelism(
         `ParallelismPlan`: ``encoder`` and ``llm`` with ``tp``, ``pp`` and ``dp``, ``microbatches``,
         ``step_seconds``, ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons;
         in ``data_parallel`` DDP, ZeRO, FSDP and HSDP on the same batches, and in ``fastest`` the fastest
-        layout, or ``pipeline``.
+        layout, or ``pipeline``; for PyTorch, in ``trainer`` what to pass to ``dflop.torch.Pipeline``.
 
     Raises:
         ConfigError: flags are invalid.
@@ -74,6 +77,8 @@ def plan_parallelism(
         "model": model,
     }
     flags |= {"device": device, "gpus_per_node": gpus_per_node, "memory_gib": memory_gib}
+    if trainer != "dflop":
+        flags["trainer"] = trainer
     return ParallelismPlan(_run("plan", [], flags))
 
 

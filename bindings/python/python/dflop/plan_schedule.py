@@ -44,7 +44,7 @@ def schedule_from_plan(plan: PlanSource, *, encoder: str = "vision") -> Schedule
         >>> schedule.world_size, schedule.stages, schedule.microbatches
         (8, 3, 4)
     """
-    fields = plan if isinstance(plan, Mapping) else _read(plan)
+    fields = read_plan(plan)
     try:
         modules = {_name(module["name"], encoder): _degrees(module) for module in fields["modules"]}
         settings = {name: fields[name] for name in ("microbatches", "schedule", "placement")}
@@ -53,6 +53,15 @@ def schedule_from_plan(plan: PlanSource, *, encoder: str = "vision") -> Schedule
         raise _refused(f"`{error.args[0]}` is missing") from error
     except (TypeError, AttributeError) as error:
         raise _refused(str(error)) from error
+
+
+def read_plan(plan: PlanSource) -> Mapping[str, Any]:
+    """Returns the fields of a plan, or of a file with the output of ``dflop plan --json``.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return plan if isinstance(plan, Mapping) else _read(plan)
 
 
 def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:

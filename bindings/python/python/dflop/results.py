@@ -63,6 +63,23 @@ class DataParallelLayout(Result):
     trainer: str
 
 
+class TrainerLines(Result):
+    """What to pass to `dflop.torch.Pipeline` for a plan.
+
+    - `name`: ``torch``
+    - `is_sharded`: whether the replicas of a stage share weights and optimizer state, which then have 32 bits
+    - `times_factor`: factor on the times of the device preset; left out for measured times
+    - `launch`: commands that start the ranks
+    - `python`: lines of a training script
+    """
+
+    name: str
+    is_sharded: bool
+    times_factor: float
+    launch: list[str]
+    python: list[str]
+
+
 class ParallelismPlan(Result):
     """Answer of `plan_parallelism`: the fastest parallelism that fits, and what it was compared with.
 
@@ -84,6 +101,8 @@ class ParallelismPlan(Result):
         fastest: fastest layout of all: ``pipeline``, or one of `data_parallel`.
         data_parallel: DDP, ZeRO, FSDP and HSDP on the same batches.
         runner_up: the second plan and the reason why it came second; ``None`` without one.
+        trainer: of a plan for PyTorch, what to pass to ``dflop.torch.Pipeline``: a `TrainerLines`; other plans
+            have no such field.
         model: the model.
         times_from: source of the times.
 
@@ -97,6 +116,7 @@ class ParallelismPlan(Result):
         "encoder": Degrees,
         "llm": Degrees,
         "data_parallel": DataParallelLayout,
+        "trainer": TrainerLines,
     }
 
     encoder: Degrees
@@ -113,6 +133,7 @@ class ParallelismPlan(Result):
     fastest: str
     data_parallel: list[DataParallelLayout]
     runner_up: Result | None
+    trainer: TrainerLines
     model: str
     times_from: str
 

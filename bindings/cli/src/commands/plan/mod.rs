@@ -4,13 +4,14 @@ mod layouts;
 mod report;
 pub(crate) mod samples;
 pub(crate) mod shapes;
+mod trainer;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::memory::ReplicaMemory;
+use dflop_costmodel::memory::{ReplicaMemory, Trainer};
 use dflop_costmodel::profile::Profile;
 use dflop_costmodel::{CostModel, DevicePreset, ExpertImbalance, LaunchLimit, ModelSpec, ProfileOptions};
 use dflop_planner::{
@@ -22,6 +23,7 @@ use crate::args::ReportArgs;
 use crate::args::model::profile_and_spec;
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::args::step_plan::check_pipeline;
+use crate::args::trainer::TrainerArgs;
 use crate::failure::Failure;
 use crate::output::layouts::BYTES_PER_GIB;
 use crate::output::{Output, write_json};
@@ -31,6 +33,7 @@ use layouts::{LayoutsJson, with_layout};
 use report::PlanJson;
 pub(crate) use report::{DegreesJson, ModuleMemoryJson};
 use samples::{SampleArgs, Samples};
+use trainer::{ScriptInputs, TrainerJson};
 
 /// Memory per GPU in GiB for a profile, and for devices without a fixed size.
 const MEMORY_GIB: f64 = 80.0;
@@ -41,6 +44,9 @@ const MEMORY_GIB: f64 = 80.0;
 /// a shape table. Models have an LLM and one or several parallel encoders. The lower bound covers the
 /// searched plans, which are printed with it. DDP, ZeRO-1, ZeRO-2, FSDP and HSDP are balanced on the same
 /// batches, with as few microbatches as fit; if one of them is faster than every plan, it is printed first.
+///
+/// With `--trainer torch`, plans are those that `dflop.torch.Pipeline` runs, with the memory of eager PyTorch
+/// modules, and the answer names what to pass to it.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// Measured profile: a directory with CSV files, or a single file. The reference's files name their
@@ -74,6 +80,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
+    trainer: TrainerArgs,
+    #[command(flatten)]
     set: SetArgs<PlanAccepted>,
     /// Bandwidth and latency for links inside and between nodes, JSON or CSV [default: from the device
     /// preset; free with a profile or in the basic space].
@@ -98,13 +106,15 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let encoder_split = encoder_split(space, &spec)?;
     let is_full = space.is_full(profile.is_some());
     check_pipeline(&args.set, &settings)?;
+    args.trainer.check(&args.set, &settings)?;
+    let trainer = args.trainer.trainer();
     let schedule = settings.plan.pipeline_schedule();
     check_space(&args.set, is_full, schedule)?;
     let device = profile.is_none().then(|| DevicePreset::named(&args.device())).transpose()?;
     let preset = device.filter(|_| is_full);
     let memory_gib = memory_gib(args.memory_gib, device)?;
     let cluster = cluster([args.gpus, args.gpus_per_node], memory_gib, args.links.as_deref(), preset)?;
-    let model = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
+    let model = costs(&spec, &settings, &cluster, (profile.as_ref(), device), trainer)?;
     let Samples { sizes, account } = args.samples.read(&spec, &args.set)?;
     let batches = args.batches.unwrap_or(Workload::enough_batches(args.global_batch_size));
     let workload = Workload::draw(&sizes, args.global_batch_size, batches, args.seed)?;
@@ -113,18 +123,26 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
         llm: &model.llm,
         workload: &workload,
         cluster,
-        options: search_space(&args.set, &settings, is_full),
+        options: search_space(&args.set, &settings, is_full, (trainer, profile.as_ref())),
         encoder_split,
         memory_margin: space.memory_margin,
     };
     let started = Instant::now();
-    let memory = ReplicaMemory::new(&spec).frozen(settings.cost.frozen());
+    let memory = ReplicaMemory::new(&spec).frozen(settings.cost.frozen()).trainer(trainer);
     let found = plan(&problem).map_err(|error| with_layout(error, &problem, &memory))?;
     let search_seconds = started.elapsed().as_secs_f64();
     let launch_limits = profile.as_ref().map_or_else(Vec::new, |profile| launch_limits(&spec, profile));
     let mut report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
     report.launch_limits = launch_limits;
     report.layouts = LayoutsJson::new(&problem, &found, data_parallel(&problem, &memory));
+    let inputs = ScriptInputs {
+        models: &args.model,
+        shards: args.samples.shards(),
+        frozen: settings.cost.freeze,
+        is_measured: profile.is_some(),
+        global_batch_size: args.global_batch_size,
+    };
+    report.trainer = TrainerJson::new(&problem, &found, &inputs);
     if let Some(path) = args.report.path() {
         write_report(path, &report.to_report())?;
     }
@@ -152,12 +170,15 @@ impl PlanArgs {
     }
 }
 
-/// Returns the plan kinds that are searched. A schedule that is given is the only schedule.
+/// Returns the plan kinds that are searched. A schedule that is given is the only schedule. PyTorch times that
+/// were measured with recomputation allow plans with and without it.
 pub(super) fn search_space<A: Accepted>(
     set: &SetArgs<A>,
     settings: &Settings,
     is_full: bool,
+    (trainer, profile): (Trainer, Option<&Profile>),
 ) -> SearchSpaceOptions {
+    let is_recomputed = trainer == Trainer::Torch && profile.is_some_and(Profile::recomputes_layers);
     let (space, schedule) = (&settings.space, settings.plan.pipeline_schedule());
     let [is_disaggregated, is_colocated, is_joint] = space.placement.into();
     let has_all = is_full && !set.is_given("plan.schedule");
@@ -168,11 +189,12 @@ pub(super) fn search_space<A: Accepted>(
         is_colocated,
         is_joint,
         has_uneven_layers: is_full || space.uneven_layers,
-        has_recomputation: is_full || space.recompute,
+        has_recomputation: is_full || space.recompute || is_recomputed,
         has_encoder_ahead: is_plain && (has_all || space.encoder_ahead),
         has_other_schedules: has_all,
         has_sharded_optimizer: space.zero1,
         schedule,
+        trainer,
     }
 }
 
@@ -255,12 +277,13 @@ pub(super) fn costs(
     spec: &ModelSpec,
     settings: &Settings,
     cluster: &Cluster,
-    profile: Option<&Profile>,
-    device: Option<DevicePreset>,
+    (profile, device): (Option<&Profile>, Option<DevicePreset>),
+    trainer: Trainer,
 ) -> Result<PlannedModel, Failure> {
     let space = &settings.space;
     let is_full = space.is_full(profile.is_some());
     let builder = ModelCostsBuilder::new(spec).frozen(settings.cost.frozen());
+    let builder = builder.trainer(trainer).state(trainer.state(space.zero1));
     let builder = builder.sequence_parallel(space.sequence_parallel).expert_parallel(ExpertParallel {
         degree: space.expert_parallel,
         imbalance: parse_imbalance(space)?,

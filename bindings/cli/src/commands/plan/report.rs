@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::layouts::LayoutsJson;
 use super::samples::{RefusedJson, SamplesJson};
+use super::trainer::TrainerJson;
 use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
 use crate::output::layouts::BYTES_PER_GIB;
@@ -42,6 +43,9 @@ pub(super) struct PlanJson {
     /// Load imbalance of ranks that share experts; left out for a model without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert_imbalance: Option<ExpertImbalanceJson>,
+    /// What to pass to a trainer other than the executor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) trainer: Option<TrainerJson>,
     #[serde(flatten)]
     pub(super) layouts: LayoutsJson,
     samples: SamplesJson,
@@ -193,6 +197,7 @@ impl PlanJson {
                 expected: loads.expected,
                 worst: loads.worst,
             }),
+            trainer: None,
             layouts: LayoutsJson::default(),
             samples,
             model: spec.name.clone(),
@@ -312,6 +317,7 @@ impl PlanJson {
             out,
             "{plans_bounded} plans bounded, {plans_simulated} simulated, {how}, in {search_seconds:.3} s"
         )?;
+        self.trainer.iter().try_for_each(|trainer| trainer.print(out))?;
         self.layouts.print(out)
     }
 

@@ -71,6 +71,13 @@ pub(super) struct RefusedJson {
     pub(super) reason: String,
 }
 
+impl SampleArgs {
+    /// Returns the shards of a dataset; none with a shape table.
+    pub(super) fn shards(&self) -> &[String] {
+        &self.0.shards
+    }
+}
+
 impl Args for SampleArgs {
     /// Declares dataset options as conflicts of the shape table, where they would have no effect.
     fn augment_args(command: Command) -> Command {

@@ -8,6 +8,7 @@ use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
 use crate::args::model::profile_and_spec;
 use crate::args::step_plan::check_pipeline;
+use crate::args::trainer::TrainerArgs;
 use crate::commands::plan::{
     DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, memory_gib, search_space,
     shapes,
@@ -61,6 +62,8 @@ pub(super) struct ShapesArgs {
     /// sample, optional.
     #[arg(long, value_name = "FILE", requires = "gpus", conflicts_with = "mix", help_heading = "Shapes")]
     shapes: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Shapes")]
+    trainer: TrainerArgs,
     /// Number of GPUs in the cluster; with a dataset, ranks that each run the whole model.
     #[arg(long, value_name = "N", help_heading = "Shapes")]
     gpus: Option<u32>,
@@ -172,7 +175,9 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     args.set.refuse(&OF_DATASET_ONLY, OF_DATASET)?;
     let settings = args.set.settings()?;
     check_pipeline(&args.set, &settings)?;
-    let ShapesArgs { gpus, gpus_per_node, links, is_model_given, .. } = &args.shapes;
+    let ShapesArgs { gpus, gpus_per_node, links, is_model_given, trainer, .. } = &args.shapes;
+    trainer.check(&args.set, &settings)?;
+    let trainer = trainer.trainer();
     let is_named_by_profile = model.profile.is_given() && !is_model_given;
     let names: &[String] = if is_named_by_profile { &[] } else { model.names() };
     let (profile, spec) = profile_and_spec(names, model.profile.path(), &settings)?;
@@ -186,7 +191,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let preset = device.filter(|_| is_full);
     let memory_gib = args.shapes.memory_gib(device)?;
     let cluster = cluster([gpus.unwrap_or(0), *gpus_per_node], memory_gib, links.as_deref(), preset)?;
-    let costs = costs(&spec, &settings, &cluster, profile.as_ref(), device)?;
+    let costs = costs(&spec, &settings, &cluster, (profile.as_ref(), device), trainer)?;
     let too_large = |setting: &str| Failure::Misuse(format!("invalid `{setting}`: too large"));
     let global_batch =
         u32::try_from(planned.global_batch_size).map_err(|_| too_large("global-batch-size"))?;
@@ -197,7 +202,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         llm: &costs.llm,
         workload: &workload,
         cluster,
-        options: search_space(&args.set, &settings, is_full),
+        options: search_space(&args.set, &settings, is_full, (trainer, profile.as_ref())),
         encoder_split: encoder_split(&settings.space, &spec)?,
         memory_margin: settings.space.memory_margin,
     };

@@ -9,9 +9,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from dflop.errors import ConfigError, ModelError
+from dflop.plan_schedule import PlanSource
 from dflop.torch import _stage_deepstack as deepstack
 from dflop.torch._stage_cut import LLM, Passage, Share, Structure, cut
 from dflop.torch._stage_modules import EncoderStage, LlmStage
+from dflop.torch._stage_plan import StagePlan
 from dflop.torch._stage_weights import Weights
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def split(
     attn_implementation: str | None = None,
     seed: int = 0,
     trust_remote_code: bool = False,
+    plan: PlanSource | None = None,
 ) -> Split:
     """Splits a model of ``transformers`` into the stages of a `Pipeline`, by its structure.
 
@@ -47,13 +50,16 @@ def split(
             ``sdpa`` and ``flash_attention_2`` do.
         seed: seed of random weights, which do not depend on the layout.
         trust_remote_code: whether Python code in the checkpoint may run.
+        plan: a plan of ``dflop plan --trainer torch``, or its file: stages recompute the layers that it
+            recomputes. If replicas share weights and optimizer state in it, stages have weights in float32,
+            compute in ``dtype``, and are sharded by ``fully_shard`` over their replicas.
 
     Returns:
         Split: ``build`` for a pipeline.
 
     Raises:
         ModelError: the checkpoint cannot be read, or the model cannot be split.
-        ConfigError: ``model`` is something else.
+        ConfigError: ``model`` is something else, or the plan is for another model or trainer.
 
     Examples:
         >>> import torch, transformers
@@ -72,7 +78,7 @@ def split(
         >>> torch.distributed.destroy_process_group()
     """
     settings = {"dtype": dtype, "attn_implementation": attn_implementation}
-    return Split(Weights(model, settings, seed, trust_remote_code))
+    return Split(Weights(model, settings, seed, trust_remote_code), plan)
 
 
 class Split:
@@ -95,7 +101,7 @@ class Split:
         False
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, plan: PlanSource | None = None) -> None:
         self._weights = weights
         structure = Structure(weights.skeleton())
         self._config: Any = structure.parts.model.config
@@ -106,6 +112,7 @@ class Split:
         if getattr(text, "output_router_logits", False):
             raise ModelError("`output_router_logits` adds a loss of routers: set it to false for stages")
         self.layers = {name: len(layers) for name, layers in structure.layers.items()}
+        self._plan = StagePlan() if plan is None else StagePlan.read(plan, self.layers)
 
     def __call__(
         self, module: str, layers: range | None, is_first: bool, is_last: bool, mesh: DeviceMesh | None = None
@@ -131,9 +138,14 @@ class Split:
 
         model = self._weights.build(leave_out)
         structure, passage = found[0]
+        stage: torch.nn.Module
         if deepstack.has_levels(structure):
-            return deepstack.stage(model, structure, share, passage)
-        return (LlmStage if module == LLM else EncoderStage)(model, structure, share, passage)
+            stage = deepstack.stage(model, structure, share, passage)
+        else:
+            stage = (LlmStage if module == LLM else EncoderStage)(model, structure, share, passage)
+        own = [structure.layers[module][number] for number in share.layers]
+        self._plan.apply(stage, module, own, mesh)
+        return stage
 
     def _share(self, module: str, layers: range | None, is_first: bool, is_last: bool) -> Share:
         if module not in self.layers:
