@@ -6,9 +6,11 @@ PROCESSOR = {
     "llava_next": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
     "mistral3": dict(patch_size=14, spatial_merge_size=2),
-    "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256),
+    "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
 IMAGE_PROCESSOR = {
+    "aria": dict(max_image_size=490),
+    "paligemma": dict(image_seq_length=256),
     "mistral3": dict(patch_size=14, size={"longest_edge": 1540}),
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
@@ -27,7 +29,11 @@ CONFIG = {
     "glm4_moe": {"head_dim": 128},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
                                "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
-    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364, "patch_size": 14}},
+    "aria": {"vision_config": {"image_size": 490, "patch_size": 14}},
+    "shieldgemma2": {"vision_config": {"image_size": 896, "patch_size": 14}},
+    "granite_speech": {"projector_config": {"encoder_hidden_size": 1024}},
+    "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}},
     "glm46v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "glmga": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},

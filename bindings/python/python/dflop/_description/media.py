@@ -8,7 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 
+from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
 
 SAMPLE_RATE_HZ = 16_000
@@ -131,11 +133,41 @@ def features_inputs(processor: Any, medium: str, value: Any, function: Callable[
     made = dict(processed(processor, medium, value)[0])
     missing = sorted(required - set(made))
     if missing:
+        passed = _passed(function, made)
+        if required <= set(passed):
+            return passed
         raise ModelError(
             f"`{function.__name__}` requires {', '.join(missing)}, and {type(processor).__name__} makes "
             f"{', '.join(sorted(made))}"
         )
     return {name: found for name, found in made.items() if name in signature and name != "input_ids"}
+
+
+class _Reached(Exception):
+    """Ends a run at the features function."""
+
+
+def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the model's own forward pass has for a features function; nothing if it never calls it."""
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    signature, seen = inspect.signature(function), dict[str, Any]()
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind_partial(*args, **kwargs).arguments
+        seen.update({key: found for key, found in bound.items() if found is not None and key != "kwargs"})
+        raise _Reached
+
+    if owner is None:
+        return seen
+    vars(owner)[name] = record
+    try:
+        with shapes_only(), torch.no_grad():
+            owner(**inputs)
+    except Exception:  # noqa: BLE001  A model may raise anything; that the function was not reached is seen.
+        pass
+    finally:
+        del vars(owner)[name]
+    return seen
 
 
 def _arguments(processor: Any, medium: str, value: Any) -> list[dict[str, Any]]:

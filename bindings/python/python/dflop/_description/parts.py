@@ -35,7 +35,9 @@ def parameter_count(modules: Sequence[nn.Module]) -> int:
 
 
 def find_layers(root: nn.Module, within: str = "", ran: Sequence[str] | None = None) -> Layers | None:
-    """Returns the longest-lived list of layers: that with the most parameters, outside of other such lists.
+    """Returns the list of layers: that with the most parameters, outside of other such lists.
+
+    A list with one module is chosen only if there is no longer one: connectors keep their layers in such lists.
 
     Args:
         root: module to search.
@@ -54,7 +56,7 @@ def find_layers(root: nn.Module, within: str = "", ran: Sequence[str] | None = N
         candidates.append((parameter_count(list(module)), whole, module))
     if not candidates:
         return None
-    _, path, module = max(candidates, key=lambda one: one[0])
+    _, path, module = max(candidates, key=lambda one: (len(one[2]) > 1, one[0]))
     return Layers(path, tuple(module))
 
 
