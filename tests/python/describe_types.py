@@ -34,7 +34,7 @@ import transformers.masking_utils
 import transformers.modeling_layers
 from dflop._description import checkpoint, document
 from dflop.errors import ModelError
-from type_settings import CONFIG, IMAGE_PROCESSOR, NAMES, PROCESSOR
+from type_settings import CONFIG, IMAGE_PROCESSOR, INPUTS, NAMES, PROCESSOR, TOKENS
 
 RECORDS = Path(os.environ.get("RECORDS", "described_types.jsonl"))
 # Processor time of a type, after which it counts as missing.
@@ -51,7 +51,7 @@ def opened(model_type, directory, config):
     processor = None
     if checkpoint.feature_functions(model):
         processor = tiny_models.make_processor(model_type, config, settings_of(model_type))
-        tiny_models.with_token_ids(config, processor)
+        tiny_models.with_token_ids(config, processor, TOKENS.get(model_type, {}))
         model = checkpoint.build(config)
     config.save_pretrained(directory)
     return checkpoint.Checkpoint(directory, config, model, processor)
@@ -81,7 +81,9 @@ def described(model_type):
             if LEVEL == "described":
                 return outcome
             try:
-                outcome |= {"level": "trained"} | train_types.trained(description, config, processor_of(found), Path(scratch), medium_of(description))
+                outcome |= {"level": "trained"} | train_types.trained(
+                    description, config, processor_of(found), Path(scratch), medium_of(description), INPUTS.get(model_type, {})
+                )
             except Exception as error:
                 outcome["training"] = problem_of(error)
             return outcome

@@ -26,7 +26,7 @@ FACTORS = (16, 8, 4, 2)
 RELATIVES = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "cosmos3_omni": "qwen3_vl", "glm_ocr": "glm46v", "glmga": "glm46v", "mistral4": "mistral3",
              "qwen2_5_omni_thinker": "qwen2_5_omni", "qwen3_omni_moe_thinker": "qwen3_omni_moe", "fast_vlm": "llava",
              "diffusion_gemma": "gemma4", "glmasr": "glmasr"}
-_LAYER_NAMES = re.compile(r"^(num_(hidden_)?layers|depth|(encoder|decoder)_layers|n_layers?|num_(encoder|decoder|text|global|local)_layers|vision_layers|layers|"
+_LAYER_NAMES = re.compile(r"^(num_(hidden_)?layers|(resampler_)?depth|(encoder|decoder)_layers|n_layers?|num_(encoder|decoder|text|global|local)_layers|vision_layers|layers|"
                           r"num_hidden_layers\w*|num_global_layers|hybrid_layers|num_blocks)$")
 _WIDTHS = re.compile(r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|intermediate|ffn|d_ff|n_inner|inner_dim|input_dim|output_dim|"
                      r"projection_dim|projection_size|projector_dim|proj_dim|lru_width|d_inner|mlp_dim|text_dim|vision_dim|q_lora_rank|kv_lora_rank|d_ssm|"
@@ -173,7 +173,8 @@ def make_tokenizer(kind):
     tokenizer.unk_token = tokenizer.bos_token = "<|endoftext|>"
     source = "" if kind is None else inspect.getsource(inspect.getmodule(kind))
     marks = set(re.findall(r"[\"'](<[^<>\s\"'{}]+>|\[[A-Z_]+\]|\|[A-Z_]+\|)[\"']", source))
-    roles = {name.removesuffix("_id") for name in re.findall(r"tokenizer\.(\w+_token(?:_id)?)\b", source)}
+    marks |= {one for name, one in vars(kind or object).items() if name.endswith("_TOKEN") and isinstance(one, str)}
+    roles = {name.removesuffix("_id") for name in re.findall(r"tokenizer(?:\.|, [\"'])(\w+_token(?:_id)?)\b", source)}
     # Without these, processors use a token of their own, which is among the marks.
     roles -= set(re.findall(r"hasattr\(tokenizer, [\"'](\w+_token)[\"']", source))
     tokenizer.add_special_tokens({"additional_special_tokens": sorted(marks)})
@@ -276,17 +277,21 @@ def media_settings(found, config):
     return settings
 
 
-def with_token_ids(config, processor):
-    """Sets the ids of placeholders in a configuration, and in its parts, to those of the processor."""
+def with_token_ids(config, processor, tokens):
+    """Sets the ids of placeholders in a configuration, and in its parts, to those of the processor; some by their tokens."""
     tokenizer = getattr(processor, "tokenizer", processor)
     for owner in [config, *checkpoint.sub_configs(config)]:
         for name in list(vars(owner)):
             role = name.removesuffix("_id").removesuffix("_index")
             if not (name.endswith(("_token_id", "_token_index"))):
                 continue
-            found = next((one for one in (getattr(processor, f"{role}_id", None), getattr(tokenizer, f"{role}_id", None)) if is_count(one)), None)
-            if found is None and isinstance(getattr(processor, role, None), str):
-                found = tokenizer.convert_tokens_to_ids(getattr(processor, role))
+            several = getattr(processor, f"{role}_ids", None) or [None]
+            found = next((one for one in (several[0], getattr(processor, f"{role}_id", None), getattr(tokenizer, f"{role}_id", None)) if is_count(one)), None)
+            token = str(getattr(processor, role, None) or "")
+            if found is None and token:
+                found = tokenizer.convert_tokens_to_ids(token)
             if is_count(found):
                 setattr(owner, name, found)
+    for name, token in tokens.items():
+        setattr(config, name, tokenizer.convert_tokens_to_ids(token))
     return config

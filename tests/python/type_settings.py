@@ -5,13 +5,22 @@ PROCESSOR = {
     "llava": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_next": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
-    "mistral3": dict(patch_size=14, spatial_merge_size=2),
+    "llava_next_video": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
+    "mistral3": dict(patch_size=14, spatial_merge_size=2), "mistral_large4": dict(patch_size=14, spatial_merge_size=2),
     "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
 IMAGE_PROCESSOR = {
     "aria": dict(max_image_size=490),
     "paligemma": dict(image_seq_length=256),
-    "mistral3": dict(patch_size=14, size={"longest_edge": 1540}),
+    "mistral3": dict(patch_size=14, size={"longest_edge": 1540}), "mistral_large4": dict(patch_size=14, size={"longest_edge": 1540}),
+}
+# Further arguments of `Inputs`, which a user of the model would pass.
+INPUTS = {
+    "cosmos3_edge": dict(return_mm_token_type_ids=True),
+}
+# Tokens of the ids in configurations whose names do not tell them.
+TOKENS = {
+    "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
 CONFIG = {
@@ -27,8 +36,12 @@ CONFIG = {
     "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
     "glm4_moe": {"head_dim": 128},
-    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "position_id_per_seconds": 13},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 1, "vision_end_token_id": 2},
+    "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
+    "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
+    "vipllava": {"vision_feature_layers": [-2, -1]},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}},
     "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364, "patch_size": 14}},
     "aria": {"vision_config": {"image_size": 490, "patch_size": 14}},
     "shieldgemma2": {"vision_config": {"image_size": 896, "patch_size": 14}},

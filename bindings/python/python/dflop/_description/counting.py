@@ -30,13 +30,13 @@ class Counted:
     Attributes:
         total: of everything.
         modules: of each watched module, by its number.
-        shapes: shape of the hidden states that each watched module received first.
+        shapes: shape of the hidden states that each watched module received, run by run.
         output: what the run returned.
     """
 
     total: Flops
     modules: dict[int, Flops] = field(default_factory=lambda: defaultdict(Flops))
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[int, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
     output: Any = None
 
 
@@ -101,7 +101,7 @@ class _Marks:
             if name is None:
                 self._first.append((number, one))
                 return None
-            self.counted.shapes.setdefault(number, tuple(named[name].shape))
+            self.counted.shapes[number].append(tuple(named[name].shape))
             if not named[name].requires_grad:
                 self._first.append((number, one))
                 return None

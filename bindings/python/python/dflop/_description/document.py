@@ -137,10 +137,10 @@ def _encoder(
 ) -> dict[str, Any]:
     model, processor = opened.model, opened.processor
     found = encoder.find(model, processor, medium, function, width)
-    described = encoder.measure(model, processor, function, found, width)
+    described, runs = encoder.measure(model, processor, function, found, width)
     config = _tower_config(opened.config, module)
     sizes = vars(opened.config) | ({} if config is None else vars(config))
-    work = encoder.Work(processor, function, found, described)
+    work = encoder.Work(processor, function, found, described, runs)
     if medium == "image":
         rule = token_rules.image_rule(processor, sizes, work)
     else:

@@ -92,13 +92,19 @@ class Work:
         function: from media to LLM embeddings.
         encoder: the encoder's parts.
         described: what `measure` returned.
+        runs: runs of the layers for a medium at most.
     """
 
     def __init__(
-        self, processor: Any, function: Callable[..., Any], encoder: Encoder, described: dict[str, Any]
+        self,
+        processor: Any,
+        function: Callable[..., Any],
+        encoder: Encoder,
+        described: dict[str, Any],
+        runs: int,
     ) -> None:
         self._processor, self._function, self._encoder = processor, function, encoder
-        self.is_fixed, self._width = described["unit"] == "items", described["output_width"]
+        self.is_fixed, self._width, self._runs = described["unit"] == "items", described["output_width"], runs
         reaches = [run["attention"] for run in described["layer_runs"]]
         self.windows = next((one for one in reaches if one["window"]), None)
 
@@ -116,7 +122,7 @@ class Work:
             within = units.square_pairs(self.windows["window"])
         else:
             within = units.chunk_pairs(self.windows["window"])
-        return [units.items, units.tokens, pairs, within]
+        return [units.all_items, units.tokens, pairs, within]
 
     def clip_row(self, samples: int) -> list[int]:
         """Returns the row of a clip with so many samples."""
@@ -130,7 +136,7 @@ class Work:
         def stop(_: Any, args: Any, kwargs: Any) -> None:
             states = [one for one in (*args, *kwargs.values()) if counting.is_states(one)]
             reached.extend(tuple(one.shape) for one in states[:1])
-            if reached:
+            if reached and self._runs == 1:
                 raise _Reached
 
         handle = self._encoder.layers.modules[0].register_forward_pre_hook(stop, with_kwargs=True)
@@ -138,9 +144,11 @@ class Work:
             with shapes_only(), torch.no_grad():
                 output = self._function(**inputs)
         except _Reached:
-            return _units(reached[0], inputs)
+            output = None
         finally:
             handle.remove()
+        if reached:
+            return _units(reached, inputs)
         return _tower_units(feature_tokens(output, self._width), inputs)
 
 
@@ -156,8 +164,8 @@ def feature_tokens(output: Any, width: int) -> int:
 
 def measure(
     model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int
-) -> dict[str, Any]:
-    """Counts an encoder on media of several sizes and returns its description without token rule.
+) -> tuple[dict[str, Any], int]:
+    """Counts an encoder on media of several sizes: its description without token rule, and most runs of its layers.
 
     Raises:
         ModelError: counts follow no polynomial; the message names the module.
@@ -169,7 +177,7 @@ def measure(
         inputs = features_inputs(processor, encoder.medium, size, function)
         runs.append(_run(function, inputs, watched, model, width))
     layers = len(encoder.layers.modules)
-    is_fixed = len({run.units.length for run in runs}) == 1
+    is_fixed = all(run.units.is_uniform and run.units.length == runs[0].units.length for run in runs)
     described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
     window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
     connectors = [
@@ -181,7 +189,7 @@ def measure(
         for at, path in enumerate(encoder.connectors)
     ]
     outside = _part(runs, None, f"{encoder.layers.path}, outside the layers", is_fixed, window)
-    return {
+    described_encoder = {
         "layers_path": encoder.layers.path,
         "unit": "items" if is_fixed else "tokens",
         "tokens_per_item": runs[0].units.length if is_fixed else None,
@@ -192,17 +200,17 @@ def measure(
         "outside_layers": outside,
         "connectors": connectors,
         "output_width": width,
-        "feature_tokens": [[run.units.items, run.units.tokens, run.tokens] for run in runs],
+        "feature_tokens": [[run.units.all_items, run.units.tokens, run.tokens] for run in runs],
     }
+    return described_encoder, max(len(run.counted.shapes[0]) for run in runs)
 
 
 def _run(
     function: Callable[..., Any], inputs: dict[str, Any], watched: Sequence[Any], model: Any, width: int
 ) -> Run:
     counted = counting.count(lambda: _features(function(**inputs)), watched, model.parameters())
-    tokens, shape = feature_tokens(counted.output, width), counted.shapes.get(0)
-    units = _tower_units(tokens, inputs) if shape is None else _units(shape, inputs)
-    return Run(units, counted, tokens)
+    tokens, shapes = feature_tokens(counted.output, width), counted.shapes[0]
+    return Run(_units(shapes, inputs) if shapes else _tower_units(tokens, inputs), counted, tokens)
 
 
 def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
@@ -211,12 +219,17 @@ def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
     return fits.Units(items, tokens // items, _grids(inputs))
 
 
-def _units(shape: tuple[int, ...], inputs: dict[str, Any]) -> fits.Units:
-    """Returns the units of the hidden states that the first layer receives."""
-    items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
+def _units(shapes: Sequence[tuple[int, ...]], inputs: dict[str, Any]) -> fits.Units:
+    """Returns the units of the hidden states that the first layer receives in each of its runs."""
+    first, *more = [_sequences(shape) for shape in shapes]
+    return fits.Units(*first, _grids(inputs), tuple(more))
+
+
+def _sequences(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the number of sequences in hidden states, and their length."""
     if len(shape) == 4:
-        items, length = shape[0], shape[1] * shape[2]
-    return fits.Units(items, length, _grids(inputs))
+        return shape[0], shape[1] * shape[2]
+    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
 
 
 def _item_count(inputs: dict[str, Any]) -> int:
@@ -232,7 +245,7 @@ def _grids(inputs: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
     for name, value in inputs.items():
         if name.endswith("grid_thw"):
             return tuple((int(t), int(h), int(w)) for t, h, w in value.tolist())
-        if name.endswith(("grid_hw", "spatial_shapes")):
+        if name.endswith(("grid_hw", "spatial_shapes", "target_sizes")):
             return tuple((1, int(h), int(w)) for h, w in value.tolist())
     return ()
 
@@ -249,12 +262,12 @@ def _features(output: Any) -> Any:
 def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -> dict[str, Any]:
     name = f"{encoder.layers.path}.{number}"
     module = encoder.layers.modules[number]
-    shape = runs[0].counted.shapes.get(number)
+    shapes = runs[0].counted.shapes[number]
     units = [run.units for run in runs]
     counts = [run.counted.modules[number] for run in runs]
     described: dict[str, Any] = {
         "parameters": parts.parameter_count([module]),
-        "message_width": None if shape is None else shape[-1],
+        "message_width": shapes[0][-1] if shapes else None,
     }
     pattern, window = "none", None
     for way in ("forward", "backward"):
@@ -304,11 +317,6 @@ def checked(
     Raises:
         FitError: it is not; the message names the module.
     """
-    if found is None and is_fixed and len({one.items for one in units}) == 1 and len(set(counts)) == 1:
-        # Every medium becomes the same items: the counts of all runs are one number.
-        each, rest = divmod(counts[0], units[0].items)
-        if rest == 0:
-            return fits.Polynomial({fits.ITEMS.name: each}, fits.Fraction(0), "full")
     if found is None or found.error > fits.ERROR_MAX:
         off = (
             "no polynomial in tokens fits"

@@ -28,21 +28,39 @@ class Units:
         items: sequences in the batch, such as tiles.
         length: positions in each sequence.
         grids: frames, rows and columns of the patches of each medium, if the model reads them.
+        more: items and their length in further runs of the layers.
     """
 
     items: int
     length: int
     grids: tuple[tuple[int, int, int], ...] = ()
+    more: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        return ((self.items, self.length), *self.more)
+
+    @property
+    def all_items(self) -> int:
+        return sum(items for items, _ in self.sequences)
 
     @property
     def tokens(self) -> int:
-        return self.items * self.length
+        return sum(items * length for items, length in self.sequences)
+
+    @property
+    def is_uniform(self) -> bool:
+        return all(length == self.length for _, length in self.more)
+
+    @property
+    def longest(self) -> int:
+        return max(length for _, length in self.sequences)
 
     @property
     def full_pairs(self) -> int:
         if self.grids and sum(t * h * w for t, h, w in self.grids) == self.tokens:
             return sum(t * (h * w) ** 2 for t, h, w in self.grids)
-        return self.items * self.length**2
+        return sum(items * length**2 for items, length in self.sequences)
 
     def square_pairs(self, side: int) -> int:
         """Returns the query-key pairs if attention stays within squares of ``side`` x ``side`` patches."""
@@ -50,10 +68,10 @@ class Units:
 
     def chunk_pairs(self, length: int) -> int:
         """Returns the query-key pairs if attention stays within chunks of ``length`` positions."""
-        return self.items * _squares(self.length, length)
+        return sum(items * _squares(own, length) for items, own in self.sequences)
 
     def chunks(self, length: int) -> int:
-        return self.items * -(-self.length // length)
+        return sum(items * -(-own // length) for items, own in self.sequences)
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ class Polynomial:
     window: int | None = None
 
 
-ITEMS = Term("per_item", lambda units: units.items)
+ITEMS = Term("per_item", lambda units: units.all_items)
 TOKENS = Term("per_token", lambda units: units.tokens)
 FULL_PAIRS = Term("per_pair", lambda units: units.full_pairs)
 
@@ -93,11 +111,12 @@ def fit(
 
     Returns:
         Polynomial | None: nothing if the runs do not determine the coefficients, if one is negative, or if no
-        run is left for the check.
+        run is left for the check. Runs with equal units are checks if all have these: their counts must agree.
     """
     rows = [[Fraction(term.value(units)) for term in terms] for units in runs]
     chosen = _independent(rows, len(terms))
-    if chosen is None or len(chosen) == len({tuple(row) for row in rows}):
+    different = len({tuple(row) for row in rows})
+    if chosen is None or (len(chosen) == different and (different > 1 or len(runs) == 1)):
         return None
     solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
@@ -144,7 +163,7 @@ def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term
         for side in range(2, WINDOW_SIDE_MAX + 1):
             pairs = Term("per_pair", lambda units, side=side: units.square_pairs(side), side)  # type: ignore[misc]
             yield "window", (TOKENS, pairs)
-    longest = max(units.length for units in runs)
+    longest = max(units.longest for units in runs)
     for length in range(2, min(longest, WINDOW_TOKENS_MAX)):
         pairs = Term("per_pair", lambda units, length=length: units.chunk_pairs(length), length)  # type: ignore[misc]
         yield "chunk", (TOKENS, pairs)
