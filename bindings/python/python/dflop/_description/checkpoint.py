@@ -74,9 +74,7 @@ def _features_function(model: Any, name: str) -> Any:
     """Returns the function with its own arguments: that of the base model, to which a model with a head delegates."""
     owners = [getattr(model, "base_model", None), getattr(model, "model", None), model]
     functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
-    kinds = [
-        {one.kind for one in inspect.signature(function).parameters.values()} for function in functions
-    ]
+    kinds = [{one.kind for one in inspect.signature(function).parameters.values()} for function in functions]
     own = [
         function
         for function, found in zip(functions, kinds, strict=True)

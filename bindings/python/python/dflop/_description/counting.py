@@ -79,6 +79,19 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
     return counted
 
 
+def forward_flops(run: Callable[[], Any], groups: Sequence[Sequence[torch.nn.Module]]) -> list[int]:
+    """Counts a forward pass in groups of modules."""
+    counted = Counted(Flops())
+    watched = [(at, module) for at, group in enumerate(groups) for module in group]
+    counter = FlopCounterMode(display=False)
+    with shapes_only(), torch.no_grad(), counter as forward, contextlib.ExitStack() as hooks:
+        marks = _Marks(counted, forward.get_total_flops)
+        for at, module in watched:
+            marks.attach(at, module, hooks)
+        run()
+    return [counted.modules[at].forward for at in range(len(groups))]
+
+
 class _Marks:
     """Reads the counter where the forward pass and the backward pass enter and leave modules."""
 

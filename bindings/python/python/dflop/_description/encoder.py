@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,11 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
         raise ModelError(
             f"`{function.__name__}` does not run on shapes alone, in `{last}`: {problem}"
         ) from error
-    layers = parts.find_layers(model, ran=list(ran))
+    layers = parts.find_layers(
+        model,
+        ran=list(ran),
+        work=lambda lists: counting.forward_flops(lambda: function(**inputs), [one.modules for one in lists]),
+    )
     if layers is None:
         layers = parts.whole_tower(model, list(ran), _holders(model))
     if layers is None:
@@ -93,6 +98,7 @@ class Work:
         encoder: the encoder's parts.
         described: what `measure` returned.
         runs: runs of the layers for a medium at most.
+        longest: longest sequence that the counts were fitted on.
     """
 
     def __init__(
@@ -102,16 +108,28 @@ class Work:
         encoder: Encoder,
         described: dict[str, Any],
         runs: int,
+        longest: int,
     ) -> None:
         self._processor, self._function, self._encoder = processor, function, encoder
         self.is_fixed, self._width, self._runs = described["unit"] == "items", described["output_width"], runs
+        self._item_tokens = described["tokens_per_item"]
         reaches = [run["attention"] for run in described["layer_runs"]]
         self.windows = next((one for one in reaches if one["window"]), None)
+        parts_described = (described["outside_layers"], *described["connectors"])
+        self.chunk_tokens = next(
+            (part["chunk_tokens"] for part in parts_described if "chunk_tokens" in part), None
+        )
+        # A chunk for the whole of the longest sequence stands for counts that are the same for all.
+        self._length_max = longest if self.chunk_tokens == longest else None
 
     def units(self, size: Any) -> fits.Units:
         """Returns the units of an image of a size or a clip of some seconds."""
         inputs = features_inputs(self._processor, self._encoder.medium, size, self._function)
         return self._inputs_units(inputs)
+
+    def is_known(self, units: fits.Units) -> bool:
+        """Whether the counts hold for the units: not for sequences longer than a chunk for whole ones."""
+        return self._length_max is None or units.longest <= self._length_max
 
     def row(self, units: fits.Units) -> list[int]:
         """Returns items, encoder tokens, and pairs without and with windows."""
@@ -149,7 +167,8 @@ class Work:
             handle.remove()
         if reached:
             return _units(reached, inputs)
-        return _tower_units(feature_tokens(output, self._width), inputs)
+        units = _tower_units(feature_tokens(output, self._width), inputs)
+        return units if self._item_tokens is None else _padded(units, self._item_tokens)
 
 
 class _Reached(Exception):
@@ -164,8 +183,13 @@ def feature_tokens(output: Any, width: int) -> int:
 
 def measure(
     model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int
-) -> tuple[dict[str, Any], int]:
-    """Counts an encoder on media of several sizes: its description without token rule, and most runs of its layers.
+) -> tuple[dict[str, Any], int, int]:
+    """Counts an encoder on media of several sizes.
+
+    Returns:
+        dict: the description without token rule.
+        int: most runs of the layers for a medium.
+        int: longest sequence.
 
     Raises:
         ModelError: counts follow no polynomial; the message names the module.
@@ -176,6 +200,7 @@ def measure(
     for size in IMAGES if encoder.medium == "image" else CLIPS:
         inputs = features_inputs(processor, encoder.medium, size, function)
         runs.append(_run(function, inputs, watched, model, width))
+    runs = _with_padding(runs)
     layers = len(encoder.layers.modules)
     is_fixed = all(run.units.is_uniform and run.units.length == runs[0].units.length for run in runs)
     described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
@@ -189,6 +214,16 @@ def measure(
         for at, path in enumerate(encoder.connectors)
     ]
     outside = _part(runs, None, f"{encoder.layers.path}, outside the layers", is_fixed, window)
+    padded = {layer.pop("chunk_tokens") for layer in described if "chunk_tokens" in layer}
+    chunks = padded | {part["chunk_tokens"] for part in (*connectors, outside) if "chunk_tokens" in part}
+    if len(chunks) > 1:
+        lengths = " and ".join(map(str, sorted(chunks)))
+        raise fits.FitError(
+            f"parts of `{encoder.layers.path}` pad to chunks with {lengths} tokens: chunks of one length are "
+            "supported; profile the model with `dflop.torch.profile`"
+        )
+    if padded:
+        outside["chunk_tokens"] = padded.pop()
     described_encoder = {
         "layers_path": encoder.layers.path,
         "unit": "items" if is_fixed else "tokens",
@@ -202,7 +237,8 @@ def measure(
         "output_width": width,
         "feature_tokens": [[run.units.all_items, run.units.tokens, run.tokens] for run in runs],
     }
-    return described_encoder, max(len(run.counted.shapes[0]) for run in runs)
+    longest = max(run.units.longest for run in runs)
+    return described_encoder, max(len(run.counted.shapes[0]) for run in runs), longest
 
 
 def _run(
@@ -217,6 +253,20 @@ def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
     """Returns the units of a tower without a list of layers, which begins at the medium, by its embeddings."""
     items = max(1, _item_count(inputs))
     return fits.Units(items, tokens // items, _grids(inputs))
+
+
+def _with_padding(runs: list[Run]) -> list[Run]:
+    """Replaces units by the embeddings of a tower where it does the same work for all: it pads its media."""
+    has_units = any(run.counted.shapes[0] for run in runs)
+    works = {(run.counted.total.forward, run.units.items) for run in runs}
+    if has_units or len(works) > 1:
+        return runs
+    longest = max(run.units.length for run in runs)
+    return [dataclasses.replace(run, units=_padded(run.units, longest)) for run in runs]
+
+
+def _padded(units: fits.Units, length: int) -> fits.Units:
+    return dataclasses.replace(units, length=length)
 
 
 def _units(shapes: Sequence[tuple[int, ...]], inputs: dict[str, Any]) -> fits.Units:
@@ -275,7 +325,9 @@ def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -
         hypotheses = iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units)
         found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
-        if way == "forward":
+        if "per_chunk" in found.coefficients:
+            described["chunk_tokens"] = found.window
+        elif way == "forward":
             pattern, window = found.pattern, found.window
     return described | {"attention": {"pattern": pattern, "window": window}}
 
@@ -295,7 +347,7 @@ def _part(
             ]
         else:
             values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
-        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
+        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window, units)
         wholes = [getattr(run.counted.total, way) for run in runs]
         found = checked(name, way, values, fits.best(units, values, hypotheses, wholes), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients

@@ -111,12 +111,13 @@ def fit(
 
     Returns:
         Polynomial | None: nothing if the runs do not determine the coefficients, if one is negative, or if no
-        run is left for the check. Runs with equal units are checks if all have these: their counts must agree.
+        run is left for the check. Media that all become the same items are checks of each other.
     """
     rows = [[Fraction(term.value(units)) for term in terms] for units in runs]
     chosen = _independent(rows, len(terms))
     different = len({tuple(row) for row in rows})
-    if chosen is None or (len(chosen) == different and (different > 1 or len(runs) == 1)):
+    are_same_items = tuple(terms) == (ITEMS,) and different == 1 and len(runs) > 1
+    if chosen is None or (len(chosen) == different and not are_same_items):
         return None
     solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
@@ -156,7 +157,7 @@ def best(
 
 
 def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what a layer's FLOPs may depend on: tokens, and pairs within what attention reaches."""
+    """Yields what a layer's FLOPs may depend on: tokens, pairs within what attention reaches, padded chunks."""
     yield "none", (TOKENS,)
     yield "full", (TOKENS, FULL_PAIRS)
     if all(units.grids for units in runs):
@@ -164,21 +165,33 @@ def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term
             pairs = Term("per_pair", lambda units, side=side: units.square_pairs(side), side)  # type: ignore[misc]
             yield "window", (TOKENS, pairs)
     longest = max(units.longest for units in runs)
+    for length in range(2, min(longest, CHUNK_TOKENS_MAX)):
+        yield "none", (TOKENS, _chunks(length))
     for length in range(2, min(longest, WINDOW_TOKENS_MAX)):
         pairs = Term("per_pair", lambda units, length=length: units.chunk_pairs(length), length)  # type: ignore[misc]
         yield "chunk", (TOKENS, pairs)
 
 
-def outside_hypotheses(window: int | None) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what FLOPs outside the layers may depend on: tokens, items, padding to whole chunks."""
+def outside_hypotheses(
+    window: int | None, runs: Sequence[Units] = ()
+) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to whole chunks."""
     yield "none", (TOKENS,)
-    yield "none", (ITEMS,)
-    yield "none", (TOKENS, ITEMS)
+    if runs:
+        whole = _chunks(max(units.longest for units in runs))
+        yield "none", (whole,)
+        yield "none", (TOKENS, whole)
+    else:
+        yield "none", (ITEMS,)
+        yield "none", (TOKENS, ITEMS)
     yield "none", (TOKENS, FULL_PAIRS)
     for length in [*([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]:
-        chunks = Term("per_chunk", lambda units, length=length: units.chunks(length), length)  # type: ignore[misc]
-        yield "none", (chunks,)
-        yield "none", (TOKENS, chunks)
+        yield "none", (_chunks(length),)
+        yield "none", (TOKENS, _chunks(length))
+
+
+def _chunks(length: int) -> Term:
+    return Term("per_chunk", lambda units: units.chunks(length), length)
 
 
 def _squares(length: int, part: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -161,10 +162,9 @@ def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str
         return seen
     vars(owner)[name] = record
     try:
-        with shapes_only(), torch.no_grad():
+        # A model may raise anything; whether the function was reached is seen.
+        with contextlib.suppress(Exception), shapes_only(), torch.no_grad():
             owner(**inputs)
-    except Exception:  # noqa: BLE001  A model may raise anything; that the function was not reached is seen.
-        pass
     finally:
         del vars(owner)[name]
     return seen
