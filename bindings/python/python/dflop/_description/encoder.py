@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dflop._description import counting, fits, media, parts
+from dflop._description import checkpoint, counting, fits, media, parts
 from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
 
@@ -203,7 +203,10 @@ def measure(
     runs = _with_padding(runs)
     layers = len(encoder.layers.modules)
     is_fixed = all(run.units.is_uniform and run.units.length == runs[0].units.length for run in runs)
-    described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
+    fitted: dict[tuple[int, ...], fits.Polynomial] = {}
+    described = [
+        _layer(encoder, runs, number, is_fixed, _declared(model), fitted) for number in range(layers)
+    ]
     window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
     connectors = [
         _part(runs, [layers + at], path, is_fixed, window)
@@ -309,7 +312,21 @@ def _features(output: Any) -> Any:
     return [output.pooler_output, *deep]
 
 
-def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -> dict[str, Any]:
+def _declared(model: Any) -> set[int]:
+    """Returns the whole numbers in the configurations, among which is the length of chunks."""
+    configs = [model.config, *checkpoint.sub_configs(model.config)]
+    return {one for config in configs for one in vars(config).values() if type(one) is int}
+
+
+def _layer(
+    encoder: Encoder,
+    runs: Sequence[Run],
+    number: int,
+    is_fixed: bool,
+    declared: Collection[int],
+    fitted: dict[tuple[int, ...], fits.Polynomial],
+) -> dict[str, Any]:
+    """Describes a layer; equal counts are fitted once."""
     name = f"{encoder.layers.path}.{number}"
     module = encoder.layers.modules[number]
     shapes = runs[0].counted.shapes[number]
@@ -321,9 +338,14 @@ def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -
     }
     pattern, window = "none", None
     for way in ("forward", "backward"):
-        values = [getattr(one, way) for one in counts]
-        hypotheses = iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units)
-        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        values = tuple(getattr(one, way) for one in counts)
+        if values not in fitted:
+            hypotheses = (
+                iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units, declared)
+            )
+            best = fits.best(units, values, hypotheses)
+            fitted[values] = checked(name, way, values, best, is_fixed, units)
+        found = fitted[values]
         described[f"flops_{way}"] = found.coefficients
         if "per_chunk" in found.coefficients:
             described["chunk_tokens"] = found.window

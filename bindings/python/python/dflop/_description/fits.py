@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -156,8 +156,13 @@ def best(
     return found
 
 
-def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what a layer's FLOPs may depend on: tokens, pairs within what attention reaches, padded chunks."""
+def layer_hypotheses(
+    runs: Sequence[Units], declared: Collection[int] = ()
+) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what a layer's FLOPs may depend on: tokens, pairs within what attention reaches, padded chunks.
+
+    Chunks that layers pad to have lengths that the configuration declares: many lengths fit the same runs.
+    """
     yield "none", (TOKENS,)
     yield "full", (TOKENS, FULL_PAIRS)
     if all(units.grids for units in runs):
@@ -165,11 +170,12 @@ def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term
             pairs = Term("per_pair", lambda units, side=side: units.square_pairs(side), side)  # type: ignore[misc]
             yield "window", (TOKENS, pairs)
     longest = max(units.longest for units in runs)
-    for length in range(2, min(longest, CHUNK_TOKENS_MAX)):
-        yield "none", (TOKENS, _chunks(length))
     for length in range(2, min(longest, WINDOW_TOKENS_MAX)):
         pairs = Term("per_pair", lambda units, length=length: units.chunk_pairs(length), length)  # type: ignore[misc]
         yield "chunk", (TOKENS, pairs)
+    for length in sorted(set(declared)):
+        if 1 < length < longest:
+            yield "none", (TOKENS, _chunks(length))
 
 
 def outside_hypotheses(
