@@ -292,6 +292,9 @@ def with_token_ids(config, processor, tokens):
                 found = tokenizer.convert_tokens_to_ids(token)
             if is_count(found):
                 setattr(owner, name, found)
+    known = tokenizer.get_vocab()
+    for token in getattr(config, "vocabulary_map", None) or {}:
+        config.vocabulary_map[token] = known.get(token, config.vocabulary_map[token])
     for name, token in tokens.items():
         setattr(config, name, tokenizer.convert_tokens_to_ids(token))
     return config

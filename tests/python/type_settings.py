@@ -6,12 +6,15 @@ PROCESSOR = {
     "llava_next": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
     "llava_next_video": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
+    "fast_vlm": dict(patch_size=64, vision_feature_select_strategy="full", num_additional_image_tokens=0),
     "mistral3": dict(patch_size=14, spatial_merge_size=2), "mistral_large4": dict(patch_size=14, spatial_merge_size=2),
     "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
 IMAGE_PROCESSOR = {
     "aria": dict(max_image_size=490),
     "paligemma": dict(image_seq_length=256),
+    "dots3_note": dict(temporal_patch_size=1),
+    "fast_vlm": dict(size={"shortest_edge": 256}, crop_size={"height": 256, "width": 256}),
     "mistral3": dict(patch_size=14, size={"longest_edge": 1540}), "mistral_large4": dict(patch_size=14, size={"longest_edge": 1540}),
 }
 # Further arguments of `Inputs`, which a user of the model would pass.
@@ -41,6 +44,9 @@ CONFIG = {
     "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "chameleon": {"vocabulary_map": {"<image>": 7} | {f"IMGIMG{one}Z": 8 + at for at, one in enumerate("ABCDEFGH")}, "vq_config": {"num_embeddings": 8}},
+    "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)}, "vq_config": {"codebook_size": 8}},
+    "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
+    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
     "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},

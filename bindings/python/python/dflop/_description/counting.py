@@ -81,15 +81,20 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
 
 def forward_flops(run: Callable[[], Any], groups: Sequence[Sequence[torch.nn.Module]]) -> list[int]:
     """Counts a forward pass in groups of modules."""
-    counted = Counted(Flops())
-    watched = [(at, module) for at, group in enumerate(groups) for module in group]
-    counter = FlopCounterMode(display=False)
-    with shapes_only(), torch.no_grad(), counter as forward, contextlib.ExitStack() as hooks:
-        marks = _Marks(counted, forward.get_total_flops)
-        for at, module in watched:
-            marks.attach(at, module, hooks)
+    flops, counter = [0] * len(groups), FlopCounterMode(display=False)
+    with shapes_only(), torch.enable_grad(), counter, contextlib.ExitStack() as hooks:
+        for at, module in ((at, module) for at, group in enumerate(groups) for module in group):
+
+            def enter(_: Any, __: Any, at: int = at) -> None:
+                flops[at] -= counter.get_total_flops()
+
+            def leave(_: Any, __: Any, ___: Any, at: int = at) -> None:
+                flops[at] += counter.get_total_flops()
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
         run()
-    return [counted.modules[at].forward for at in range(len(groups))]
+    return flops
 
 
 class _Marks:
