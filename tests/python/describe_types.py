@@ -23,6 +23,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import dflop
 import tiny_models
 import torch
 import torch._dynamo  # before the processes fork, as all that follows
@@ -73,7 +74,8 @@ def described(model_type):
             try:
                 found = opened(model_type, Path(scratch), config)
                 description = document.from_parts(found, "")
-                json.dumps(description)
+                document.write(description | {"config_sha256": "0"}, file := Path(scratch) / "described.json")
+                dflop.CostModel(file)  # The loader reads it.
                 outcome = {"level": "described", "factor": factor, "rules": rules_of(description), "problems": problems}
             except Exception as error:
                 problems.append(problem_of(error) | {"factor": factor})

@@ -23,6 +23,7 @@ INPUTS = {
 }
 # Tokens of the ids in configurations whose names do not tell them.
 TOKENS = {
+    "llama4": {"image_token_id": "<|patch|>"},
     "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
@@ -47,6 +48,7 @@ CONFIG = {
     "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)}, "vq_config": {"codebook_size": 8}},
     "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
     "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
+    "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
     "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},

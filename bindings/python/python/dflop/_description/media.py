@@ -97,8 +97,9 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
         ModelError: it accepts no text that stands for the medium.
     """
     texts = [text for text in (template_text(processor, medium),) if text]
+    own = ["a"] if not texts and _puts_placeholders(processor, medium) else []
     problems = []
-    for text in texts + placeholders(processor, medium):
+    for text in own + texts + placeholders(processor, medium):
         for arguments in _arguments(processor, medium, value):
             try:
                 made: Mapping[str, Any] = processor(text=[text], return_tensors="pt", **arguments)
@@ -109,6 +110,24 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
     raise ModelError(
         f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
     )
+
+
+@lru_cache(maxsize=4)
+def _puts_placeholders(processor: Any, medium: str) -> bool:
+    """Whether a processor puts a placeholder before texts by itself, beside one that is there."""
+    if medium != "image":
+        return False
+    for token in placeholders(processor, medium):
+        counts = []
+        for text in ("a", token):
+            try:
+                made = processor(text=[text], images=[image(56, 56)], return_tensors="pt")
+                counts.append(processor.tokenizer.decode(made["input_ids"][0]).count(token))
+            except Exception:  # noqa: BLE001  A processor may raise anything.
+                break
+        if len(counts) == 2 and counts[0] > 0:
+            return counts[1] == counts[0] + 1
+    return False
 
 
 def features_inputs(processor: Any, medium: str, value: Any, function: Callable[..., Any]) -> dict[str, Any]:
