@@ -23,6 +23,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import dflop
 import tiny_models
 import torch
 import torch._dynamo  # before the processes fork, as all that follows
@@ -34,7 +35,7 @@ import transformers.masking_utils
 import transformers.modeling_layers
 from dflop._description import checkpoint, document
 from dflop.errors import ModelError
-from type_settings import CONFIG, IMAGE_PROCESSOR, NAMES, PROCESSOR
+from type_settings import CONFIG, IMAGE_PROCESSOR, INPUTS, NAMES, PROCESSOR, TOKENS
 
 RECORDS = Path(os.environ.get("RECORDS", "described_types.jsonl"))
 # Processor time of a type, after which it counts as missing.
@@ -51,7 +52,7 @@ def opened(model_type, directory, config):
     processor = None
     if checkpoint.feature_functions(model):
         processor = tiny_models.make_processor(model_type, config, settings_of(model_type))
-        tiny_models.with_token_ids(config, processor)
+        tiny_models.with_token_ids(config, processor, TOKENS.get(model_type, {}))
         model = checkpoint.build(config)
     config.save_pretrained(directory)
     return checkpoint.Checkpoint(directory, config, model, processor)
@@ -73,7 +74,8 @@ def described(model_type):
             try:
                 found = opened(model_type, Path(scratch), config)
                 description = document.from_parts(found, "")
-                json.dumps(description)
+                document.write(description | {"config_sha256": "0"}, file := Path(scratch) / "described.json")
+                dflop.CostModel(file)  # The loader reads it.
                 outcome = {"level": "described", "factor": factor, "rules": rules_of(description), "problems": problems}
             except Exception as error:
                 problems.append(problem_of(error) | {"factor": factor})
@@ -81,7 +83,9 @@ def described(model_type):
             if LEVEL == "described":
                 return outcome
             try:
-                outcome |= {"level": "trained"} | train_types.trained(description, config, processor_of(found), Path(scratch), medium_of(description))
+                outcome |= {"level": "trained"} | train_types.trained(
+                    description, config, processor_of(found), Path(scratch), medium_of(description), INPUTS.get(model_type, {})
+                )
             except Exception as error:
                 outcome["training"] = problem_of(error)
             return outcome

@@ -26,12 +26,12 @@ FACTORS = (16, 8, 4, 2)
 RELATIVES = {"qwen3_vl_moe": "qwen3_vl", "glm4v_moe": "glm4v", "cosmos3_omni": "qwen3_vl", "glm_ocr": "glm46v", "glmga": "glm46v", "mistral4": "mistral3",
              "qwen2_5_omni_thinker": "qwen2_5_omni", "qwen3_omni_moe_thinker": "qwen3_omni_moe", "fast_vlm": "llava",
              "diffusion_gemma": "gemma4", "glmasr": "glmasr"}
-_LAYER_NAMES = re.compile(r"^(num_(hidden_)?layers|depth|(encoder|decoder)_layers|n_layers?|num_(encoder|decoder|text|global|local)_layers|vision_layers|layers|"
+_LAYER_NAMES = re.compile(r"^(num_(hidden_)?layers|(resampler_)?depth|(encoder|decoder)_layers|n_layers?|num_(encoder|decoder|text|global|local)_layers|vision_layers|layers|"
                           r"num_hidden_layers\w*|num_global_layers|hybrid_layers|num_blocks)$")
 _WIDTHS = re.compile(r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|intermediate|ffn|d_ff|n_inner|inner_dim|input_dim|output_dim|"
                      r"projection_dim|projection_size|projector_dim|proj_dim|lru_width|d_inner|mlp_dim|text_dim|vision_dim|q_lora_rank|kv_lora_rank|d_ssm|"
                      r"expansion_dim|embd_pdim|attention_hidden|_channels$|dim_feedforward|^width$)")
-_NO_WIDTHS = re.compile(r"(_per_|ratio|multip|factor|layer|act|head_dim|num_channels|in_channels|in_chans|dropout|tokens|position|_std|scale|freq|bias|divisor)")
+_NO_WIDTHS = re.compile(r"(^input_dim$|_per_|ratio|multip|factor|layer|act|head_dim|num_channels|in_channels|in_chans|dropout|tokens|position|_std|scale|freq|bias|divisor)")
 _HEADS = re.compile(r"^(n_heads?|num_heads|n_head|num_\w*heads?\w*|(encoder|decoder)_attention_heads|\w*attention_heads|\w*_n_heads|\w*num_heads)$")
 _KEY_HEADS = re.compile(r"(kv_heads|key_value_heads|n_head_kv|num_kv|n_groups)")
 _EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts")
@@ -43,10 +43,13 @@ def shrunk(values, factor):
     if "architecture" in values:
         return values  # Another package has a model of these sizes only.
     made = {}
-    counts = {found for name, found in values.items() if _LAYER_NAMES.match(name) and is_count(found)}
+    counts = {found for name, found in values.items() if _LAYER_NAMES.match(str(name)) and is_count(found)}
     by_layer = [found for found in values.values() if isinstance(found, list) and len(found) in counts and len(found) > LAYERS]
     kept = {len(found): chosen([repr(one) for one in zip(*(other for other in by_layer if len(other) == len(found)))]) for found in by_layer}
     for name, found in filled(values).items():
+        if not isinstance(name, str):
+            made[name] = found
+            continue
         if isinstance(found, dict) and found and "layer" in name and all(re.fullmatch(r"\d+", str(key)) for key in found):
             places = kept.get(max(counts, default=0)) or range(LAYERS)
             found = {at: found.get(place, found.get(str(place))) for at, place in enumerate(places) if place in found or str(place) in found}
@@ -170,12 +173,13 @@ def make_tokenizer(kind):
     tokenizer.unk_token = tokenizer.bos_token = "<|endoftext|>"
     source = "" if kind is None else inspect.getsource(inspect.getmodule(kind))
     marks = set(re.findall(r"[\"'](<[^<>\s\"'{}]+>|\[[A-Z_]+\]|\|[A-Z_]+\|)[\"']", source))
-    roles = {name.removesuffix("_id") for name in re.findall(r"tokenizer\.(\w+_token(?:_id)?)\b", source)}
+    marks |= {one for name, one in vars(kind or object).items() if name.endswith("_TOKEN") and isinstance(one, str)}
+    roles = {name.removesuffix("_id") for name in re.findall(r"tokenizer(?:\.|, [\"'])(\w+_token(?:_id)?)\b", source)}
     # Without these, processors use a token of their own, which is among the marks.
     roles -= set(re.findall(r"hasattr\(tokenizer, [\"'](\w+_token)[\"']", source))
     tokenizer.add_special_tokens({"additional_special_tokens": sorted(marks)})
     for role in sorted(roles):
-        if getattr(tokenizer, role, None) is None:
+        if not isinstance(getattr(tokenizer, role, None), str):
             token = default_of(source, role) or f"<|{role.removesuffix('_token')}|>"
             tokenizer.add_special_tokens({"additional_special_tokens": [token]}, replace_extra_special_tokens=False)
             setattr(tokenizer, role, token)
@@ -266,24 +270,31 @@ def media_settings(found, config):
     size = dict(getattr(defaults, "size", None) or {})
     if isinstance(side, int) and set(size) == {"height", "width"}:
         settings["size"] = {"height": side, "width": side}
-    elif isinstance(side, int) and getattr(defaults, "max_image_size", None):
+    elif isinstance(side, int) and isinstance(getattr(defaults, "max_image_size", None), dict):
         settings["max_image_size"] = {"longest_edge": side}
     elif isinstance(side, int) and set(size) == {"shortest_edge"} and getattr(defaults, "crop_size", None):
         settings |= {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     return settings
 
 
-def with_token_ids(config, processor):
-    """Sets the ids of placeholders in a configuration, and in its parts, to those of the processor."""
+def with_token_ids(config, processor, tokens):
+    """Sets the ids of placeholders in a configuration, and in its parts, to those of the processor; some by their tokens."""
     tokenizer = getattr(processor, "tokenizer", processor)
     for owner in [config, *checkpoint.sub_configs(config)]:
         for name in list(vars(owner)):
             role = name.removesuffix("_id").removesuffix("_index")
             if not (name.endswith(("_token_id", "_token_index"))):
                 continue
-            found = next((one for one in (getattr(processor, f"{role}_id", None), getattr(tokenizer, f"{role}_id", None)) if is_count(one)), None)
-            if found is None and isinstance(getattr(processor, role, None), str):
-                found = tokenizer.convert_tokens_to_ids(getattr(processor, role))
+            several = getattr(processor, f"{role}_ids", None) or [None]
+            found = next((one for one in (several[0], getattr(processor, f"{role}_id", None), getattr(tokenizer, f"{role}_id", None)) if is_count(one)), None)
+            token = str(getattr(processor, role, None) or "")
+            if found is None and token:
+                found = tokenizer.convert_tokens_to_ids(token)
             if is_count(found):
                 setattr(owner, name, found)
+    known = tokenizer.get_vocab()
+    for token in getattr(config, "vocabulary_map", None) or {}:
+        config.vocabulary_map[token] = known.get(token, config.vocabulary_map[token])
+    for name, token in tokens.items():
+        setattr(config, name, tokenizer.convert_tokens_to_ids(token))
     return config

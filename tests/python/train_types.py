@@ -74,8 +74,10 @@ def template(processor, medium):
     )
 
 
-def trained(description, config, processor, directory, medium):
+def trained(description, config, processor, directory, medium, arguments):
     """Returns how a type was trained: whether packed, and whether samples without a medium were among the others.
+
+    `arguments` are further ones of `Inputs`.
 
     Raises ModelError with what is missing.
     """
@@ -87,7 +89,7 @@ def trained(description, config, processor, directory, medium):
         write_shards(shards, medium, every)
         for is_packed in (True, False):
             try:
-                run(description, copy.deepcopy(model), processor, shards, medium, is_packed)
+                run(description, copy.deepcopy(model), processor, shards, medium, is_packed, arguments)
                 return {"is_packed": is_packed, "is_mixed": medium is None or not every}
             except Exception as error:
                 problems.append(f"{'packed' if is_packed else 'padded'}{', all with media' if every and medium else ''}: {type(error).__name__}: {error}"[:400])
@@ -129,17 +131,17 @@ def made_wide(model):
     return model
 
 
-def run(description, model, processor, shards, medium, is_packed):
+def run(description, model, processor, shards, medium, is_packed, arguments):
     """Trains on balanced microbatches, and a copy of the model on single samples; both must lose the same."""
     tokenizer = getattr(processor, "tokenizer", processor)
-    inputs = Inputs(processor, chat_template=template(processor, medium), packed=is_packed)
-    single = Inputs(processor, chat_template=template(processor, medium))
+    inputs = Inputs(processor, chat_template=template(processor, medium), packed=is_packed, **arguments)
+    single = Inputs(processor, chat_template=template(processor, medium), **arguments)
     dataset = dflop.Dataset(shards).count_tokens(tokenizer)
     counts = single.token_counts()
     parameters = {module["module"]: module["parameters"] for module in description["modules"]}
     loader = dflop.BalancedLoader(
         dataset, model=dflop.Custom(modules=parameters, tokens=counts), global_batch_size=GLOBAL_BATCH, microbatches=MICROBATCHES,
-        steps=STEPS, processor=dflop.CustomProcessor(batch=inputs), read=dflop.Read(python_threads=1),
+        steps=STEPS, processor=dflop.CustomProcessor(batch=lambda samples: as_float(inputs(samples))), read=dflop.Read(python_threads=1),
     )
     reference = copy.deepcopy(model)
     optimizers = [torch.optim.SGD(one.parameters(), lr=LEARNING_RATE) for one in (model, reference)]
@@ -163,9 +165,14 @@ def run(description, model, processor, shards, medium, is_packed):
         raise ModelError(f"{report['tokens']} tokens delivered, {report['planned_tokens']} planned, first {report['differing'][:1]}")
 
 
+def as_float(made):
+    """Returns inputs in the precision of the model: some processors make pixels of another."""
+    return {name: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value for name, value in made.items()}
+
+
 def one_by_one(model, inputs, sample, targets):
     """Returns the share of a sample in the loss of the unbalanced loop, and adds its gradients."""
-    made = inputs([sample])
+    made = as_float(inputs([sample]))
     labels = made.pop("labels")
     logits = model(**made, use_cache=False).logits
     aligned = logits[:, -labels.shape[1]:] if logits.shape[1] > labels.shape[1] else logits

@@ -5,11 +5,26 @@ PROCESSOR = {
     "llava": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_next": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
-    "mistral3": dict(patch_size=14, spatial_merge_size=2),
-    "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256),
+    "llava_next_video": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
+    "fast_vlm": dict(patch_size=64, vision_feature_select_strategy="full", num_additional_image_tokens=0),
+    "mistral3": dict(patch_size=14, spatial_merge_size=2), "mistral_large4": dict(patch_size=14, spatial_merge_size=2),
+    "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
 IMAGE_PROCESSOR = {
-    "mistral3": dict(patch_size=14, size={"longest_edge": 1540}),
+    "aria": dict(max_image_size=490),
+    "paligemma": dict(image_seq_length=256),
+    "dots3_note": dict(temporal_patch_size=1),
+    "fast_vlm": dict(size={"shortest_edge": 256}, crop_size={"height": 256, "width": 256}),
+    "mistral3": dict(patch_size=14, size={"longest_edge": 1540}), "mistral_large4": dict(patch_size=14, size={"longest_edge": 1540}),
+}
+# Further arguments of `Inputs`, which a user of the model would pass.
+INPUTS = {
+    "cosmos3_edge": dict(return_mm_token_type_ids=True),
+}
+# Tokens of the ids in configurations whose names do not tell them.
+TOKENS = {
+    "llama4": {"image_token_id": "<|patch|>"},
+    "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
 CONFIG = {
@@ -18,16 +33,32 @@ CONFIG = {
     "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
     "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
     "internvl": {"tie_word_embeddings": False},
-    "gemma3": {"vision_config": {"image_size": 896, "patch_size": 14}},
+    "gemma3": {"vision_config": {"image_size": 448, "patch_size": 14}},
     "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
     "smolvlm": {"vision_config": {"image_size": 364, "patch_size": 14}},
     "glm4v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
     "glm4_moe": {"head_dim": 128},
-    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
-    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "position_id_per_seconds": 13},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 1, "vision_end_token_id": 2},
+    "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
+    "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
+    "chameleon": {"vocabulary_map": {"<image>": 7} | {f"IMGIMG{one}Z": 8 + at for at, one in enumerate("ABCDEFGH")}, "vq_config": {"num_embeddings": 8}},
+    "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)}, "vq_config": {"codebook_size": 8}},
+    "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
+    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
+    "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
+    "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
+    "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
+    "vipllava": {"vision_feature_layers": [-2, -1]},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}},
+    "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364, "patch_size": 14}},
+    "aria": {"vision_config": {"image_size": 490, "patch_size": 14}},
+    "shieldgemma2": {"vision_config": {"image_size": 448, "patch_size": 14}},
+    "granite_speech": {"projector_config": {"encoder_hidden_size": 1024}},
+    "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}},
     "glm46v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "glmga": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},

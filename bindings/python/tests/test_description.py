@@ -66,6 +66,34 @@ class Fits(unittest.TestCase):
         assert found is not None
         self.assertEqual((found.coefficients, found.window), ({"per_token": 11, "per_chunk": 4000}, 13))
 
+    def test_media_of_the_same_items_check_each_other(self) -> None:
+        units = [fits.Units(2, 49)] * 3
+        found = fits.fit(units, [1000, 1000, 1004], (fits.ITEMS,))
+        self.assertEqual(found, fits.Polynomial({"per_item": 500}, Fraction(4, 1004)))
+        self.assertIsNone(fits.fit(units[:1], [1000], (fits.ITEMS,)))
+
+    def test_layers_may_run_several_times_per_medium(self) -> None:
+        more = (((3, 9),), ((1, 9),), (), ((5, 9),))
+        units = [
+            fits.Units(1, length, more=runs) for length, runs in zip((16, 25, 36, 49), more, strict=True)
+        ]
+        self.assertEqual((units[0].tokens, units[0].full_pairs, units[0].all_items), (43, 256 + 3 * 81, 4))
+        counts = [2 * one.tokens + 5 * one.full_pairs for one in units]
+        found = fits.best(units, counts, fits.layer_hypotheses(units))
+        expected = fits.Polynomial({"per_token": 2, "per_pair": 5}, Fraction(0), "full")
+        self.assertEqual(found, expected)
+
+    def test_layers_that_pad_to_chunks_and_counts_of_whole_sequences_are_found(self) -> None:
+        units = [fits.Units(1, tokens) for tokens in (50, 130, 225, 375, 512)]
+        counts = [2 * one.tokens + 9000 * one.chunks(200) for one in units]
+        found = fits.best(units, counts, fits.layer_hypotheses(units, {512, 200, 7}))
+        expected = fits.Polynomial({"per_token": 2, "per_chunk": 9000}, Fraction(0), "none", 200)
+        self.assertEqual(found, expected)
+        found = fits.best(
+            units, [7 * one.tokens + 640 for one in units], fits.outside_hypotheses(None, units)
+        )
+        self.assertEqual(found, fits.Polynomial({"per_token": 7, "per_chunk": 640}, Fraction(0), "none", 512))
+
 
 class WithoutPyTorch(unittest.TestCase):
     @unittest.skipIf(importlib.util.find_spec("transformers"), "needs an environment without transformers")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 PLACEHOLDERS = {"<image>": "image", "<video>": "video", "<audio>": "audio"}
+# Arguments of processors that their tokenizers take as well.
+_TEXT_ARGUMENTS = ("return_tensors", "padding", "padding_side", "add_special_tokens")
 Message = dict[str, Any]
 
 
@@ -180,7 +182,7 @@ class Inputs:
         self._processor, self._messages, self._targets = processor, messages, targets
         self._template = {} if chat_template is None else {"chat_template": chat_template}
         self._tokenizer = getattr(processor, "tokenizer", processor)
-        self._is_packed, self._is_flat = packed, False
+        self._is_packed, self._is_flat, self._is_apart = packed, False, False
         self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
 
     def __call__(self, samples: list[Sample]) -> dict[str, Any]:
@@ -222,18 +224,53 @@ class Inputs:
     def _padded(self, samples: list[Any]) -> dict[str, Any]:
         conversations = [self._messages(sample) for sample in samples]
         texts = [self._render(messages) for messages in conversations]
-        arguments = self._arguments | self._media([media_of(sample) for sample in samples])
+        arguments = dict(self._arguments)
         bos = getattr(self._tokenizer, "bos_token", None)
         if bos and texts[0].startswith(bos):
             arguments["add_special_tokens"] = False
-        made = self._processed(texts, arguments)
+        made = self._mixed(texts, [media_of(sample) for sample in samples], arguments)
         made["labels"] = self._labels(made, conversations, texts)
         return made
 
+    def _mixed(
+        self, texts: list[str], media: list[dict[str, list[Any]]], arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Calls the processor for all samples, or the tokenizer for those without media if it refuses these."""
+        without = [at for at, own in enumerate(media) if not any(own.values())]
+        refused: Exception | None = None
+        if not (self._is_apart and without):
+            try:
+                return self._processed(texts, arguments | self._media(media))
+            except Exception as error:
+                if not without or self._tokenizer is self._processor:
+                    raise
+                refused = error
+        try:
+            made = self._apart(texts, media, without, arguments)
+        except Exception as error:  # noqa: BLE001  A processor may raise anything.
+            raise refused or error from None
+        self._is_apart = True
+        return made
+
+    def _apart(
+        self,
+        texts: list[str],
+        media: list[dict[str, list[Any]]],
+        without: Sequence[int],
+        arguments: dict[str, Any],
+    ) -> dict[str, Any]:
+        kept = [at for at in range(len(texts)) if at not in without]
+        of_text = {name: arguments[name] for name in _TEXT_ARGUMENTS if name in arguments}
+        parts = [(without, dict(self._tokenizer([texts[at] for at in without], **of_text)))]
+        if kept:
+            own = arguments | self._media([media[at] for at in kept])
+            parts.insert(0, (kept, self._processed([texts[at] for at in kept], own)))
+        return _joined(parts, getattr(self._tokenizer, "pad_token_id", None) or 0)
+
     def _processed(self, texts: list[str], arguments: dict[str, Any]) -> dict[str, Any]:
-        """Calls the processor, which may not accept lists of images by sample where one is empty."""
+        """Calls the processor, which may not accept lists of images by sample."""
         images = arguments.get("images")
-        if images is None or all(images):
+        if images is None:
             return dict(self._processor(text=texts, **arguments))
         refused: Exception | None = None
         if not self._is_flat:
@@ -293,7 +330,7 @@ class Inputs:
             (id_, id_ not in media and any(start < end_ and begin < end for start, end in spans))
             for id_, (begin, end_) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
         ]
-        return aligned(plain, ids)
+        return aligned(plain, ids, self._tokenizer.decode)
 
     def _assistant_spans(self, messages: list[Message], text: str) -> Iterator[tuple[int, int]]:
         """Yields where the assistant's turns are in the text, the token that ends a turn included."""
@@ -309,12 +346,18 @@ class Inputs:
             yield len(before), len(through)
 
 
-def aligned(plain: Sequence[tuple[int, bool]], ids: Sequence[int]) -> list[int]:
+def aligned(
+    plain: Sequence[tuple[int, bool]], ids: Sequence[int], decode: Callable[[list[int]], str] | None = None
+) -> list[int]:
     """Returns labels of ids that a processor made of a text, where it has expanded media.
+
+    Targets that merged with text of the processor's own after them, such as a line break, are the ids that both
+    became.
 
     Args:
         plain: ids of the text before, and whether each is a target.
         ids: ids that the processor made.
+        decode: returns the text of ids, to see what has merged. Default: such targets are missing.
 
     Returns:
         list[int]: for each of the ids itself if it is a target, else -100.
@@ -337,11 +380,17 @@ def aligned(plain: Sequence[tuple[int, bool]], ids: Sequence[int]) -> list[int]:
     # Tokens beside a medium merged with what it was expanded to.
     labels, found = [IGNORED] * len(ids), 0
     matcher = SequenceMatcher(None, [id_ for id_, _ in plain], list(ids), autojunk=False)
-    for start, place, length in matcher.get_matching_blocks():
-        for offset in range(length):
-            if plain[start + offset][1]:
-                labels[place + offset] = ids[place + offset]
-                found += 1
+    for kind, start, end, place, place_end in matcher.get_opcodes():
+        if kind == "equal":
+            for offset in range(end - start):
+                if plain[start + offset][1]:
+                    labels[place + offset] = ids[place + offset]
+                    found += 1
+        elif kind == "replace" and decode is not None and all(is_target for _, is_target in plain[start:end]):
+            merged = list(ids[place:place_end])
+            if decode(merged).startswith(decode([id_ for id_, _ in plain[start:end]])):
+                labels[place:place_end] = merged
+                found += end - start
     targets = sum(is_target for _, is_target in plain)
     if found != targets:
         raise ValueError(f"{targets - found} of {targets} target tokens are not among the processor's ids")
@@ -445,6 +494,23 @@ class _TextCounts:
 
     def __call__(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _joined(parts: Sequence[tuple[Sequence[int], dict[str, Any]]], pad: int) -> dict[str, Any]:
+    """Returns the inputs of all samples from those of some, with their places; the first have all names."""
+    import torch
+
+    rows = sum(len(places) for places, _ in parts)
+    longest = max(made["input_ids"].shape[1] for _, made in parts)
+    joined = dict(parts[0][1])
+    for name, first in joined.items():
+        if getattr(first, "shape", None) != parts[0][1]["input_ids"].shape:
+            continue
+        joined[name] = torch.full((rows, longest), pad if name == "input_ids" else 0, dtype=first.dtype)
+        for places, made in parts:
+            for place, row in zip(places, made.get(name, ()), strict=False):
+                joined[name][place, : len(row)] = row
+    return joined
 
 
 def _packed(made: dict[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,32 @@ class HuggingFace(unittest.TestCase):
         # 2 x 3 and 7 x 5 tokens, two markers around each, and four tokens of both turns.
         self.assertEqual(counted[0][0]["vision"], [6 + 2, 35 + 2])
 
+    def test_samples_without_media_need_no_processor_that_takes_them(self) -> None:
+        class Refusing:
+            """Is the processor, except that it accepts flat lists of images and only texts with one."""
+
+            def __init__(self, processor: object) -> None:
+                self.processor = processor
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(self.processor, name)
+
+            def __call__(self, *, text: list[str], images: list | None = None, **more: object) -> object:
+                if images is None or any(isinstance(one, list) for one in images):
+                    raise ValueError("images are required, not nested")
+                if not all(IMAGE in one for one in text):
+                    raise ValueError("every text needs an image")
+                return self.processor(text=text, images=images, **more)
+
+        samples = [dflop.Dataset(self.directory / "shards")[at] for at in range(8)]
+        have = ["0.png" in sample for sample in samples]
+        self.assertTrue(any(have) and not all(have))
+        made, expected = (Inputs(one)(samples) for one in (Refusing(self.processor), self.processor))
+        for name in ("input_ids", "attention_mask", "labels", "pixel_values"):
+            self.assertTrue(torch.equal(made[name], expected[name]), name)
+        texts = [sample for sample, has in zip(samples, have, strict=True) if not has]
+        self.assertNotIn("pixel_values", Inputs(Refusing(self.processor))(texts))
+
     def test_packed_inputs_are_padded_ones_without_padding(self) -> None:
         samples = [dflop.Dataset(self.directory / "shards")[at] for at in range(5)]
         padded = Inputs(self.processor)(samples)
@@ -175,6 +201,15 @@ class HuggingFace(unittest.TestCase):
         self.assertEqual(aligned(plain, [1, 7, 9, 3, 4]), [-100] * 3 + [3, 4])
         with self.assertRaisesRegex(ValueError, "1 of 2 target tokens"):
             aligned(plain, [1, 7, 2, 3, 9])
+        texts = {1: "a", 7: "<i>", 2: "b", 3: "c", 4: "\n", 9: "\n\n"}
+
+        def decode(ids: list[int]) -> str:
+            return "".join(texts[one] for one in ids)
+
+        # The last target has merged with a line break that the processor adds.
+        self.assertEqual(aligned(plain, [1, 7, 2, 3, 9], decode), [-100] * 3 + [3, 9])
+        with self.assertRaisesRegex(ValueError, "1 of 2 target tokens"):
+            aligned(plain, [1, 7, 2, 3, 2], decode)
 
 
 if __name__ == "__main__":

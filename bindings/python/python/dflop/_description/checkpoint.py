@@ -6,6 +6,7 @@ Nothing is downloaded, and no weights are read. Code in the checkpoint runs only
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Iterator
@@ -61,14 +62,25 @@ def feature_functions(model: Any) -> dict[str, Any]:
         part = "audio_config" if medium == "audio" else "vision_config"
         if getattr(model.config, part, model) is None:
             continue
-        function = getattr(model, f"get_{medium}_features", None)
-        if function is None:
-            function = getattr(getattr(model, "base_model", None), f"get_{medium}_features", None)
+        function = _features_function(model, f"get_{medium}_features")
         if function is None and medium == "audio":
             function = _tower_and_projector(model)
         if function is not None:
             found[medium] = function
     return found
+
+
+def _features_function(model: Any, name: str) -> Any:
+    """Returns the function with its own arguments: that of the base model, to which a model with a head delegates."""
+    owners = [getattr(model, "base_model", None), getattr(model, "model", None), model]
+    functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
+    kinds = [{one.kind for one in inspect.signature(function).parameters.values()} for function in functions]
+    own = [
+        function
+        for function, found in zip(functions, kinds, strict=True)
+        if inspect.Parameter.VAR_POSITIONAL not in found
+    ]
+    return next(iter([*own, *functions]), None)
 
 
 def _tower_and_projector(model: Any) -> Any:

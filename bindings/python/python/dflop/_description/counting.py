@@ -30,13 +30,13 @@ class Counted:
     Attributes:
         total: of everything.
         modules: of each watched module, by its number.
-        shapes: shape of the hidden states that each watched module received first.
+        shapes: shape of the hidden states that each watched module received, run by run.
         output: what the run returned.
     """
 
     total: Flops
     modules: dict[int, Flops] = field(default_factory=lambda: defaultdict(Flops))
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[int, list[tuple[int, ...]]] = field(default_factory=lambda: defaultdict(list))
     output: Any = None
 
 
@@ -79,6 +79,24 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
     return counted
 
 
+def forward_flops(run: Callable[[], Any], groups: Sequence[Sequence[torch.nn.Module]]) -> list[int]:
+    """Counts a forward pass in groups of modules."""
+    flops, counter = [0] * len(groups), FlopCounterMode(display=False)
+    with shapes_only(), torch.enable_grad(), counter, contextlib.ExitStack() as hooks:
+        for at, module in ((at, module) for at, group in enumerate(groups) for module in group):
+
+            def enter(_: Any, __: Any, at: int = at) -> None:
+                flops[at] -= counter.get_total_flops()
+
+            def leave(_: Any, __: Any, ___: Any, at: int = at) -> None:
+                flops[at] += counter.get_total_flops()
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        run()
+    return flops
+
+
 class _Marks:
     """Reads the counter where the forward pass and the backward pass enter and leave modules."""
 
@@ -101,7 +119,7 @@ class _Marks:
             if name is None:
                 self._first.append((number, one))
                 return None
-            self.counted.shapes.setdefault(number, tuple(named[name].shape))
+            self.counted.shapes[number].append(tuple(named[name].shape))
             if not named[name].requires_grad:
                 self._first.append((number, one))
                 return None

@@ -211,8 +211,8 @@ def _layer(
         found = checked(name, way, values, fits.best(units, values, hypotheses), False, units)
         described[f"flops_{way}"] = found.coefficients
     has_pairs = bool(described["flops_forward"].get("per_pair"))
-    shape = counts[0].shapes.get(number)
-    described["message_width"] = None if shape is None else shape[-1]
+    shapes = counts[0].shapes[number]
+    described["message_width"] = shapes[0][-1] if shapes else None
     described["attention"] = pattern if has_pairs else {"pattern": "linear", "window": None}
     return described
 

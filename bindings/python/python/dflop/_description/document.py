@@ -63,7 +63,7 @@ def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, A
         entry["parameters"] = sum(divided[entry["module"]].values())
     # Parameters beside the parts, such as newline embeddings, belong to the only encoder if there is one.
     beside = sum(divided[""].values())
-    _check_beside(model, divided[""], parts.parameter_count([model]))
+    _check_beside(opened, modules, divided[""])
     if len(modules) == 1:
         modules[0]["parameters"] += beside
         beside = 0
@@ -99,24 +99,52 @@ def write(description: dict[str, Any], path: str | os.PathLike[str]) -> None:
     os.replace(file.name, target)
 
 
-def _check_beside(model: Any, beside: dict[int, int], total: int) -> None:
-    """Checks that hardly any parameters are outside the modules.
+def _check_beside(
+    opened: checkpoint.Checkpoint, modules: list[dict[str, Any]], beside: dict[int, int]
+) -> None:
+    """Checks that hardly any parameters that do work are outside the modules; those that never run may be.
 
     Raises:
         ModelError: a part of the model is reached neither by the decoder nor by a features function.
     """
-    if sum(beside.values()) <= total * fits.ERROR_MAX:
+    model = opened.model
+    most = parts.parameter_count([model]) * fits.ERROR_MAX
+    if sum(beside.values()) <= most:
         return
+    ran = [_running(opened, medium) for entry in modules for medium in entry["media"]]
     sizes: dict[str, int] = {}
     for path, parameter in model.named_parameters():
-        if id(parameter) in beside:
-            name = ".".join(path.split(".")[:2])
+        name = ".".join(path.split(".")[:2])
+        runs = any(paths is None or any(f"{one}.".startswith(f"{name}.") for one in paths) for paths in ran)
+        if id(parameter) in beside and (runs or not ran):
             sizes[name] = sizes.get(name, 0) + parameter.numel()
+    if sum(sizes.values()) <= most:
+        return
     name = max(sizes, key=lambda one: sizes[one])
     raise ModelError(
         f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
         "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
     )
+
+
+def _running(opened: checkpoint.Checkpoint, medium: str) -> list[str] | None:
+    """Returns the paths of the modules that a whole forward pass with a medium runs; nothing if it fails."""
+    import torch
+
+    from dflop._description import counting, media
+    from dflop._description.shape_mode import shapes_only
+
+    values = {"image": media.image(448, 448), "video": media.video(4, 112, 112)}
+    value = values.get(medium)
+    if value is None:
+        value = media.clip(2 * media.sample_rate_hz(opened.processor))
+    try:
+        made = dict(media.processed(opened.processor, medium, value)[0])
+        with counting.executed(opened.model) as ran, shapes_only(), torch.no_grad():
+            opened.model(**made)
+    except Exception:  # noqa: BLE001  A model may raise anything.
+        return None
+    return list(ran)
 
 
 def _encoders(opened: checkpoint.Checkpoint, width: int) -> list[dict[str, Any]]:
@@ -137,10 +165,10 @@ def _encoder(
 ) -> dict[str, Any]:
     model, processor = opened.model, opened.processor
     found = encoder.find(model, processor, medium, function, width)
-    described = encoder.measure(model, processor, function, found, width)
+    described, runs, longest = encoder.measure(model, processor, function, found, width)
     config = _tower_config(opened.config, module)
     sizes = vars(opened.config) | ({} if config is None else vars(config))
-    work = encoder.Work(processor, function, found, described)
+    work = encoder.Work(processor, function, found, described, runs, longest)
     if medium == "image":
         rule = token_rules.image_rule(processor, sizes, work)
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dflop._description import counting, fits, media, parts
+from dflop._description import checkpoint, counting, fits, media, parts
 from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
 
@@ -59,7 +60,11 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
         raise ModelError(
             f"`{function.__name__}` does not run on shapes alone, in `{last}`: {problem}"
         ) from error
-    layers = parts.find_layers(model, ran=list(ran))
+    layers = parts.find_layers(
+        model,
+        ran=list(ran),
+        work=lambda lists: counting.forward_flops(lambda: function(**inputs), [one.modules for one in lists]),
+    )
     if layers is None:
         layers = parts.whole_tower(model, list(ran), _holders(model))
     if layers is None:
@@ -92,20 +97,39 @@ class Work:
         function: from media to LLM embeddings.
         encoder: the encoder's parts.
         described: what `measure` returned.
+        runs: runs of the layers for a medium at most.
+        longest: longest sequence that the counts were fitted on.
     """
 
     def __init__(
-        self, processor: Any, function: Callable[..., Any], encoder: Encoder, described: dict[str, Any]
+        self,
+        processor: Any,
+        function: Callable[..., Any],
+        encoder: Encoder,
+        described: dict[str, Any],
+        runs: int,
+        longest: int,
     ) -> None:
         self._processor, self._function, self._encoder = processor, function, encoder
-        self.is_fixed, self._width = described["unit"] == "items", described["output_width"]
+        self.is_fixed, self._width, self._runs = described["unit"] == "items", described["output_width"], runs
+        self._item_tokens = described["tokens_per_item"]
         reaches = [run["attention"] for run in described["layer_runs"]]
         self.windows = next((one for one in reaches if one["window"]), None)
+        parts_described = (described["outside_layers"], *described["connectors"])
+        self.chunk_tokens = next(
+            (part["chunk_tokens"] for part in parts_described if "chunk_tokens" in part), None
+        )
+        # A chunk for the whole of the longest sequence stands for counts that are the same for all.
+        self._length_max = longest if self.chunk_tokens == longest else None
 
     def units(self, size: Any) -> fits.Units:
         """Returns the units of an image of a size or a clip of some seconds."""
         inputs = features_inputs(self._processor, self._encoder.medium, size, self._function)
         return self._inputs_units(inputs)
+
+    def is_known(self, units: fits.Units) -> bool:
+        """Whether the counts hold for the units: not for sequences longer than a chunk for whole ones."""
+        return self._length_max is None or units.longest <= self._length_max
 
     def row(self, units: fits.Units) -> list[int]:
         """Returns items, encoder tokens, and pairs without and with windows."""
@@ -116,7 +140,7 @@ class Work:
             within = units.square_pairs(self.windows["window"])
         else:
             within = units.chunk_pairs(self.windows["window"])
-        return [units.items, units.tokens, pairs, within]
+        return [units.all_items, units.tokens, pairs, within]
 
     def clip_row(self, samples: int) -> list[int]:
         """Returns the row of a clip with so many samples."""
@@ -130,7 +154,7 @@ class Work:
         def stop(_: Any, args: Any, kwargs: Any) -> None:
             states = [one for one in (*args, *kwargs.values()) if counting.is_states(one)]
             reached.extend(tuple(one.shape) for one in states[:1])
-            if reached:
+            if reached and self._runs == 1:
                 raise _Reached
 
         handle = self._encoder.layers.modules[0].register_forward_pre_hook(stop, with_kwargs=True)
@@ -138,10 +162,13 @@ class Work:
             with shapes_only(), torch.no_grad():
                 output = self._function(**inputs)
         except _Reached:
-            return _units(reached[0], inputs)
+            output = None
         finally:
             handle.remove()
-        return _tower_units(feature_tokens(output, self._width), inputs)
+        if reached:
+            return _units(reached, inputs)
+        units = _tower_units(feature_tokens(output, self._width), inputs)
+        return units if self._item_tokens is None else _padded(units, self._item_tokens)
 
 
 class _Reached(Exception):
@@ -156,8 +183,13 @@ def feature_tokens(output: Any, width: int) -> int:
 
 def measure(
     model: Any, processor: Any, function: Callable[..., Any], encoder: Encoder, width: int
-) -> dict[str, Any]:
-    """Counts an encoder on media of several sizes and returns its description without token rule.
+) -> tuple[dict[str, Any], int, int]:
+    """Counts an encoder on media of several sizes.
+
+    Returns:
+        dict: the description without token rule.
+        int: most runs of the layers for a medium.
+        int: longest sequence.
 
     Raises:
         ModelError: counts follow no polynomial; the message names the module.
@@ -168,9 +200,13 @@ def measure(
     for size in IMAGES if encoder.medium == "image" else CLIPS:
         inputs = features_inputs(processor, encoder.medium, size, function)
         runs.append(_run(function, inputs, watched, model, width))
+    runs = _with_padding(runs)
     layers = len(encoder.layers.modules)
-    is_fixed = len({run.units.length for run in runs}) == 1
-    described = [_layer(encoder, runs, number, is_fixed) for number in range(layers)]
+    is_fixed = all(run.units.is_uniform and run.units.length == runs[0].units.length for run in runs)
+    fitted: dict[tuple[int, ...], fits.Polynomial] = {}
+    described = [
+        _layer(encoder, runs, number, is_fixed, _declared(model), fitted) for number in range(layers)
+    ]
     window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
     connectors = [
         _part(runs, [layers + at], path, is_fixed, window)
@@ -181,7 +217,17 @@ def measure(
         for at, path in enumerate(encoder.connectors)
     ]
     outside = _part(runs, None, f"{encoder.layers.path}, outside the layers", is_fixed, window)
-    return {
+    padded = {layer.pop("chunk_tokens") for layer in described if "chunk_tokens" in layer}
+    chunks = padded | {part["chunk_tokens"] for part in (*connectors, outside) if "chunk_tokens" in part}
+    if len(chunks) > 1:
+        lengths = " and ".join(map(str, sorted(chunks)))
+        raise fits.FitError(
+            f"parts of `{encoder.layers.path}` pad to chunks with {lengths} tokens: chunks of one length are "
+            "supported; profile the model with `dflop.torch.profile`"
+        )
+    if padded:
+        outside["chunk_tokens"] = padded.pop()
+    described_encoder = {
         "layers_path": encoder.layers.path,
         "unit": "items" if is_fixed else "tokens",
         "tokens_per_item": runs[0].units.length if is_fixed else None,
@@ -192,17 +238,18 @@ def measure(
         "outside_layers": outside,
         "connectors": connectors,
         "output_width": width,
-        "feature_tokens": [[run.units.items, run.units.tokens, run.tokens] for run in runs],
+        "feature_tokens": [[run.units.all_items, run.units.tokens, run.tokens] for run in runs],
     }
+    longest = max(run.units.longest for run in runs)
+    return described_encoder, max(len(run.counted.shapes[0]) for run in runs), longest
 
 
 def _run(
     function: Callable[..., Any], inputs: dict[str, Any], watched: Sequence[Any], model: Any, width: int
 ) -> Run:
     counted = counting.count(lambda: _features(function(**inputs)), watched, model.parameters())
-    tokens, shape = feature_tokens(counted.output, width), counted.shapes.get(0)
-    units = _tower_units(tokens, inputs) if shape is None else _units(shape, inputs)
-    return Run(units, counted, tokens)
+    tokens, shapes = feature_tokens(counted.output, width), counted.shapes[0]
+    return Run(_units(shapes, inputs) if shapes else _tower_units(tokens, inputs), counted, tokens)
 
 
 def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
@@ -211,12 +258,31 @@ def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
     return fits.Units(items, tokens // items, _grids(inputs))
 
 
-def _units(shape: tuple[int, ...], inputs: dict[str, Any]) -> fits.Units:
-    """Returns the units of the hidden states that the first layer receives."""
-    items, length = (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
+def _with_padding(runs: list[Run]) -> list[Run]:
+    """Replaces units by the embeddings of a tower where it does the same work for all: it pads its media."""
+    has_units = any(run.counted.shapes[0] for run in runs)
+    works = {(run.counted.total.forward, run.units.items) for run in runs}
+    if has_units or len(works) > 1:
+        return runs
+    longest = max(run.units.length for run in runs)
+    return [dataclasses.replace(run, units=_padded(run.units, longest)) for run in runs]
+
+
+def _padded(units: fits.Units, length: int) -> fits.Units:
+    return dataclasses.replace(units, length=length)
+
+
+def _units(shapes: Sequence[tuple[int, ...]], inputs: dict[str, Any]) -> fits.Units:
+    """Returns the units of the hidden states that the first layer receives in each of its runs."""
+    first, *more = [_sequences(shape) for shape in shapes]
+    return fits.Units(*first, _grids(inputs), tuple(more))
+
+
+def _sequences(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Returns the number of sequences in hidden states, and their length."""
     if len(shape) == 4:
-        items, length = shape[0], shape[1] * shape[2]
-    return fits.Units(items, length, _grids(inputs))
+        return shape[0], shape[1] * shape[2]
+    return (shape[0], shape[1]) if len(shape) == 3 else (1, shape[0])
 
 
 def _item_count(inputs: dict[str, Any]) -> int:
@@ -232,7 +298,7 @@ def _grids(inputs: dict[str, Any]) -> tuple[tuple[int, int, int], ...]:
     for name, value in inputs.items():
         if name.endswith("grid_thw"):
             return tuple((int(t), int(h), int(w)) for t, h, w in value.tolist())
-        if name.endswith(("grid_hw", "spatial_shapes")):
+        if name.endswith(("grid_hw", "spatial_shapes", "target_sizes")):
             return tuple((1, int(h), int(w)) for h, w in value.tolist())
     return ()
 
@@ -246,23 +312,44 @@ def _features(output: Any) -> Any:
     return [output.pooler_output, *deep]
 
 
-def _layer(encoder: Encoder, runs: Sequence[Run], number: int, is_fixed: bool) -> dict[str, Any]:
+def _declared(model: Any) -> set[int]:
+    """Returns the whole numbers in the configurations, among which is the length of chunks."""
+    configs = [model.config, *checkpoint.sub_configs(model.config)]
+    return {one for config in configs for one in vars(config).values() if type(one) is int}
+
+
+def _layer(
+    encoder: Encoder,
+    runs: Sequence[Run],
+    number: int,
+    is_fixed: bool,
+    declared: Collection[int],
+    fitted: dict[tuple[int, ...], fits.Polynomial],
+) -> dict[str, Any]:
+    """Describes a layer; equal counts are fitted once."""
     name = f"{encoder.layers.path}.{number}"
     module = encoder.layers.modules[number]
-    shape = runs[0].counted.shapes.get(number)
+    shapes = runs[0].counted.shapes[number]
     units = [run.units for run in runs]
     counts = [run.counted.modules[number] for run in runs]
     described: dict[str, Any] = {
         "parameters": parts.parameter_count([module]),
-        "message_width": None if shape is None else shape[-1],
+        "message_width": shapes[0][-1] if shapes else None,
     }
     pattern, window = "none", None
     for way in ("forward", "backward"):
-        values = [getattr(one, way) for one in counts]
-        hypotheses = iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units)
-        found = checked(name, way, values, fits.best(units, values, hypotheses), is_fixed, units)
+        values = tuple(getattr(one, way) for one in counts)
+        if values not in fitted:
+            hypotheses = (
+                iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units, declared)
+            )
+            best = fits.best(units, values, hypotheses)
+            fitted[values] = checked(name, way, values, best, is_fixed, units)
+        found = fitted[values]
         described[f"flops_{way}"] = found.coefficients
-        if way == "forward":
+        if "per_chunk" in found.coefficients:
+            described["chunk_tokens"] = found.window
+        elif way == "forward":
             pattern, window = found.pattern, found.window
     return described | {"attention": {"pattern": pattern, "window": window}}
 
@@ -282,7 +369,7 @@ def _part(
             ]
         else:
             values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
-        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window)
+        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window, units)
         wholes = [getattr(run.counted.total, way) for run in runs]
         found = checked(name, way, values, fits.best(units, values, hypotheses, wholes), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
@@ -304,11 +391,6 @@ def checked(
     Raises:
         FitError: it is not; the message names the module.
     """
-    if found is None and is_fixed and len({one.items for one in units}) == 1 and len(set(counts)) == 1:
-        # Every medium becomes the same items: the counts of all runs are one number.
-        each, rest = divmod(counts[0], units[0].items)
-        if rest == 0:
-            return fits.Polynomial({fits.ITEMS.name: each}, fits.Fraction(0), "full")
     if found is None or found.error > fits.ERROR_MAX:
         off = (
             "no polynomial in tokens fits"

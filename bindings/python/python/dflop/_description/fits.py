@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -28,21 +28,39 @@ class Units:
         items: sequences in the batch, such as tiles.
         length: positions in each sequence.
         grids: frames, rows and columns of the patches of each medium, if the model reads them.
+        more: items and their length in further runs of the layers.
     """
 
     items: int
     length: int
     grids: tuple[tuple[int, int, int], ...] = ()
+    more: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def sequences(self) -> tuple[tuple[int, int], ...]:
+        return ((self.items, self.length), *self.more)
+
+    @property
+    def all_items(self) -> int:
+        return sum(items for items, _ in self.sequences)
 
     @property
     def tokens(self) -> int:
-        return self.items * self.length
+        return sum(items * length for items, length in self.sequences)
+
+    @property
+    def is_uniform(self) -> bool:
+        return all(length == self.length for _, length in self.more)
+
+    @property
+    def longest(self) -> int:
+        return max(length for _, length in self.sequences)
 
     @property
     def full_pairs(self) -> int:
         if self.grids and sum(t * h * w for t, h, w in self.grids) == self.tokens:
             return sum(t * (h * w) ** 2 for t, h, w in self.grids)
-        return self.items * self.length**2
+        return sum(items * length**2 for items, length in self.sequences)
 
     def square_pairs(self, side: int) -> int:
         """Returns the query-key pairs if attention stays within squares of ``side`` x ``side`` patches."""
@@ -50,10 +68,10 @@ class Units:
 
     def chunk_pairs(self, length: int) -> int:
         """Returns the query-key pairs if attention stays within chunks of ``length`` positions."""
-        return self.items * _squares(self.length, length)
+        return sum(items * _squares(own, length) for items, own in self.sequences)
 
     def chunks(self, length: int) -> int:
-        return self.items * -(-self.length // length)
+        return sum(items * -(-own // length) for items, own in self.sequences)
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ class Polynomial:
     window: int | None = None
 
 
-ITEMS = Term("per_item", lambda units: units.items)
+ITEMS = Term("per_item", lambda units: units.all_items)
 TOKENS = Term("per_token", lambda units: units.tokens)
 FULL_PAIRS = Term("per_pair", lambda units: units.full_pairs)
 
@@ -93,11 +111,13 @@ def fit(
 
     Returns:
         Polynomial | None: nothing if the runs do not determine the coefficients, if one is negative, or if no
-        run is left for the check.
+        run is left for the check. Media that all become the same items are checks of each other.
     """
     rows = [[Fraction(term.value(units)) for term in terms] for units in runs]
     chosen = _independent(rows, len(terms))
-    if chosen is None or len(chosen) == len({tuple(row) for row in rows}):
+    different = len({tuple(row) for row in rows})
+    are_same_items = tuple(terms) == (ITEMS,) and different == 1 and len(runs) > 1
+    if chosen is None or (len(chosen) == different and not are_same_items):
         return None
     solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
@@ -136,30 +156,48 @@ def best(
     return found
 
 
-def layer_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what a layer's FLOPs may depend on: tokens, and pairs within what attention reaches."""
+def layer_hypotheses(
+    runs: Sequence[Units], declared: Collection[int] = ()
+) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what a layer's FLOPs may depend on: tokens, pairs within what attention reaches, padded chunks.
+
+    Chunks that layers pad to have lengths that the configuration declares: many lengths fit the same runs.
+    """
     yield "none", (TOKENS,)
     yield "full", (TOKENS, FULL_PAIRS)
     if all(units.grids for units in runs):
         for side in range(2, WINDOW_SIDE_MAX + 1):
             pairs = Term("per_pair", lambda units, side=side: units.square_pairs(side), side)  # type: ignore[misc]
             yield "window", (TOKENS, pairs)
-    longest = max(units.length for units in runs)
+    longest = max(units.longest for units in runs)
     for length in range(2, min(longest, WINDOW_TOKENS_MAX)):
         pairs = Term("per_pair", lambda units, length=length: units.chunk_pairs(length), length)  # type: ignore[misc]
         yield "chunk", (TOKENS, pairs)
+    for length in sorted(set(declared)):
+        if 1 < length < longest:
+            yield "none", (TOKENS, _chunks(length))
 
 
-def outside_hypotheses(window: int | None) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what FLOPs outside the layers may depend on: tokens, items, padding to whole chunks."""
+def outside_hypotheses(
+    window: int | None, runs: Sequence[Units] = ()
+) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to whole chunks."""
     yield "none", (TOKENS,)
-    yield "none", (ITEMS,)
-    yield "none", (TOKENS, ITEMS)
+    if runs:
+        whole = _chunks(max(units.longest for units in runs))
+        yield "none", (whole,)
+        yield "none", (TOKENS, whole)
+    else:
+        yield "none", (ITEMS,)
+        yield "none", (TOKENS, ITEMS)
     yield "none", (TOKENS, FULL_PAIRS)
     for length in [*([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]:
-        chunks = Term("per_chunk", lambda units, length=length: units.chunks(length), length)  # type: ignore[misc]
-        yield "none", (chunks,)
-        yield "none", (TOKENS, chunks)
+        yield "none", (_chunks(length),)
+        yield "none", (TOKENS, _chunks(length))
+
+
+def _chunks(length: int) -> Term:
+    return Term("per_chunk", lambda units: units.chunks(length), length)
 
 
 def _squares(length: int, part: int) -> int:

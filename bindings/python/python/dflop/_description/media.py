@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 
+from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
 
 SAMPLE_RATE_HZ = 16_000
@@ -94,8 +97,9 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
         ModelError: it accepts no text that stands for the medium.
     """
     texts = [text for text in (template_text(processor, medium),) if text]
+    own = ["a"] if not texts and _puts_placeholders(processor, medium) else []
     problems = []
-    for text in texts + placeholders(processor, medium):
+    for text in own + texts + placeholders(processor, medium):
         for arguments in _arguments(processor, medium, value):
             try:
                 made: Mapping[str, Any] = processor(text=[text], return_tensors="pt", **arguments)
@@ -106,6 +110,24 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
     raise ModelError(
         f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
     )
+
+
+@lru_cache(maxsize=4)
+def _puts_placeholders(processor: Any, medium: str) -> bool:
+    """Whether a processor puts a placeholder before texts by itself, beside one that is there."""
+    if medium != "image":
+        return False
+    for token in placeholders(processor, medium):
+        counts = []
+        for text in ("a", token):
+            try:
+                made = processor(text=[text], images=[image(56, 56)], return_tensors="pt")
+                counts.append(processor.tokenizer.decode(made["input_ids"][0]).count(token))
+            except Exception:  # noqa: BLE001  A processor may raise anything.
+                break
+        if len(counts) == 2 and counts[0] > 0:
+            return counts[1] == counts[0] + 1
+    return False
 
 
 def features_inputs(processor: Any, medium: str, value: Any, function: Callable[..., Any]) -> dict[str, Any]:
@@ -131,11 +153,40 @@ def features_inputs(processor: Any, medium: str, value: Any, function: Callable[
     made = dict(processed(processor, medium, value)[0])
     missing = sorted(required - set(made))
     if missing:
+        passed = _passed(function, made)
+        if required <= set(passed):
+            return passed
         raise ModelError(
             f"`{function.__name__}` requires {', '.join(missing)}, and {type(processor).__name__} makes "
             f"{', '.join(sorted(made))}"
         )
     return {name: found for name, found in made.items() if name in signature and name != "input_ids"}
+
+
+class _Reached(Exception):
+    """Ends a run at the features function."""
+
+
+def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that the model's own forward pass has for a features function; nothing if it never calls it."""
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    signature, seen = inspect.signature(function), dict[str, Any]()
+
+    def record(*args: Any, **kwargs: Any) -> None:
+        bound = signature.bind_partial(*args, **kwargs).arguments
+        seen.update({key: found for key, found in bound.items() if found is not None and key != "kwargs"})
+        raise _Reached
+
+    if owner is None:
+        return seen
+    vars(owner)[name] = record
+    try:
+        # A model may raise anything; whether the function was reached is seen.
+        with contextlib.suppress(Exception), shapes_only(), torch.no_grad():
+            owner(**inputs)
+    finally:
+        del vars(owner)[name]
+    return seen
 
 
 def _arguments(processor: Any, medium: str, value: Any) -> list[dict[str, Any]]:

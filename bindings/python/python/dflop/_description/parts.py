@@ -7,7 +7,7 @@ first layer and return vectors as wide as the LLM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,28 +34,41 @@ def parameter_count(modules: Sequence[nn.Module]) -> int:
     return sum({id(one): one.numel() for module in modules for one in module.parameters()}.values())
 
 
-def find_layers(root: nn.Module, within: str = "", ran: Sequence[str] | None = None) -> Layers | None:
-    """Returns the longest-lived list of layers: that with the most parameters, outside of other such lists.
+def find_layers(
+    root: nn.Module,
+    within: str = "",
+    ran: Sequence[str] | None = None,
+    work: Callable[[Sequence[Layers]], Sequence[int]] | None = None,
+) -> Layers | None:
+    """Returns the list of layers: that with the most parameters or work, outside of other such lists.
+
+    A list with one module is chosen only if there is no longer one: connectors keep their layers in such lists.
 
     Args:
         root: module to search.
         within: path of the root in the model.
         ran: paths of the modules that run; all by default.
+        work: counts the work of lists if there are several. Default: their parameters.
     """
-    candidates: list[tuple[int, str, nn.ModuleList]] = []
+    candidates: list[Layers] = []
     for path, module in root.named_modules():
         whole = ".".join(part for part in (within, path) if part)
         if not isinstance(module, nn.ModuleList) or len(module) == 0:
             continue
         if ran is not None and not any(name.startswith(f"{whole}.") for name in ran):
             continue
-        if any(whole.startswith(f"{outer}.") for _, outer, _ in candidates):
+        if any(whole.startswith(f"{outer.path}.") for outer in candidates):
             continue
-        candidates.append((parameter_count(list(module)), whole, module))
+        candidates.append(Layers(whole, tuple(module)))
+    longer = [one for one in candidates if len(one.modules) > 1]
+    candidates = longer or candidates
     if not candidates:
         return None
-    _, path, module = max(candidates, key=lambda one: one[0])
-    return Layers(path, tuple(module))
+    if work is None or len(candidates) == 1:
+        counts: Sequence[int] = [parameter_count(one.modules) for one in candidates]
+    else:
+        counts = work(candidates)
+    return max(zip(counts, candidates, strict=True), key=lambda one: one[0])[1]
 
 
 def whole_tower(model: nn.Module, ran: Sequence[str], excluded: Sequence[str]) -> Layers | None:

@@ -43,7 +43,9 @@ def image_rule(processor: Any, sizes: Mapping[str, Any], work: encoder.Work) -> 
     is_uniform = len({tuple(row) for row in seen.values()}) == 1
     if len(counts) == 1 and is_uniform and all(tokens is not None for _, _, tokens in rows):
         return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
-    for candidate in _candidates(processor, sizes, getattr(processor, "image_processor", None)):
+    part = getattr(processor, "image_processor", None)
+    # A rule counts no padding to chunks.
+    for candidate in _candidates(processor, sizes, part) if work.chunk_tokens is None else ():
         if _agrees(candidate, rows, seen, work):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
     columns = ["width_pixels", "height_pixels", *_COUNTS]
@@ -67,7 +69,11 @@ def _with_work(
         if tokens is None:
             made.append([width, height, *[None] * len(_COUNTS)])
             continue
-        count = _patches(processor, width, height) if by_patches and work.windows is None else None
+        count = (
+            _patches(processor, width, height)
+            if by_patches and work.windows is None and work.chunk_tokens is None
+            else None
+        )
         if count is not None:
             each = next(iter(seen.values()))
             length = each[1] // each[0] if work.is_fixed else count
@@ -75,7 +81,9 @@ def _with_work(
             pairs = items * length**2
             made.append([width, height, tokens, items, items * length, pairs, pairs])
         elif width in MADE_SIDES and height in MADE_SIDES:
-            made.append([width, height, tokens, *work.row(work.units((width, height)))])
+            units = work.units((width, height))
+            if work.is_known(units):
+                made.append([width, height, tokens, *work.row(units)])
     return made
 
 
@@ -111,7 +119,7 @@ def audio_rule(processor: Any, feature_tokens: Callable[[Any], int], work: encod
     seen = [[samples, tokens, *work.clip_row(samples)] for samples, tokens in rows]
     if len(counts) == 1 and len({tuple(row[2:]) for row in seen}) == 1:
         return rule | {"kind": "fixed", "tokens": counts.pop(), "checked": len(rows)}
-    for windows in (1, 2**16):
+    for windows in (1, 2**16) if work.chunk_tokens is None else ():
         candidate = {"rule": "mel_windows", "max_windows": windows}
         if work.is_fixed and _audio_agrees(candidate, rate, seen):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
