@@ -43,13 +43,11 @@ class EncoderStage(torch.nn.Module):
     def forward(self, rows: torch.Tensor | None, microbatch: RoleMicrobatch) -> torch.Tensor:
         self._passage.begin(rows)
         media = [medium for medium, name in self._kinds.items() if name in microbatch]
-        if len(media) > 1 and len(microbatch.sample_keys) > 1:
-            raise ValueError(
-                f"an encoder microbatch has {' and '.join(media)} in {len(microbatch.sample_keys)} samples, "
-                "whose order only the LLM knows: keep them in separate datasets, or use more microbatches"
-            )
         parts = [self._run(self._functions[medium], microbatch) for medium in media]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(parts) == 1:
+            return parts[0]
+        # Between stages of the encoder, rows stay in the order in which all stages encode kinds.
+        return _in_route_order(dict(zip(media, parts, strict=True)), microbatch) if self._is_last else torch.cat(parts)
 
     def _run(self, function: Callable[..., Any], microbatch: Mapping[str, Any]) -> torch.Tensor:
         names = _names(function) | _names(getattr(self.model.base_model, function.__name__, function))
@@ -142,6 +140,19 @@ class LlmStage(torch.nn.Module):
     def _words(self, ids: torch.Tensor) -> torch.Tensor:
         words: torch.Tensor = self.model.get_input_embeddings()(ids[None])
         return words[0]
+
+
+def _in_route_order(parts: Mapping[str, torch.Tensor], microbatch: RoleMicrobatch) -> torch.Tensor:
+    """Returns the rows of all media, those of each sample together.
+
+    - `parts`: by kind, the rows of all its media
+    """
+    counts = {kind: [rows for own, rows in microbatch.media_runs if own == kind] for kind in parts}
+    for kind, part in parts.items():
+        if sum(counts[kind]) != len(part):
+            raise ValueError(f"the encoder returned {len(part)} rows of {kind}s, expected {sum(counts[kind])}")
+    left = {kind: iter(part.split(counts[kind])) for kind, part in parts.items()}
+    return torch.cat([next(left[kind]) for kind, _ in microbatch.media_runs])
 
 
 def _names(function: Callable[..., Any]) -> set[str]:

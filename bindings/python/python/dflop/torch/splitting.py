@@ -117,9 +117,6 @@ class Split:
             ModelError: the checkpoint lacks a weight.
         """
         share = self._share(module, layers, is_first, is_last)
-        if mesh is not None and mesh["tp"].size() > 1:
-            size = mesh["tp"].size()
-            raise ConfigError(f"`{module}` has tp={size}, expected 1 for a split model", "config")
         found: list[tuple[Structure, Passage]] = []
 
         def leave_out(model: Any) -> None:
