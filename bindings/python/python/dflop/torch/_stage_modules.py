@@ -47,10 +47,13 @@ class EncoderStage(torch.nn.Module):
         if len(parts) == 1:
             return parts[0]
         # Between stages of the encoder, rows stay in the order in which all stages encode kinds.
-        return _in_route_order(dict(zip(media, parts, strict=True)), microbatch) if self._is_last else torch.cat(parts)
+        if not self._is_last:
+            return torch.cat(parts)
+        return _in_route_order(dict(zip(media, parts, strict=True)), microbatch)
 
     def _run(self, function: Callable[..., Any], microbatch: Mapping[str, Any]) -> torch.Tensor:
         names = _names(function) | _names(getattr(self.model.base_model, function.__name__, function))
+        self._passage.approach()
         try:
             output = function(**{name: value for name, value in microbatch.items() if name in names})
         except Left as left:
@@ -103,6 +106,7 @@ class LlmStage(torch.nn.Module):
         targets = torch.nonzero(microbatch["labels"][0, 1:] != IGNORED)[:, 0]
         if self._is_last and self._keeps:
             arguments["logits_to_keep"] = targets
+        self._passage.approach()
         try:
             output = self.model(inputs_embeds=hidden[None], **arguments)
         except Left as left:
