@@ -6,8 +6,8 @@ Four processes with one thread each exchange messages over gloo. The package, Py
 
 - `step`: CPU time of a step on the same modules, stages of a Qwen2 decoder, under `Pipeline` and `Schedule1F1B`: process
   time, summed over ranks, with all threads. Microbatches are of one length, as `Schedule1F1B` requires. Runs alternate;
-  the ratio is the median over runs. Both have the same gradients, which is checked. A step of `Pipeline` is
-  `pipeline.step`; `+ plan` adds what its iterator does once per step beside reading: digest, counts, route.
+  the ratio is the median over runs. Both have the same gradients, which is checked. `next` is the CPU time of the
+  threads that ask the iterator of `Pipeline` for a step: digests are compared, counts summed, tensors and route built.
 - `action`: the same with stages of one small matrix: CPU time of a step, less the passes of the modules alone, over the
   actions of all ranks: passes, both ends of messages, gradient sums.
 - `bytes`: what four ranks with encoder and LLM send for a batch of real sizes, widths as in Qwen2.5-VL-7B in float32:
@@ -44,7 +44,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 RANKS = 4
 WORDS = 240
 # Width, layers, microbatches, and stages and replicas of a decoder.
-DECODERS = [(64, 4, 8, (4, 1)), (256, 8, 8, (4, 1)), (256, 8, 32, (4, 1)), (256, 8, 8, (2, 2)), (512, 8, 8, (4, 1))]
+DECODERS = [(64, 4, 8, (4, 1)), (64, 4, 32, (4, 1)), (64, 4, 8, (2, 2)), (256, 8, 8, (4, 1)), (256, 8, 8, (2, 2))]
+STEPS = 6
 ACTIONS = [(8, (4, 1)), (32, (4, 1)), (8, (2, 2)), (32, (2, 2))]
 TINY = 8
 PATCH, MERGED, FEATURES = 1176, 4, 3584
@@ -93,11 +94,17 @@ class Job:
         self.actions = sum(len(schedule.actions(rank)) for rank in range(RANKS))
 
         def loader(role):
-            batch = {"global_batch_size": microbatches * replicas, "steps": 1, "array_type": "torch"}
+            batch = {"global_batch_size": microbatches * replicas, "steps": STEPS, "array_type": "torch"}
             return dflop.BalancedLoader(directory / "shards", model=directory / "model", role=role, **batch)
 
         self.pipeline = dflop.torch.Pipeline(build, schedule, loader, layers=layers)
-        (self.inputs,) = list(self.pipeline)
+        seconds, steps, iterator = [], [], iter(self.pipeline)
+        for _ in range(STEPS):
+            start = time.thread_time()
+            steps.append(next(iterator))
+            seconds.append(time.thread_time() - start)
+        assert next(iterator, None) is None  # no thread of the loader runs any more
+        self.inputs, self.next_seconds = steps[0], summed(statistics.median(seconds))
         self.module = next(iter(self.pipeline.module["llm"].values()))
         own = self.inputs.microbatches["llm"]
         self.microbatches = [own[number] for number in sorted(own)]
@@ -158,10 +165,6 @@ class Job:
             output = self.module(rows, one)
             output.backward(None if self.is_last else self.rows.detach())
 
-    def plan(self) -> None:
-        """Does what the iterator of the pipeline does once per step, beside reading."""
-        list(self.pipeline)
-
     def check(self) -> None:
         """Checks that both have the same gradients."""
         found = []
@@ -179,9 +182,7 @@ class Job:
         for _ in range(steps):
             run()
             self.module.zero_grad()
-        own = torch.tensor([(time.process_time() - start) / steps], dtype=torch.float64)
-        dist.all_reduce(own)
-        return float(own)
+        return summed((time.process_time() - start) / steps)
 
     def compared(self, names, runs: int, steps: int) -> dict[str, list[float]]:
         """Returns the CPU times of alternating runs."""
@@ -193,6 +194,13 @@ class Job:
                 if run:  # the first one warms up
                     found[name].append(seconds)
         return found
+
+
+def summed(seconds: float) -> float:
+    """Returns the sum over ranks."""
+    own = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(own)
+    return float(own)
 
 
 def pack(directory: pathlib.Path, samples: list[dict[str, bytes]]) -> None:
@@ -240,8 +248,10 @@ def prepared(directory: pathlib.Path, width: int, layers: int) -> pathlib.Path:
 
 def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
     say("# CPU time of a step, ms, summed over 4 ranks: medians of alternating runs; ratio: median over runs, in brackets")
-    say("# lowest and highest; + plan: ratio with what the iterator does once per step")
-    say(f"# {'width':>6}{'layers':>8}{'stages x dp':>13}{'microbatches':>14}{'tokens':>8}{'Pipeline':>10}{'1F1B':>10}    ratio")
+    say("# lowest and highest; next: what the iterator of `Pipeline` takes once per step")
+    columns = (("width", 8), ("layers", 8), ("stages x dp", 13), ("microbatches", 14), ("tokens", 8), ("next", 7))
+    columns += (("Pipeline", 10), ("1F1B", 10))
+    say("#" + "".join(f"{name:>{width}}" for name, width in columns)[1:] + "    ratio")
     for width, layers, microbatches, sizes in DECODERS:
         data = prepared(directory, width, layers)
         split = dflop.torch.split(transformers.AutoConfig.from_pretrained(data / "model"))
@@ -251,8 +261,8 @@ def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> 
         ours, theirs = (1e3 * statistics.median(found[name]) for name in ("dflop", "torch"))
         place = f"{sizes[0]} x {sizes[1]}"
         say(
-            f"{width:>8}{layers:>8}{place:>13}{microbatches:>14}{job.microbatches[0].tokens:>8}{ours:>10.1f}{theirs:>10.1f}"
-            f"    {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+            f"{width:>8}{layers:>8}{place:>13}{microbatches:>14}{job.microbatches[0].tokens:>8}{1e3 * job.next_seconds:>7.1f}"
+            f"{ours:>10.1f}{theirs:>10.1f}    {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
         )
 
 
@@ -424,7 +434,7 @@ def count_bytes(directory: pathlib.Path, options: argparse.Namespace, say) -> No
             if dist.get_rank() == 0:
                 write_media(data, kind, options.shapes, 2 * RANKS * samples)
             dist.barrier()
-            settings = {"shards": data / "shards", "model": data / "model", "array_type": "torch"}
+            settings = {"dataset": data / "shards", "model": data / "model", "array_type": "torch"}
             settings |= {"global_batch_size": 2 * RANKS * samples, "steps": 1}
             modules = {"vision": {"dp": RANKS}, "llm": {"dp": RANKS}}
             schedule = dflop.Schedule(modules, microbatches=2, placement="colocated")

@@ -12,6 +12,7 @@ import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
 from pipeline_stages import LAYERS, build, one_process, parallelize, update
+from split_models import FAMILIES, write_model, write_shards
 from torch import multiprocessing
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
@@ -252,6 +253,15 @@ class Pipelines(WithData):
 
     def test_the_example_starts_its_ranks_itself(self) -> None:
         printed = run_program(EXAMPLES / "pipeline_vlm.py")
+        losses = [float(loss) for loss in re.findall(r"rank 2, step \d+: loss (\d+\.\d{3})", printed)]
+        self.assertEqual(len(losses), 8, printed)
+        self.assertLess(losses[-1], losses[0] - 0.5)
+
+    def test_the_example_trains_a_checkpoint(self) -> None:
+        checkpoint_directory, shards = self.directory / "qwen", self.directory / "samples"
+        write_model(checkpoint_directory, FAMILIES["qwen2_5_vl"])
+        write_shards(shards, ("image",), samples=40)
+        printed = run_program(EXAMPLES / "pipeline_vlm.py", checkpoint_directory, shards)
         losses = [float(loss) for loss in re.findall(r"rank 2, step \d+: loss (\d+\.\d{3})", printed)]
         self.assertEqual(len(losses), 8, printed)
         self.assertLess(losses[-1], losses[0] - 0.5)

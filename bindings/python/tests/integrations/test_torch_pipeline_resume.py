@@ -62,7 +62,7 @@ class Training:
             return fully_shard(made, mesh=mesh["dp"]) if module in sharded else made
 
         def loader(role: dflop.RankRole) -> dflop.BalancedLoader:
-            paths = {"shards": directory / "shards", "model": directory / "model"}
+            paths = {"dataset": directory / "shards", "model": directory / "model"}
             return dflop.BalancedLoader(role=role, array_type="torch", **paths, **settings(steps))
 
         schedule = schedule_of(modules, options)

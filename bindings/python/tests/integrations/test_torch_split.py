@@ -136,10 +136,11 @@ def run(
     is_parallel: bool = False,
 ) -> list[dict[str, Any]]:
     def build(module: str, *place: Any) -> torch.nn.Module:
-        stage = split(module, *place)
+        *place, mesh = place
+        stage = split(module, *place) if is_parallel else split(module, *place, mesh)
         freeze(stage.model, frozen)
-        if is_parallel and place[-1]["tp"].size() > 1:
-            parallelize(stage, place[-1]["tp"])
+        if mesh["tp"].size() > 1:
+            parallelize(stage, mesh["tp"])
         if is_recomputed:
             stage.model.gradient_checkpointing_enable()
         return stage

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial, Shard
 
@@ -16,6 +17,8 @@ from dflop.torch._pipeline_layout import StageGroups
 
 # Gradients that are summed over replicas at a time, in bytes.
 BUCKET_BYTES = 64 << 20
+# Relative difference of gradient norms between TP ranks that is rounding.
+ROUNDING = 0.01
 
 
 class StageGradients:
@@ -130,6 +133,43 @@ class StageGradients:
                 stride=shard.stride(),
             )
         self._shard_sums.clear()
+
+
+    def refuse_parts(self) -> None:
+        """Refuses gradients that differ between TP ranks, of weights that are whole on each of them.
+
+        Raises:
+            ConfigError: on all TP ranks.
+        """
+        mesh = self._mesh["tp"]
+        if mesh.size() == 1:
+            return
+        own = {
+            name: torch.linalg.vector_norm(_local(one.grad), dtype=torch.float32)
+            for name, one in self._stage.named_parameters()
+            if one.grad is not None and not _is_divided(one, mesh)
+        }
+        if not own:
+            return
+        norms = torch.stack(list(own.values()))
+        largest, negative = norms.clone(), -norms
+        for one in (largest, negative):
+            dist.all_reduce(one, dist.ReduceOp.MAX, group=mesh.get_group())
+        is_part = largest + negative > ROUNDING * largest
+        if is_part.any():
+            name = list(own)[int(is_part.nonzero()[0])]
+            raise ConfigError(
+                f"the gradient of `{name}` differs between TP ranks, on each of which the weight is whole: "
+                "sum it over the ranks, as with a DTensor whose gradient is partial (`SequenceParallel`)",
+                "config",
+            )
+
+
+def _is_divided(parameter: torch.Tensor, mesh: DeviceMesh) -> bool:
+    """Returns whether a parameter is a DTensor over TP ranks, whose gradient has a place on each."""
+    if not isinstance(parameter, DTensor):
+        return False
+    return {*mesh.mesh.flatten().tolist()} <= {*parameter.device_mesh.mesh.flatten().tolist()}
 
 
 def _placed(parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:

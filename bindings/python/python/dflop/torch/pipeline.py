@@ -150,6 +150,7 @@ class Pipeline:
         self._stages: dict[int, torch.nn.Module] = {}
         self._loaders: list[BalancedLoader] = []
         self._gradients: dict[int, StageGradients] = {}
+        self._has_run = False
         self.module = torch.nn.ModuleDict()
         self._start(build, loader, layers)
         self._tied = TiedWeights(self._layout, self._stages, self._job, limit)
@@ -197,9 +198,8 @@ class Pipeline:
         self._stages[stage] = built
         if groups.mesh["tp"].size() > 1 and not any(isinstance(one, DTensor) for one in built.parameters()):
             warnings.warn(
-                f"stage {number} of `{name}` has no parameter that is divided over its {groups.mesh['tp'].size()} "
-                'TP ranks, so that each computes all of it: call `parallelize_module` over `mesh["tp"]` in '
-                "`build`, or plan with `space.tp=1`",
+                f"stage {number} of `{name}` is whole on each of its {groups.mesh['tp'].size()} TP ranks, "
+                'which all compute the same: call `parallelize_module` over `mesh["tp"]` in `build`',
                 UserWarning,
                 stacklevel=4,
             )
@@ -281,6 +281,9 @@ class Pipeline:
             self._job.action = "sum of gradients"
             for own in self._gradients.values():
                 own.finish_sum()
+                if not self._has_run:
+                    own.refuse_parts()
+            self._has_run = True
             self._tied.sum()
             self._job.action = "sum of losses"
             share = loss / len(self._layout.schedule.stage_ranks(len(self._layout.modules) - 1)[0])
