@@ -179,6 +179,9 @@ class RoleMicrobatch(dict[str, Any]):
         max_seqlen: tokens of the longest sample; 0 for an encoder.
         media_rows: int64, positions in the packed row that media rows go to, in the order of ``llm_row`` in
             `RoutedMedium`; ``None`` for an encoder.
+        media_runs: kind (``image``, ``video`` or ``audio``) and rows of the media that the module reads, in
+            the order of the rows: for each sample images, then videos, then audio clips. An encoder that
+            encodes one kind after the other, over all samples, puts the rows into this order.
 
     Examples:
         >>> schedule = dflop.Schedule({"vision": {}, "llm": {}}, microbatches=2)
@@ -191,13 +194,14 @@ class RoleMicrobatch(dict[str, Any]):
         (True, False, True)
     """
 
-    __slots__ = ("cu_seqlens", "max_seqlen", "media_rows", "sample_keys", "tokens")
+    __slots__ = ("cu_seqlens", "max_seqlen", "media_rows", "media_runs", "sample_keys", "tokens")
 
     sample_keys: list[str]
     tokens: int
     cu_seqlens: Any
     max_seqlen: int
     media_rows: Any
+    media_runs: list[tuple[str, int]]
 
     def __repr__(self) -> str:
         return f"RoleMicrobatch(samples={len(self.sample_keys)}, tensors={list(self)})"

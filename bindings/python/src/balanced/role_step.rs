@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_executor::inputs::{RoleInputs, RoleMicrobatch, RoleSamples};
+use dflop_executor::models::ModuleKind;
+use dflop_loader::inputs::PreparedSample;
+use dflop_loader::media::Modality;
 use dflop_loader::processors::Preparer;
 use dflop_loader::{Step, StepPlan, StepPlanner};
 use pyo3::prelude::*;
@@ -151,6 +154,7 @@ impl RoleStep {
     fn microbatch<'py>(&self, py: Python<'py>, of: RoleMicrobatch) -> PyResult<Bound<'py, PyAny>> {
         let is_llm = self.role.is_llm();
         let media_rows: Vec<i64> = of.media_places().into_iter().map(i64::from).collect();
+        let media_runs = media_runs(self.role.rank_role().module, &of.samples);
         let keys: Vec<String> = of.plan_indices.iter().map(|&index| self.key(index)).collect();
         let (preparer, samples) = (self.preparer.clone(), of.samples);
         let made = class(py, "RoleMicrobatch")?.call0()?;
@@ -175,9 +179,28 @@ impl RoleStep {
         made.setattr("cu_seqlens", cu_seqlens)?;
         made.setattr("max_seqlen", if is_llm { inputs.max_seqlen } else { 0 })?;
         made.setattr("media_rows", media_rows)?;
+        made.setattr("media_runs", media_runs)?;
         made.setattr("tokens", if is_llm { inputs.tokens } else { 0 })?;
         Ok(made)
     }
+}
+
+/// Returns kind and rows of the media that a module reads, in route order: for each sample images, then
+/// videos, then audio clips.
+fn media_runs(module: ModuleKind, samples: &[PreparedSample]) -> Vec<(&'static str, usize)> {
+    let kinds: &[Modality] = match module {
+        ModuleKind::Vision => &[Modality::Image, Modality::Video],
+        ModuleKind::Audio => &[Modality::Audio],
+        ModuleKind::Llm => &[Modality::Image, Modality::Video, Modality::Audio],
+    };
+    let mut found = Vec::new();
+    for sample in samples {
+        for &kind in kinds {
+            let runs = sample.runs.iter().filter(|run| run.modality == kind);
+            found.extend(runs.map(|run| (kind.name(), run.tokens)));
+        }
+    }
+    found
 }
 
 /// Extracts counts from an array or a sequence.

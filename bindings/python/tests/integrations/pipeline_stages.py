@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import dflop
 import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -101,6 +104,19 @@ def freeze(stage: torch.nn.Module, parts: tuple[str, ...]) -> torch.nn.Module:
     return stage
 
 
+def parallelize(stage: torch.nn.Module, mesh: Any) -> torch.nn.Module:
+    """Divides all weights of a stage over TP ranks: columns, but rows in every second block."""
+    columns = {"output_layouts": Replicate(), "use_local_output": True}
+    plan: dict[str, Any] = {}
+    for name, one in stage.named_modules():
+        if isinstance(one, torch.nn.Embedding) or name == "merge" or name in ("blocks.1", "blocks.3"):
+            plan[name] = RowwiseParallel(input_layouts=Replicate())
+        elif isinstance(one, torch.nn.Linear):
+            plan[name] = ColwiseParallel(**columns)
+    parallelize_module(stage, mesh, plan)
+    return stage
+
+
 def build(
     module: str,
     layers: range,
@@ -127,13 +143,24 @@ def update(parameters: Any) -> None:
 
 
 def one_process(
-    directory: Path, settings: dict[str, Any], *, layers: dict[str, int] = LAYERS, **options: Any
+    directory: Path,
+    settings: dict[str, Any],
+    *,
+    layers: dict[str, int] = LAYERS,
+    optimizer_of: Any = None,
+    norm_max: float | None = None,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Trains in one process, a microbatch per step; returns losses, norms and gradients of all steps."""
+    """Trains in one process, a microbatch per step; returns losses, norms, gradients and weights of all steps.
+
+    - `optimizer_of`: creates an optimizer of parameters. Default: `update`
+    - `norm_max`: largest norm of the gradients
+    """
     vision = build("vision", range(layers["vision"]), True, True, **options)
     language = build("llm", range(layers["llm"]), True, True, **options)
     named = [(f"vision.{name}", one) for name, one in vision.named_parameters()]
     named += [(f"llm.{name}", one) for name, one in language.named_parameters()]
+    optimizer = None if optimizer_of is None else optimizer_of([one for _, one in named])
     processor, found = dflop.Processor(blank_media="never"), []
     loader = dflop.BalancedLoader(
         directory / "shards", model=directory / "model", processor=processor, array_type="torch", **settings
@@ -150,7 +177,13 @@ def one_process(
         gradients = {name: one.grad.clone() for name, one in named if one.grad is not None}
         norm = sum(float(one.double().square().sum()) for one in gradients.values()) ** 0.5
         found.append({"loss": loss.item(), "norm": norm, "gradients": gradients})
-        update(one for _, one in named)
+        if optimizer is None:
+            update(one for _, one in named)
+            continue
+        torch.nn.utils.clip_grad_norm_((one for _, one in named), norm_max or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+        found[-1]["weights"] = {name: one.detach().clone() for name, one in named}
     return found
 
 

@@ -11,7 +11,8 @@ import dflop
 import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
-from pipeline_stages import LAYERS, build, one_process, update
+from pipeline_stages import LAYERS, build, one_process, parallelize, update
+from split_models import FAMILIES, write_model, write_shards
 from torch import multiprocessing
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
@@ -21,7 +22,7 @@ from trainers import run as run_program
 
 SETTINGS: dict[str, Any] = {"global_batch_size": 12, "steps": 3, "seed": 1}
 RANKS = 8
-WRAPPERS = ("compiled", "sharded")
+WRAPPERS = ("compiled", "sharded", "parallel")
 FROZEN = {
     "frozen encoder": {"vision": ("",)},
     "frozen LLM": {"llm": ("",)},
@@ -29,9 +30,11 @@ FROZEN = {
 }
 
 
-def modules(vision: tuple[int, int], llm: tuple[int, int]) -> dict[str, Any]:
-    """Returns modules with stages and replicas."""
-    return {name: {"stages": stages, "dp": dp} for name, (stages, dp) in (("vision", vision), ("llm", llm))}
+def modules(vision: tuple[int, ...], llm: tuple[int, ...]) -> dict[str, Any]:
+    """Returns modules with stages and replicas, and TP ranks if there are several."""
+    names = ("stages", "dp", "tp")
+    sizes = (("vision", vision), ("llm", llm))
+    return {module: dict(zip(names, own, strict=False)) for module, own in sizes}
 
 
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
@@ -86,8 +89,30 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {},
         {"sharded": ("vision", "llm"), "is_recomputed": True, "is_adapted": True},
     ),
+    "TP in the LLM": (modules((1, 1), (2, 1, 2)), {}, {"parallel": ("llm",)}),
+    "TP in both, replicas": (modules((1, 1, 2), (1, 2, 2)), {}, {"parallel": ("vision", "llm")}),
+    "TP in the encoder, replicas": (modules((1, 1, 2), (1, 3)), {}, {"parallel": ("vision",)}),
+    "more TP ranks in the encoder": (modules((1, 1, 4), (1, 1, 2)), {}, {"parallel": ("vision", "llm")}),
+    "TP, split passes": (
+        modules((1, 2, 2), (2, 1, 2)),
+        {"schedule": "zb-h1"},
+        {"parallel": ("vision", "llm")},
+    ),
+    "TP, colocated, recomputed": (
+        modules((1, 2, 2), (1, 2, 2)),
+        {"placement": "colocated"},
+        {"parallel": ("vision", "llm"), "is_recomputed": True},
+    ),
+    "TP, adapters": (modules((1, 2), (1, 1, 2)), {}, {"parallel": ("llm",), "is_adapted": True}),
+    "TP, joint": (modules((1, 1, 2), (2, 1, 2)), {"placement": "joint"}, {"parallel": ("vision", "llm")}),
+    "TP and sharded": (
+        modules((1, 2), (1, 2, 2)),
+        {},
+        {"parallel": ("llm",), "sharded": ("vision", "llm")},
+    ),
 }
 CASES["joint"][0]["vision"] = {}
+CASES["TP, joint"][0]["vision"] = {}
 
 
 def schedule_of(case: str) -> dflop.Schedule:
@@ -116,6 +141,8 @@ def pipeline_of(
         assert mesh.mesh_dim_names == ("dp", "tp")
         own = {name: value for name, value in options.items() if name not in WRAPPERS}
         made = build(*arguments, **own)
+        if arguments[0] in options.get("parallel", ()):
+            made = parallelize(made, mesh["tp"])
         if arguments[0] in options.get("sharded", ()):
             for block in made.blocks.values():
                 fully_shard(block, mesh=mesh["dp"])
@@ -156,7 +183,7 @@ class Pipelines(WithData):
         super().setUpClass()
         assert all(schedule_of(case).world_size <= RANKS for case in CASES)
         # DTensor looks up process groups by names that the next job in a process has again.
-        alone = [case for case, (_, _, options) in CASES.items() if "sharded" in options]
+        alone = [case for case, (_, _, options) in CASES.items() if {"sharded", "parallel"} & options.keys()]
         for cases in ([case for case in CASES if case not in alone], *([case] for case in alone)):
             ranks = max(schedule_of(case).world_size for case in cases)
             multiprocessing.start_processes(rank_of_job, (cls.directory, cases), ranks, start_method="fork")
@@ -226,6 +253,15 @@ class Pipelines(WithData):
 
     def test_the_example_starts_its_ranks_itself(self) -> None:
         printed = run_program(EXAMPLES / "pipeline_vlm.py")
+        losses = [float(loss) for loss in re.findall(r"rank 2, step \d+: loss (\d+\.\d{3})", printed)]
+        self.assertEqual(len(losses), 8, printed)
+        self.assertLess(losses[-1], losses[0] - 0.5)
+
+    def test_the_example_trains_a_checkpoint(self) -> None:
+        checkpoint_directory, shards = self.directory / "qwen", self.directory / "samples"
+        write_model(checkpoint_directory, FAMILIES["qwen2_5_vl"])
+        write_shards(shards, ("image",), samples=40)
+        printed = run_program(EXAMPLES / "pipeline_vlm.py", checkpoint_directory, shards)
         losses = [float(loss) for loss in re.findall(r"rank 2, step \d+: loss (\d+\.\d{3})", printed)]
         self.assertEqual(len(losses), 8, printed)
         self.assertLess(losses[-1], losses[0] - 0.5)

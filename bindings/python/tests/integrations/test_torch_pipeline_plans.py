@@ -11,7 +11,7 @@ import dflop
 import dflop.torch.pipeline
 import torch
 import torch.distributed as dist
-from pipeline_stages import build, one_process, update
+from pipeline_stages import build, one_process, parallelize, update
 from torch import multiprocessing
 from trainers import WithData
 
@@ -27,6 +27,12 @@ EDITED = {
     "placement": "disaggregated",
     "schedule": "1f1b-ahead:1",
 }
+PARALLEL = EDITED | {
+    "modules": [
+        {"name": "vision", "tp": 2, "dp": 1, "layers": [2]},
+        {"name": "llm", "tp": 2, "dp": 1, "layers": [4]},
+    ]
+}
 
 
 def write_plans(directory: Path) -> None:
@@ -34,7 +40,7 @@ def write_plans(directory: Path) -> None:
     shapes = directory / "shapes.csv"
     sizes = ((400, 300), (900, 500), (100, 200), (1600, 800))
     shapes.write_text("patches,seq_len\n" + "".join(f"{patches},{tokens}\n" for patches, tokens in sizes))
-    found: dict[str, Any] = {"edited": EDITED}
+    found: dict[str, Any] = {"edited": EDITED, "parallel": PARALLEL}
     for placement in PLANS:
         found[placement] = dflop.plan_parallelism(
             shapes=shapes,
@@ -53,7 +59,12 @@ def pipeline_of(directory: Path, plan: Any) -> dflop.torch.pipeline.Pipeline:
             directory / "shards", model=directory / "model", role=role, array_type="torch", **SETTINGS
         )
 
-    return dflop.torch.Pipeline(lambda *place: build(*place[:4]), plan, loader, timeout=60)
+    def stage(*place: Any) -> torch.nn.Module:
+        *place, mesh = place
+        made = build(*place)
+        return parallelize(made, mesh["tp"]) if mesh["tp"].size() > 1 else made
+
+    return dflop.torch.Pipeline(stage, plan, loader, timeout=60)
 
 
 def rank_of_job(rank: int, directory: Path) -> None:
@@ -112,7 +123,6 @@ class Plans(WithData):
         listed = self.directory / "list.json"
         listed.write_text("[]")
         cases: list[tuple[Any, str]] = [
-            (self.edited(tp=2), r"on 2 ranks by tensor parallelism \(`tp`\), expected 1"),
             (self.edited(ep=2), "experts of `llm` over 2 ranks, .* plan with `space.expert_parallel=1`"),
             (self.edited(name="decoder"), "expected `vision`, `audio`, `llm`, found `decoder`"),
             (self.edited(layers="many"), "modules"),

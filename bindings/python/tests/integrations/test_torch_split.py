@@ -16,6 +16,9 @@ import torch.distributed as dist
 import transformers
 from pipeline_stages import freeze
 from split_models import FAMILIES, write_model, write_shards
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 SETTINGS: dict[str, Any] = {"global_batch_size": 8, "steps": 2, "seed": 1}
 RATE = 0.05
@@ -23,9 +26,10 @@ RANKS = 5
 LLM = ("model.language_model", "lm_head")
 
 
-def modules(vision: tuple[int, int], llm: tuple[int, int], encoder: str = "vision") -> dict[str, Any]:
-    """Returns modules with stages and replicas."""
-    return {name: {"stages": stages, "dp": dp} for name, (stages, dp) in ((encoder, vision), ("llm", llm))}
+def modules(vision: tuple[int, ...], llm: tuple[int, ...], encoder: str = "vision") -> dict[str, Any]:
+    """Returns modules with stages and replicas, and TP ranks if there are several."""
+    names, sizes = ("stages", "dp", "tp"), ((encoder, vision), ("llm", llm))
+    return {module: dict(zip(names, own, strict=False)) for module, own in sizes}
 
 
 def both(vision: tuple[int, int], audio: tuple[int, int], llm: tuple[int, int]) -> dict[str, Any]:
@@ -51,7 +55,14 @@ GRID: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"schedule": "zb-h1"},
         {"frozen": ("model.visual.blocks", "model.language_model.layers.1")},
     ),
+    "TP in the LLM": (modules((1, 1), (2, 1, 2)), {"schedule": "zb-h1"}, {"is_parallel": True}),
+    "TP in both": (
+        modules((1, 1, 2), (1, 1, 2)),
+        {"schedule": "1f1b"},
+        {"is_parallel": True, "is_recomputed": True},
+    ),
 }
+COLUMNS, ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
 
 
 def placements(encoder: str) -> dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
@@ -89,18 +100,30 @@ def schedule_of(family: str, case: str) -> dflop.Schedule:
     return dflop.Schedule(sizes, microbatches=2, **settings)
 
 
-def rank_of_job(rank: int, directory: Path, family: str) -> None:
-    """Runs a rank through all cases of a family that have it; saves losses, norms and gradients."""
+def rank_of_job(rank: int, directory: Path, family: str, cases: list[str]) -> None:
+    """Runs a rank through the cases of a family that have it; saves losses, norms and gradients."""
     quiet()
     split = dflop.torch.split(directory / "model")
     for number, (case, (_, _, options)) in enumerate(CASES[family].items()):
         schedule = schedule_of(family, case)
-        if rank >= schedule.world_size:
+        if case not in cases or rank >= schedule.world_size:
             continue
         store = dist.FileStore(str(directory / f"store-{number}"), schedule.world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=schedule.world_size)
         torch.save(run(directory, split, schedule, **options), directory / f"found-{number}-{rank}")
         dist.destroy_process_group()
+
+
+def parallelize(stage: Any, mesh: DeviceMesh) -> None:
+    """Divides attention heads and feed-forward widths of the layers that a stage has."""
+    kinds = {name: ColwiseParallel() for name in COLUMNS} | {name: RowwiseParallel() for name in ROWS}
+    plan = {
+        name: kinds[name.rpartition(".")[2]]
+        for name, one in stage.named_modules()
+        if name.endswith(COLUMNS + ROWS) and "weight" in one._parameters
+    }
+    assert plan
+    parallelize_module(stage, mesh, plan)
 
 
 def run(
@@ -110,10 +133,14 @@ def run(
     *,
     frozen: tuple[str, ...] = (),
     is_recomputed: bool = False,
+    is_parallel: bool = False,
 ) -> list[dict[str, Any]]:
     def build(module: str, *place: Any) -> torch.nn.Module:
-        stage = split(module, *place)
+        *place, mesh = place
+        stage = split(module, *place) if is_parallel else split(module, *place, mesh)
         freeze(stage.model, frozen)
+        if mesh["tp"].size() > 1:
+            parallelize(stage, mesh["tp"])
         if is_recomputed:
             stage.model.gradient_checkpointing_enable()
         return stage
@@ -127,7 +154,7 @@ def run(
     for step in pipeline:
         loss, norm = pipeline.step(step), pipeline.clip_grad_norm_(1e9)
         gradients = {
-            name.split(".", 3)[3]: one.grad.clone()
+            name.split(".", 3)[3]: one.grad.full_tensor() if isinstance(one, DTensor) else one.grad.clone()
             for name, one in pipeline.module.named_parameters()
             if one.grad is not None
         }
@@ -193,10 +220,13 @@ class Split(unittest.TestCase):
         family = FAMILIES[name]
         write_model(directory / "model", family)
         write_shards(directory / "shards", family.media)
-        # Ranks are forked from a process that has imported packages, but started no threads.
-        torch.multiprocessing.start_processes(
-            rank_of_job, (directory, name), RANKS, start_method="forkserver"
-        )
+        # DTensor looks up process groups by names that the next job in a process has again.
+        alone = [case for case, (_, _, options) in CASES[name].items() if "is_parallel" in options]
+        for cases in ([case for case in CASES[name] if case not in alone], *([case] for case in alone)):
+            # Ranks are forked from a process that has imported packages, but started no threads.
+            torch.multiprocessing.start_processes(
+                rank_of_job, (directory, name, cases), RANKS, start_method="forkserver"
+            )
 
         wanted = functools.cache(functools.partial(one_process, directory))
         for number, (case, (_, _, options)) in enumerate(CASES[name].items()):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 from dflop.errors import ConfigError
 from dflop.torch._pipeline_layout import StageGroups
 
 # Gradients that are summed over replicas at a time, in bytes.
 BUCKET_BYTES = 64 << 20
+# Relative difference of gradient norms between TP ranks that is rounding.
+ROUNDING = 0.01
 
 
 class StageGradients:
@@ -26,7 +29,7 @@ class StageGradients:
     """
 
     def __init__(self, stage: torch.nn.Module, groups: StageGroups) -> None:
-        self._stage, self._group = stage, groups.replicas
+        self._stage, self._group, self._mesh = stage, groups.replicas, groups.mesh
         self._sharded = [one for one in stage.modules() if isinstance(one, FSDPModule)]
         inner = {id(below) for one in self._sharded for below in list(one.modules())[1:]}
         self._roots = [one for one in self._sharded if id(one) not in inner]
@@ -47,7 +50,8 @@ class StageGradients:
             if not isinstance(one, DTensor):
                 continue
             ranks = one.device_mesh.mesh.flatten().tolist()
-            if self._sharded and ranks == replicas and one.device_mesh.ndim == 1:
+            is_whole = one.device_mesh.mesh.tolist() == self._mesh.mesh.tolist()
+            if self._sharded and (is_whole or (ranks == replicas and one.device_mesh.ndim == 1)):
                 continue
             if len({*replicas} & {*ranks}) > 1:
                 reason = f'expected `fully_shard` over the ranks {replicas} of mesh["dp"], or over mesh["tp"]'
@@ -74,10 +78,10 @@ class StageGradients:
                 continue
             if parameter is not whole[name]:
                 whole[name].grad = None
-                self._start_shard(parameter, gradients[name])
+                self._start_shard(parameter, whole[name], gradients[name])
                 continue
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            parameter.grad = _placed(parameter, gradients[name])
+            gradient = _local(parameter.grad)
             size = gradient.numel() * gradient.element_size()
             if bucket and (filled + size > BUCKET_BYTES or bucket[0].dtype != gradient.dtype):
                 self._start(bucket)
@@ -94,12 +98,19 @@ class StageGradients:
             assert work is not None
             self._sums.append((bucket, flat, work))
 
-    def _start_shard(self, shard: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+    def _start_shard(
+        self, shard: torch.nn.Parameter, gathered: torch.Tensor, gradient: torch.Tensor | None
+    ) -> None:
+        """Starts to sum a gradient over the replicas into a shard.
+
+        - `gathered`: the parameter over the replicas, which may be a part of a TP rank
+        """
         assert isinstance(shard, DTensor)
-        if gradient is None:
-            gradient = torch.zeros(shard.shape, dtype=shard.dtype, device=shard.device)
-        local = DTensor.from_local(gradient.to(shard.dtype), shard.device_mesh, [Partial()], run_check=False)
-        self._shard_sums.append((shard, local.redistribute(placements=shard.placements, async_op=True)))
+        # FSDP divides the part of a TP rank, in the first dimension of the mesh.
+        placement = Shard(shard.placements[0].dim)  # type: ignore[attr-defined]
+        part = _local(_placed(gathered, gradient)).to(shard.dtype)
+        whole = DTensor.from_local(part, self._mesh["dp"], [Partial()], run_check=False)
+        self._shard_sums.append((shard, whole.redistribute(placements=[placement], async_op=True)))
 
     def finish_sum(self) -> None:
         """Waits for the sums."""
@@ -112,12 +123,70 @@ class StageGradients:
         for shard, summed in self._shard_sums:
             local = summed.to_local()
             local = local.wait() if hasattr(local, "wait") else local
+            assert isinstance(shard, DTensor)
             shard.grad = DTensor.from_local(
                 local,
-                summed.device_mesh,
-                summed.placements,
+                shard.device_mesh,
+                shard.placements,
                 run_check=False,
-                shape=summed.shape,
-                stride=summed.stride(),
+                shape=shard.shape,
+                stride=shard.stride(),
             )
         self._shard_sums.clear()
+
+
+    def refuse_parts(self) -> None:
+        """Refuses gradients that differ between TP ranks, of weights that are whole on each of them.
+
+        Raises:
+            ConfigError: on all TP ranks.
+        """
+        mesh = self._mesh["tp"]
+        if mesh.size() == 1:
+            return
+        own = {
+            name: torch.linalg.vector_norm(_local(one.grad), dtype=torch.float32)
+            for name, one in self._stage.named_parameters()
+            if one.grad is not None and not _is_divided(one, mesh)
+        }
+        if not own:
+            return
+        norms = torch.stack(list(own.values()))
+        largest, negative = norms.clone(), -norms
+        for one in (largest, negative):
+            dist.all_reduce(one, dist.ReduceOp.MAX, group=mesh.get_group())
+        is_part = largest + negative > ROUNDING * largest
+        if is_part.any():
+            name = list(own)[int(is_part.nonzero()[0])]
+            raise ConfigError(
+                f"the gradient of `{name}` differs between TP ranks, on each of which the weight is whole: "
+                "sum it over the ranks, as with a DTensor whose gradient is partial (`SequenceParallel`)",
+                "config",
+            )
+
+
+def _is_divided(parameter: torch.Tensor, mesh: DeviceMesh) -> bool:
+    """Returns whether a parameter is a DTensor over TP ranks, whose gradient has a place on each."""
+    if not isinstance(parameter, DTensor):
+        return False
+    return {*mesh.mesh.flatten().tolist()} <= {*parameter.device_mesh.mesh.flatten().tolist()}
+
+
+def _placed(parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
+    """Returns a gradient on the TP ranks as its parameter is; zeros in place of none."""
+    if gradient is None:
+        # Not as the parameter, whose memory may be freed.
+        local = torch.zeros(_local(parameter).shape, dtype=parameter.dtype, device=parameter.device)
+        if not isinstance(parameter, DTensor):
+            return local
+        mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+        return DTensor.from_local(
+            local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+        )
+    # With sequence parallelism each TP rank has a part of the sum.
+    is_sum = isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements)
+    return gradient.redistribute(placements=parameter.placements) if is_sum else gradient  # type: ignore
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -50,7 +50,7 @@ class Job:
         failure: Error | None = None
         digest = ""
         try:
-            schedule = plan if isinstance(plan, Schedule) else _from_plan(plan)
+            schedule = plan if isinstance(plan, Schedule) else schedule_from_plan(plan)
             digest = schedule.digest
         except Error as error:
             failure = error
@@ -144,20 +144,6 @@ class Job:
         """Sums numbers of the host over all ranks, in place."""
         dist.all_reduce(values, group=self.host)
         return values
-
-
-def _from_plan(plan: PlanSource) -> Schedule:
-    """Returns the schedule of a plan whose stages run on one rank each."""
-    schedule = schedule_from_plan(plan)
-    for stage in range(schedule.stages):
-        tp = len(schedule.stage_ranks(stage)[0])
-        if tp > 1:
-            raise ConfigError(
-                f"plan: a stage runs on {tp} ranks by tensor parallelism (`tp`), expected 1; for stages that "
-                'shard over `mesh["tp"]`, pass `dflop.schedule_from_plan(plan)`',
-                "config",
-            )
-    return schedule
 
 
 def _where(fields: dict[str, Any]) -> str:

@@ -161,8 +161,15 @@ class Passage:
         - `rows`: received rows; None in the first stage
         """
         self._rows, self._taken = rows, 0
+
+    def approach(self) -> None:
+        """Lets the weights before the layers be zeros until the model has reached the layers.
+
+        Called before the model runs, which it does several times in a forward pass over several kinds of media.
+        """
+        device = None if self._rows is None else self._rows.device
         for module, name, weight in self._early:
-            zero = torch.zeros((), dtype=weight.dtype, device=None if rows is None else rows.device)
+            zero = torch.zeros((), dtype=weight.dtype, device=device)
             object.__setattr__(module, name, zero.expand(weight.shape))
 
     def leave_out(self, module: torch.nn.Module, name: str, is_early: bool) -> None:

@@ -43,16 +43,17 @@ class EncoderStage(torch.nn.Module):
     def forward(self, rows: torch.Tensor | None, microbatch: RoleMicrobatch) -> torch.Tensor:
         self._passage.begin(rows)
         media = [medium for medium, name in self._kinds.items() if name in microbatch]
-        if len(media) > 1 and len(microbatch.sample_keys) > 1:
-            raise ValueError(
-                f"an encoder microbatch has {' and '.join(media)} in {len(microbatch.sample_keys)} samples, "
-                "whose order only the LLM knows: keep them in separate datasets, or use more microbatches"
-            )
         parts = [self._run(self._functions[medium], microbatch) for medium in media]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(parts) == 1:
+            return parts[0]
+        # Between stages of the encoder, rows stay in the order in which all stages encode kinds.
+        if not self._is_last:
+            return torch.cat(parts)
+        return _in_route_order(dict(zip(media, parts, strict=True)), microbatch)
 
     def _run(self, function: Callable[..., Any], microbatch: Mapping[str, Any]) -> torch.Tensor:
         names = _names(function) | _names(getattr(self.model.base_model, function.__name__, function))
+        self._passage.approach()
         try:
             output = function(**{name: value for name, value in microbatch.items() if name in names})
         except Left as left:
@@ -105,6 +106,7 @@ class LlmStage(torch.nn.Module):
         targets = torch.nonzero(microbatch["labels"][0, 1:] != IGNORED)[:, 0]
         if self._is_last and self._keeps:
             arguments["logits_to_keep"] = targets
+        self._passage.approach()
         try:
             output = self.model(inputs_embeds=hidden[None], **arguments)
         except Left as left:
@@ -142,6 +144,19 @@ class LlmStage(torch.nn.Module):
     def _words(self, ids: torch.Tensor) -> torch.Tensor:
         words: torch.Tensor = self.model.get_input_embeddings()(ids[None])
         return words[0]
+
+
+def _in_route_order(parts: Mapping[str, torch.Tensor], microbatch: RoleMicrobatch) -> torch.Tensor:
+    """Returns the rows of all media, those of each sample together.
+
+    - `parts`: by kind, the rows of all its media
+    """
+    counts = {kind: [rows for own, rows in microbatch.media_runs if own == kind] for kind in parts}
+    for kind, part in parts.items():
+        if sum(counts[kind]) != len(part):
+            raise ValueError(f"the encoder returned {len(part)} rows of {kind}s, expected {sum(counts[kind])}")
+    left = {kind: iter(part.split(counts[kind])) for kind, part in parts.items()}
+    return torch.cat([next(left[kind]) for kind, _ in microbatch.media_runs])
 
 
 def _names(function: Callable[..., Any]) -> set[str]:

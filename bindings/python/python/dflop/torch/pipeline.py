@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -65,10 +66,12 @@ class Pipeline:
     the LLM returns the loss, summed over the targets. A stage does not run for a microbatch without samples
     or, in an encoder, without media.
 
-    Stages may use ``torch.utils.checkpoint`` and ``torch.compile``, and have frozen parameters; they shard
-    over ``mesh["tp"]`` by themselves. ``fully_shard`` over ``mesh["dp"]`` in ``build`` divides parameters and
-    optimizer state over the replicas (PyTorch 2.15): parameters are gathered once per step, as replicas may
-    run different numbers of passes. A weight that several stages have equal copies of gets the gradient of
+    Stages may use ``torch.utils.checkpoint`` and ``torch.compile``, and have frozen parameters.
+    ``parallelize_module`` over ``mesh["tp"]`` in ``build`` divides a stage over TP ranks, which all get the
+    same rows, whole, and have to return the same rows and gradients of rows, whole. ``fully_shard`` over
+    ``mesh["dp"]`` divides parameters and optimizer state over the replicas (PyTorch 2.15), after
+    ``parallelize_module`` if there are both: parameters are gathered once per step, as replicas may run
+    different numbers of passes. A weight that several stages have equal copies of gets the gradient of
     all if each stage names it in ``tied_weights``. With ``zb-h1`` each backward pass runs through the stage
     twice, once for the rows and once for the weights.
 
@@ -80,8 +83,8 @@ class Pipeline:
             its layers in the stage or ``None`` if nothing gives their number, whether the stage is the first
             or last one of the module, and the ranks of the stage as a mesh with dimensions ``dp`` and ``tp``.
         plan: what ``dflop.plan_parallelism`` returned, a file with the output of ``dflop plan --json``, or a
-            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. Plans with a ``tp``
-            above 1 are refused, unless they are passed as a schedule.
+            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. Where ``tp`` is above 1,
+            ``build`` has to divide the stage; a stage that is whole on each of its TP ranks is a warning.
         loader: creates the loader for a role of this rank: ``dflop.BalancedLoader(..., role=role)``.
         layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the plan.
         device: device of the stages. Default: the current CUDA device unless the process group has gloo only.
@@ -147,6 +150,7 @@ class Pipeline:
         self._stages: dict[int, torch.nn.Module] = {}
         self._loaders: list[BalancedLoader] = []
         self._gradients: dict[int, StageGradients] = {}
+        self._has_run = False
         self.module = torch.nn.ModuleDict()
         self._start(build, loader, layers)
         self._tied = TiedWeights(self._layout, self._stages, self._job, limit)
@@ -192,6 +196,13 @@ class Pipeline:
                 raise ConfigError(f"`{parameter}` is a parameter of two stages", "config")
         self._gradients[stage] = StageGradients(built, groups)
         self._stages[stage] = built
+        if groups.mesh["tp"].size() > 1 and not any(isinstance(one, DTensor) for one in built.parameters()):
+            warnings.warn(
+                f"stage {number} of `{name}` is whole on each of its {groups.mesh['tp'].size()} TP ranks, "
+                'which all compute the same: call `parallelize_module` over `mesh["tp"]` in `build`',
+                UserWarning,
+                stacklevel=4,
+            )
         if name not in self.module:
             self.module[name] = torch.nn.ModuleDict()
         stages = self.module[name]
@@ -270,6 +281,9 @@ class Pipeline:
             self._job.action = "sum of gradients"
             for own in self._gradients.values():
                 own.finish_sum()
+                if not self._has_run:
+                    own.refuse_parts()
+            self._has_run = True
             self._tied.sum()
             self._job.action = "sum of losses"
             share = loss / len(self._layout.schedule.stage_ranks(len(self._layout.modules) - 1)[0])

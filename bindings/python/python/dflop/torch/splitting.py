@@ -120,13 +120,14 @@ class Split:
         """Builds a stage, on the CPU.
 
         Raises:
-            ConfigError: the model has no such module or layers, or the stage is for several TP ranks.
+            ConfigError: the model has no such module or layers, or the mesh has several TP ranks.
             ModelError: the checkpoint lacks a weight.
         """
         share = self._share(module, layers, is_first, is_last)
         if mesh is not None and mesh["tp"].size() > 1:
-            size = mesh["tp"].size()
-            raise ConfigError(f"`{module}` has tp={size}, expected 1 for a split model", "config")
+            reason = f"`{module}` has tp={mesh['tp'].size()}, and a split model is whole on each rank"
+            advice = 'in a function around `split`, call it without the mesh, then `parallelize_module` over `mesh["tp"]`'
+            raise ConfigError(f"{reason}: {advice}", "config")
         found: list[tuple[Structure, Passage]] = []
 
         def leave_out(model: Any) -> None:
