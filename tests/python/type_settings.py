@@ -24,7 +24,7 @@ CONFIG = {
     "glm4v": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 24, 24]}}},
     "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
-    "glm4_moe": {"head_dim": 128},
+    "glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
                                "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
     "aya_vision": {"vision_config": {"num_attention_heads": 16}},
