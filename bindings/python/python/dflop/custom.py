@@ -25,8 +25,8 @@ class ModelDescription:
 
     An encoder is a mapping of ``num_hidden_layers``, ``hidden_size``, ``num_attention_heads``,
     ``intermediate_size``, optionally ``gated``, ``class_tokens``, ``windowed_layers``, ``projector_size``,
-    and its ``tokens``: a mapping of ``rule`` and the settings of this rule, for images ``native``, ``tiles``,
-    ``any_res`` or ``square``, for audio ``mel_windows``. See ``docs/any-model.md``.
+    and its ``tokens``: a mapping of ``rule``, such as ``native``, and the settings of this rule.
+    ``docs/any-model.md`` lists the rules.
 
     Attributes:
         llm: the fields of the language model's ``config.json``: ``model_type`` (default ``llama``: gated

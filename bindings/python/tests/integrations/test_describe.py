@@ -242,6 +242,12 @@ class DescribedModels(Checkpoints):
         shutil.copy(self.target, self.directory / "model.json")
         self.assertEqual(dflop.models(str(self.directory))["files"], ["model.json"])
 
+    def test_a_known_type_with_an_unknown_decoder_is_described(self) -> None:
+        for decoder, is_by_hand in (("llama", True), ("phi3", False), ("of another package", True)):
+            with self.subTest(decoder):
+                config = {"model_type": "llava", "text_config": {"model_type": decoder}}
+                self.assertEqual(implicit._is_by_hand(config), is_by_hand)
+
     def test_wrong_arguments_and_checkpoints_end_with_their_status(self) -> None:
         with self.assertRaises(SystemExit) as ended, mock.patch("sys.stderr"):
             command.parse(["--kite"])

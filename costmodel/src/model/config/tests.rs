@@ -225,7 +225,7 @@ fn invalid_fields_are_errors_with_file_and_field() {
         (documents(json!({})), "`config.json`: `model_type` is missing, known are clip, "),
         (
             documents(json!({"model_type": "gpt2"})),
-            "`config.json`: `model_type` = \"gpt2\" is unknown: `dflop describe DIRECTORY -o model.json` describes it with transformers; known are clip, ",
+            "`config.json`: `model_type` = \"gpt2\" is unknown: `dflop describe DIRECTORY -o model.json` describes the checkpoint with transformers; known are clip, ",
         ),
         (
             with(qwen2_vl_7b(), "/num_attention_heads", json!(0)),
@@ -277,7 +277,7 @@ fn invalid_fields_are_errors_with_file_and_field() {
         ),
         (
             with(internvl_chat(), "/llm_config/model_type", json!("mamba")),
-            "`config.json`: `llm_config.model_type` = \"mamba\" is not a known language model",
+            "`config.json`: `llm_config.model_type` = \"mamba\" is not a known language model: `dflop describe ",
         ),
         (with(internvl_chat(), "/vision_config", json!(null)), "`config.json`: `vision_config` is missing"),
         (

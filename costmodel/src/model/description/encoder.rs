@@ -35,6 +35,9 @@ pub(super) fn vision(
     // A tile's tokens without class tokens.
     let tile_tokens = match rule {
         VisionRule::AnyRes(rule) => u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side),
+        VisionRule::ListedGrids(rule) => u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side),
+        VisionRule::ScaledTiles(rule) => rule.tile_patches,
+        VisionRule::FittedTiles(rule) => rule.tile_patches,
         VisionRule::DynamicTiles(rule) => u32::from(rule.tile_patches),
         VisionRule::Fixed(rule) => rule.tile_patches,
         _ => described.module.item_tokens.unwrap_or(1),
@@ -195,6 +198,15 @@ impl<'a> DescribedEncoder<'a> {
             VisionRule::AnyRes(mut tiles) if markers == 0 => {
                 tiles.frames_max = 0;
                 VisionRule::AnyRes(tiles)
+            }
+            VisionRule::LongestEdge(_) if markers == 0 => {
+                self.require_items(false)?;
+                rule
+            }
+            VisionRule::ListedGrids(_) | VisionRule::ScaledTiles(_) | VisionRule::FittedTiles(_)
+                if markers == 0 =>
+            {
+                rule
             }
             _ => {
                 let problem = format!("= {markers} is not supported together with this rule");

@@ -17,7 +17,6 @@ pub(crate) mod intern_vit;
 mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
-mod llama4;
 mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
@@ -39,6 +38,9 @@ use crate::error::Result;
 pub use qwen3_vl::deepstack_layers;
 pub use registry::ModelFamilies;
 
+/// What helps with a type that no family reads, for messages.
+const DESCRIBE: &str = "`dflop describe DIRECTORY -o model.json` describes the checkpoint with transformers";
+
 /// Built-in families by file, in preset order; language models without encoders are in [`language_models`].
 static BUILT_IN: &[&[&dyn ModelFamily]] = &[
     llava_onevision::FAMILIES,
@@ -51,7 +53,6 @@ static BUILT_IN: &[&[&dyn ModelFamily]] = &[
     pixtral::FAMILIES,
     idefics3::FAMILIES,
     glm4v::FAMILIES,
-    llama4::FAMILIES,
     llava_onevision_1_5::FAMILIES,
     qwen2_5_omni::FAMILIES,
     qwen3_omni::FAMILIES,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, LazyLock};
 
-use super::{BUILT_IN, ModelFamily, Preset, language_models};
+use super::{BUILT_IN, DESCRIBE, ModelFamily, Preset, language_models};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
@@ -53,8 +53,7 @@ impl ModelFamilies {
             let nearest = nearest.map(|known| format!("the nearest is \"{known}\", ")).unwrap_or_default();
             let known = self.known();
             let problem = format!(
-                "= \"{model_type}\" is unknown: `dflop describe DIRECTORY -o model.json` describes it with \
-                 transformers; {nearest}{known}; {ANY_MODEL} shows other ways"
+                "= \"{model_type}\" is unknown: {DESCRIBE}; {nearest}{known}; {ANY_MODEL} shows other ways"
             );
             return Err(files.config.invalid("model_type", problem));
         };
@@ -238,8 +237,7 @@ mod tests {
         }
         let config = serde_json::json!({"model_type": "llava_onevision1_5"});
         let error = families.read(&Documents { config, ..Documents::default() }).unwrap_err().to_string();
-        let first = "is unknown: `dflop describe DIRECTORY -o model.json` describes it with transformers";
-        assert!(error.contains(first), "{error}");
+        assert!(error.contains(&format!("is unknown: {DESCRIBE}; ")), "{error}");
         assert!(error.contains("; the nearest is \"llava_onevision\", known are "), "{error}");
         assert!(error.ends_with("docs/any-model.md shows other ways"), "{error}");
     }

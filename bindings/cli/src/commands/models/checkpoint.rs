@@ -160,11 +160,10 @@ fn best_support(family: &dyn ModelFamily) -> Support {
 
 /// Fields that a `config.json` needs in addition to the type, with published values: there is no default, or
 /// the defaults do not fit each other.
-const PUBLISHED: [(&str, &str); 5] = [
+const PUBLISHED: [(&str, &str); 4] = [
     ("deepseek_v2", r#"{"num_experts_per_tok": 6}"#),
     ("glm4_moe", r#"{"head_dim": 128}"#),
     ("glm4v_moe_text", r#"{"head_dim": 128}"#),
-    ("llama4", r#"{"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}}"#),
     ("qwen3_omni_moe_text", r#"{"num_attention_heads": 32, "head_dim": 128}"#),
 ];
 

@@ -6,6 +6,7 @@ Nothing is downloaded, and no weights are read. Code in the checkpoint runs only
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -66,7 +67,7 @@ def feature_functions(model: Any) -> dict[str, Any]:
         if function is None and medium == "audio":
             function = _tower_and_projector(model)
         if function is not None:
-            found[medium] = function
+            found[medium] = function if medium == "audio" else _with_projector(model, function)
     return found
 
 
@@ -81,6 +82,28 @@ def _features_function(model: Any, name: str) -> Any:
         if inspect.Parameter.VAR_POSITIONAL not in found
     ]
     return next(iter([*own, *functions]), None)
+
+
+def _with_projector(model: Any, function: Any) -> Any:
+    """Returns a features function that runs the projector, which the model of some types runs after it."""
+    projector = getattr(getattr(model, "base_model", model), "multi_modal_projector", None)
+    if projector is None:
+        return function
+
+    @functools.wraps(function)
+    def features(*arguments: Any, **named: Any) -> Any:
+        ran: list[Any] = []
+        handle = projector.register_forward_hook(lambda *_: ran.append(projector))
+        try:
+            output = function(*arguments, **named)
+        finally:
+            handle.remove()
+        states = getattr(output, "last_hidden_state", None)
+        if ran or states is None:
+            return output
+        return projector(states.reshape(-1, states.shape[-1]))
+
+    return features
 
 
 def _tower_and_projector(model: Any) -> Any:

@@ -59,11 +59,25 @@ def _name(name: str) -> str:
         document = json.loads(config.read_bytes())
     except (OSError, ValueError):
         return name  # The reader of the model tells what is wrong.
-    model_type = document.get("model_type") if isinstance(document, dict) else None
-    if not isinstance(model_type, str) or model_type in _known_types():
+    if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         return name
     versions = _versions()
-    return name if versions is None else str(_described(directory, versions))
+    if versions is None or _is_by_hand(document):
+        return name
+    return str(_described(directory, versions))
+
+
+def _is_by_hand(config: dict[str, Any]) -> bool:
+    """Whether a family reads the type, and that of the language model in it if transformers has it."""
+    if config["model_type"] not in _known_types():
+        return False
+    text = config.get("text_config")
+    model_type = text.get("model_type") if isinstance(text, dict) else None
+    if model_type is None or model_type in _known_types():
+        return True
+    from transformers import CONFIG_MAPPING
+
+    return model_type not in CONFIG_MAPPING
 
 
 @lru_cache(maxsize=1)

@@ -145,7 +145,8 @@ def features_inputs(processor: Any, medium: str, value: Any, function: Callable[
     part = getattr(processor, {"image": "image_processor", "video": "video_processor"}.get(medium, ""), None)
     if part is not None:
         try:
-            made = dict(part(**{f"{medium}s": [value]}, return_tensors="pt"))
+            own = _part_defaults(processor, f"{medium}s_kwargs")
+            made = dict(part(**own | {f"{medium}s": [value], "return_tensors": "pt"}))
         except Exception:  # noqa: BLE001  The whole processor tells what is wrong.
             made = {}
         if required <= set(made):
@@ -169,6 +170,7 @@ class _Reached(Exception):
 
 def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that the model's own forward pass has for a features function; nothing if it never calls it."""
+    function = inspect.unwrap(function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     signature, seen = inspect.signature(function), dict[str, Any]()
 
@@ -187,6 +189,12 @@ def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str
     finally:
         del vars(owner)[name]
     return seen
+
+
+def _part_defaults(processor: Any, name: str) -> dict[str, Any]:
+    """Returns the arguments that a processor calls a part of it with by default, such as InternVL to cut images."""
+    of_kind = getattr(getattr(processor, "valid_processor_kwargs", None), "_defaults", {})
+    return {**(getattr(processor, name, None) or {}), **of_kind.get(name, {})}
 
 
 def _arguments(processor: Any, medium: str, value: Any) -> list[dict[str, Any]]:

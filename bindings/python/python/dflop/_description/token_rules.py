@@ -18,6 +18,8 @@ VIDEOS = [(frames, *size) for frames in (2, 4, 8) for size in ((112, 112), (224,
 CLIP_SECONDS = (0.5, 1, 2, 3.3, 5, 8, 10, 15, 20, 25, 29.9, 30, 31, 45, 60)
 # Columns of a table after those of the size.
 _COUNTS = ("tokens", "items", "encoder_tokens", "pairs", "window_pairs")
+# Rules that count what is around an image themselves, if anything is.
+_WITHOUT_MARKERS = ("any_res", "fitted_tiles", "listed_grids", "longest_edge", "scaled_tiles")
 _LLM = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "intermediate_size": 8}
 Row = tuple[int, int, int | None]
 
@@ -46,6 +48,8 @@ def image_rule(processor: Any, sizes: Mapping[str, Any], work: encoder.Work) -> 
     part = getattr(processor, "image_processor", None)
     # A rule counts no padding to chunks.
     for candidate in _candidates(processor, sizes, part) if work.chunk_tokens is None else ():
+        if markers and candidate["rule"] in _WITHOUT_MARKERS:
+            continue
         if _agrees(candidate, rows, seen, work):
             return rule | {"kind": "rule", "rule": candidate, "checked": len(rows)}
     columns = ["width_pixels", "height_pixels", *_COUNTS]
@@ -217,37 +221,62 @@ def _candidates(processor: Any, sizes: Mapping[str, Any], part: Any) -> Iterator
             "min_pixels": low,
             "max_pixels": high,
         }
+    own = _number(getattr(processor, "spatial_merge_size", None))
+    if size.get("longest_edge") and not low:
+        for merged in sorted({merge, own or merge}):
+            edge = size["longest_edge"]
+            yield {"rule": "longest_edge", "patch_size": patch, "merge_size": merged, "longest_edge": edge}
     tile = (
         _number(size.get("height")) or _number(size.get("shortest_edge")) or _number(sizes.get("image_size"))
     )
-    if tile is None:
+    if tile is None or tile < patch:
         return
     side = max(
         1, round(1 / float(getattr(processor, "downsample_ratio", 0) or sizes.get("downsample_ratio") or 1))
     )
-    most = getattr(part, "max_patches", None)
+    square = {"tile_size": tile, "patch_size": patch}
+    yield from _scaled_tiles(processor, part, square)
     for merged in sorted({merge, side, 2}):
-        for tiles in sorted({one for one in (most, 12) if one}):
-            for markers in (0, 2):
-                yield {
-                    "rule": "tiles",
-                    "tile_size": tile,
-                    "patch_size": patch,
-                    "merge_size": merged,
-                    "max_tiles": tiles,
-                    "marker_tokens": markers,
-                }
+        yield from _tiles(part, square | {"merge_size": merged})
+    yield from _grids(part, square)
+
+
+def _scaled_tiles(processor: Any, part: Any, square: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yields the rule of images whose longer side is scaled to a length, then cut."""
+    scaled = {name: getattr(part, name, None) or {} for name in ("size", "max_image_size")}
+    edge, tile = (one.get("longest_edge") for one in scaled.values())
+    tokens = getattr(processor, "image_seq_len", None)
+    if not (edge and tile and tokens):
+        return
+    merged = (tile // square["patch_size"]) / tokens**0.5
+    if merged >= 1 and merged == int(merged):
+        cut = bool(getattr(part, "do_image_splitting", True))
+        own = {"tile_size": tile, "merge_size": int(merged), "longest_edge": edge, "cut": cut}
+        yield {"rule": "scaled_tiles", **square, **own}
+
+
+def _tiles(part: Any, square: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yields the rules of images that are cut into a number of tiles."""
+    most = getattr(part, "max_patches", None)
+    enlarge = getattr(part, "resize_to_max_canvas", None)
+    if most and enlarge is not None:
+        yield {"rule": "fitted_tiles", **square, "max_tiles": most, "enlarge": bool(enlarge)}
+    for tiles in sorted({one for one in (most, 12) if one}):
+        for markers in (0, 2):
+            yield {"rule": "tiles", **square, "max_tiles": tiles, "marker_tokens": markers}
+
+
+def _grids(part: Any, square: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yields the rules of images on a grid that is listed."""
     pinpoints = getattr(part, "image_grid_pinpoints", None)
-    if pinpoints:
-        longest = max(max(pair) for pair in pinpoints) // tile
-        for features in (9, 16, 4):
-            yield {
-                "rule": "any_res",
-                "tile_size": tile,
-                "patch_size": patch,
-                "max_grid_side": longest,
-                "max_feature_tiles": features,
-            }
+    if not pinpoints:
+        return
+    tile = square["tile_size"]
+    grids = [[side // tile for side in pair] for pair in pinpoints]
+    yield {"rule": "listed_grids", **square, "grids": grids}
+    for features in (9, 16, 4):
+        sides = {"max_grid_side": max(map(max, grids)), "max_feature_tiles": features}
+        yield {"rule": "any_res", **square, **sides}
 
 
 def _agrees(

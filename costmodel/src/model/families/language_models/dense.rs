@@ -9,7 +9,7 @@ use crate::model::{AttentionBias, ExpertsDetails, ExpertsSpec, LayerSet, LlmDeta
 /// # Source
 /// The transformers 5.24.0 configuration classes with these `model_type`s; `InternLM2Config` as published
 /// with it.
-pub(super) const ARCHITECTURES: [Architecture; 19] = [
+pub(super) const ARCHITECTURES: [Architecture; 12] = [
     LLAMA,
     QWEN2,
     QWEN3,
@@ -41,7 +41,6 @@ pub(super) const ARCHITECTURES: [Architecture; 19] = [
         ..QWEN2
     },
     MISTRAL,
-    Architecture { name: "ministral", windows: WindowFields::Listed(Some(4096)), ..MISTRAL },
     Architecture {
         name: "ministral3",
         vocab: 131_072,
@@ -50,40 +49,8 @@ pub(super) const ARCHITECTURES: [Architecture; 19] = [
         windows: WindowFields::All(None),
         ..MISTRAL
     },
-    GEMMA2,
-    Architecture {
-        name: "gemma3_text",
-        vocab: 262_208,
-        details: LlmDetails { has_qk_norm: true, ..GEMMA2.details },
-        windows: WindowFields::ButEach { tokens: 4096, period: 6 },
-        ..GEMMA2
-    },
-    Architecture {
-        name: "phi3",
-        vocab: 32_064,
-        hidden: 3072,
-        ffn: 8192,
-        bias: Bias::Always(AttentionBias::None),
-        reads_mlp_bias: false,
-        windows: WindowFields::All(None),
-        ..LLAMA
-    },
-    Architecture {
-        name: "smollm3",
-        vocab: 128_256,
-        hidden: 2048,
-        ffn: 11_008,
-        layers: 36,
-        heads: 16,
-        kv_heads: Some(4),
-        details: LlmDetails { has_tied_embeddings: true, ..LlmDetails::NONE },
-        windows: WindowFields::Unrotated,
-        ..LLAMA
-    },
-    GLM4,
-    Architecture { name: "glm4v_text", head_dim: None, bias: Bias::Always(AttentionBias::Qkv), ..GLM4 },
-    OLMO2,
-    Architecture { name: "olmo3", windows: WindowFields::ButEach { tokens: 4096, period: 4 }, ..OLMO2 },
+    GEMMA3,
+    GLM4V,
 ];
 
 const QK_NORM: LlmDetails = LlmDetails { has_qk_norm: true, ..LlmDetails::NONE };
@@ -149,9 +116,9 @@ pub(super) const MISTRAL: Architecture = Architecture {
     ..LLAMA
 };
 
-const GEMMA2: Architecture = Architecture {
-    name: "gemma2",
-    vocab: 256_000,
+const GEMMA3: Architecture = Architecture {
+    name: "gemma3_text",
+    vocab: 262_208,
     hidden: 2304,
     ffn: 9216,
     layers: 26,
@@ -159,31 +126,21 @@ const GEMMA2: Architecture = Architecture {
     kv_heads: Some(4),
     head_dim: Some(256),
     reads_mlp_bias: false,
-    details: LlmDetails { has_post_norms: true, has_tied_embeddings: true, ..LlmDetails::NONE },
-    windows: WindowFields::ButEach { tokens: 4096, period: 2 },
+    details: LlmDetails { has_post_norms: true, has_tied_embeddings: true, ..QK_NORM },
+    windows: WindowFields::ButEach { tokens: 4096, period: 6 },
     refused: &["use_bidirectional_attention"],
     ..LLAMA
 };
 
-const GLM4: Architecture = Architecture {
-    name: "glm4",
+const GLM4V: Architecture = Architecture {
+    name: "glm4v_text",
     vocab: 151_552,
     ffn: 13_696,
     layers: 40,
     kv_heads: Some(2),
-    head_dim: Some(128),
-    bias: Bias::Field("attention_bias", true, AttentionBias::Qkv),
+    bias: Bias::Always(AttentionBias::Qkv),
     reads_mlp_bias: false,
     details: LlmDetails { has_post_norms: true, ..LlmDetails::NONE },
-    ..LLAMA
-};
-
-const OLMO2: Architecture = Architecture {
-    name: "olmo2",
-    vocab: 50_304,
-    reads_mlp_bias: false,
-    // A norm after attention and a norm after the MLP, none before them: two, as in Llama.
-    details: LlmDetails { has_wide_qk_norm: true, ..LlmDetails::NONE },
     ..LLAMA
 };
 

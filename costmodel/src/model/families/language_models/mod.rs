@@ -10,6 +10,7 @@ mod sparse;
 mod windows;
 
 use self::architecture::Architecture;
+use super::DESCRIBE;
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{FamilyId, LlmSpec, ModelFamily};
@@ -67,7 +68,8 @@ pub(super) fn text_config(fields: &ConfigFields<'_>, default_type: &str) -> Resu
     let model_type = fields.text("model_type")?.unwrap_or(default_type);
     let Some(architecture) = architectures().find(|known| known.name == model_type) else {
         let known = architectures().map(|known| known.name).collect::<Vec<_>>().join(", ");
-        let problem = format!("= \"{model_type}\" is not a known language model, known are {known}");
+        let problem =
+            format!("= \"{model_type}\" is not a known language model: {DESCRIBE}; known are {known}");
         return Err(fields.invalid("model_type", problem));
     };
     architecture.read(fields)

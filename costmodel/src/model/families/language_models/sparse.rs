@@ -12,7 +12,7 @@ use crate::model::{AttentionBias, ExpertsDetails, LlmDetails};
 /// The transformers 5.24.0 configuration classes with these `model_type`s; `kimi_k2` as published, with the
 /// `deepseek_v3` fields. Layers that predict further tokens (`num_nextn_predict_layers`) are not counted:
 /// transformers does not train them.
-pub(super) const ARCHITECTURES: [Architecture; 15] = [
+pub(super) const ARCHITECTURES: [Architecture; 13] = [
     QWEN3_MOE,
     Architecture {
         name: "qwen3_vl_moe_text",
@@ -111,29 +111,6 @@ pub(super) const ARCHITECTURES: [Architecture; 15] = [
         }),
         ..DEEPSEEK_V3
     },
-    Architecture {
-        name: "glm4_moe_lite",
-        vocab: 154_880,
-        hidden: 2048,
-        ffn: 10_240,
-        layers: 47,
-        heads: 20,
-        experts: Some(ExpertFields {
-            count: 64,
-            per_token: 4,
-            ffn: 1536,
-            layers: SparseLayers::From(1),
-            ..DEEPSEEK_EXPERTS
-        }),
-        latent: Some(LatentDefaults {
-            query_rank: 768,
-            kv_rank: 512,
-            plain_dim: 192,
-            rotated_dim: 64,
-            value_dim: 256,
-        }),
-        ..DEEPSEEK_V3
-    },
     GLM4_MOE,
     Architecture {
         name: "glm4v_moe_text",
@@ -169,31 +146,6 @@ pub(super) const ARCHITECTURES: [Architecture; 15] = [
         ..LLAMA
     },
     LLAMA4,
-    Architecture {
-        name: "minimax_m2",
-        vocab: 200_064,
-        hidden: 3072,
-        ffn: 1536,
-        layers: 62,
-        heads: 48,
-        kv_heads: Some(8),
-        head_dim: Some(128),
-        bias: Bias::Always(AttentionBias::None),
-        reads_mlp_bias: false,
-        details: LlmDetails { has_wide_qk_norm: true, ..LlmDetails::NONE },
-        experts: Some(ExpertFields {
-            count_fields: &["num_local_experts", "num_experts"],
-            count: 256,
-            per_token_field: "num_experts_per_tok",
-            per_token: 8,
-            ffn_field: "intermediate_size",
-            ffn: 1536,
-            shared: SharedExperts::None,
-            layers: SparseLayers::All,
-            details: ExpertsDetails::NONE,
-        }),
-        ..LLAMA
-    },
 ];
 
 const QWEN3_EXPERTS: ExpertFields = ExpertFields {

@@ -32,9 +32,6 @@ pub(super) enum WindowFields {
     AllIfUsed(u32),
     /// Sliding windows with `sliding_window` tokens in all layers; this window if it is missing (Mistral).
     All(Option<u32>),
-    /// Sliding windows with `sliding_window` tokens in the layers that `layer_types` names, or in all
-    /// (Ministral).
-    Listed(Option<u32>),
     /// Sliding windows in all layers except every layer at this period, which `sliding_window_pattern`
     /// changes (Gemma 3).
     ButEach {
@@ -46,8 +43,6 @@ pub(super) enum WindowFields {
     /// Chunks of `attention_chunk_size` in all layers with rotation, which are all but every
     /// `no_rope_layer_interval`-th, or the layers that are 1 in `no_rope_layers` (Llama 4).
     Chunks(u32),
-    /// Sliding windows in layers without rotation, if `use_sliding_window` is true (`SmolLM3`).
-    Unrotated,
 }
 
 impl WindowFields {
@@ -72,19 +67,19 @@ impl WindowFields {
     /// Reads the window length; `None` if no layer has windows.
     fn tokens(self, fields: &ConfigFields<'_>) -> Result<Option<u32>> {
         let is_used = fields.flag("use_sliding_window", false)?;
-        let if_used = |default: Option<u32>| {
-            if is_used { read_tokens(fields, "sliding_window", default) } else { Ok(None) }
-        };
         match self {
             Self::None if is_used => {
                 Err(fields.invalid("use_sliding_window", "must be false, it has no windows"))
             }
             Self::None => Ok(None),
             Self::Upper { tokens, .. } | Self::LowerEven { tokens, .. } | Self::AllIfUsed(tokens) => {
-                if_used(Some(tokens))
+                if is_used {
+                    read_tokens(fields, "sliding_window", Some(tokens))
+                } else {
+                    Ok(None)
+                }
             }
-            Self::Unrotated => if_used(None),
-            Self::All(default) | Self::Listed(default) => read_tokens(fields, "sliding_window", default),
+            Self::All(default) => read_tokens(fields, "sliding_window", default),
             Self::ButEach { tokens, .. } => read_tokens(fields, "sliding_window", Some(tokens)),
             Self::Chunks(tokens) => read_tokens(fields, "attention_chunk_size", Some(tokens)),
         }
@@ -98,7 +93,7 @@ impl WindowFields {
         };
         Ok(match self {
             Self::None => LayerSet::default(),
-            Self::AllIfUsed(_) | Self::All(_) | Self::Listed(_) => LayerSet::range(0, layers),
+            Self::AllIfUsed(_) | Self::All(_) => LayerSet::range(0, layers),
             Self::Upper { below, .. } => LayerSet::range(window_layers(below)?, layers),
             Self::LowerEven { end, .. } => {
                 let end = window_layers(end)?.min(layers);
@@ -109,10 +104,6 @@ impl WindowFields {
                 (0..layers).filter(|layer| !(layer + 1).is_multiple_of(period)).collect()
             }
             Self::Chunks(_) => LayerSet::rotated(fields, layers)?,
-            Self::Unrotated => {
-                let rotated = LayerSet::rotated(fields, layers)?;
-                (0..layers).filter(|layer| !rotated.contains(*layer)).collect()
-            }
         })
     }
 }
@@ -126,8 +117,8 @@ fn read_tokens(fields: &ConfigFields<'_>, key: &str, default: Option<u32>) -> Re
 }
 
 impl LayerSet {
-    /// Reads the layers in a language model whose queries and keys are rotated, if not all are (Llama 4,
-    /// `SmolLM3`): all but every `no_rope_layer_interval`-th, or the layers that are 1 in `no_rope_layers`.
+    /// Reads the layers in a language model whose queries and keys are rotated, if not all are (Llama 4): all
+    /// but every `no_rope_layer_interval`-th, or the layers that are 1 in `no_rope_layers`.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid, or there are more layers
