@@ -88,7 +88,8 @@ impl StreamBar {
             return;
         }
         self.read.add(batch);
-        match self.total.get() {
+        let total = self.total.clone();
+        match total.get() {
             Some(Total::Samples(samples)) => {
                 self.show_total("samples", *samples, bar);
                 self.bar.set_position(self.samples + skipped);
@@ -110,6 +111,11 @@ impl StreamBar {
             self.bar.finish_and_clear();
             self.bar = make(what, Some(total)).with_elapsed(elapsed);
         }
+    }
+
+    /// Leaves the bar as it is, above an error.
+    pub(super) fn abandon(&self) {
+        self.bar.abandon();
     }
 
     /// Removes the bar.
