@@ -104,6 +104,16 @@ class Documents(unittest.TestCase):
         self.assertEqual(missing, {"first_steps.py"})
 
 
+class Tables(unittest.TestCase):
+    def test_cells_have_the_heading_of_their_column(self) -> None:
+        table = (
+            '<table><thead><tr><th>a</th><th><code>b</code> &amp; "c"</th></tr></thead><tbody>\n'
+            '<tr><td>1</td><td style="x">2</td></tr></tbody></table>'
+        )
+        cells = '<td data-label="a">1</td><td style="x" data-label="b &amp; &quot;c&quot;">2</td>'
+        self.assertIn(cells, build.labeled(table))
+
+
 class Docstrings(unittest.TestCase):
     def test_run_in_sections_have_a_line_for_each_parameter(self) -> None:
         text = "Reads.\n\nArgs: size: of a batch. Default: 32. seed: of\nall choices, with ``x: y``.\n\nMore."
