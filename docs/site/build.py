@@ -9,6 +9,7 @@ document without a place in the navigation, a public name without a page.
 from __future__ import annotations
 
 import argparse
+import html
 import os
 import re
 import shutil
@@ -24,6 +25,11 @@ import themed_image
 from repository import DOCUMENTS, GENERATOR, PACKAGE, documents
 
 CONFIGURATION = GENERATOR / "zensical.toml"
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+CELL = re.compile(r"<td\b[^>]*>")
+TAG = re.compile(r"<[^>]+>")
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 # The navigation needs whole addresses for what is no page; they become relative ones, for a site on any host.
 RUST_ADDRESS = "https://dflop.github.io/dflop/rust/"
@@ -50,6 +56,7 @@ def main() -> int:
         print(f"site: {error}", file=sys.stderr)
         return 1
     relate_rust_links(built)
+    label_cells(built)
     if options.rustdoc:
         shutil.copytree(options.rustdoc, built / "rust", dirs_exist_ok=True)
     else:
@@ -139,6 +146,24 @@ def relate_rust_links(site: Path) -> None:
         text = file.read_text(encoding="utf-8")
         up = "../" * (len(file.relative_to(site).parts) - 1)
         file.write_text(text.replace(f'"{RUST_ADDRESS}', f'"{up}rust/'), encoding="utf-8")
+
+
+def label_cells(site: Path) -> None:
+    """Gives every table cell the heading of its column, which pages show beside the cell on a phone."""
+    for file in site.rglob("*.html"):
+        text = file.read_text(encoding="utf-8")
+        file.write_text(TABLE.sub(lambda found: labeled(found[0]), text), encoding="utf-8")
+
+
+def labeled(table: str) -> str:
+    """Adds `data-label` to the cells of a table without classes."""
+    labels = [html.escape(html.unescape(TAG.sub("", head))) for head in HEAD.findall(table)]
+
+    def row(found: re.Match[str]) -> str:
+        names = iter(labels)
+        return CELL.sub(lambda cell: f'{cell[0][:-1]} data-label="{next(names, "")}">', found[0])
+
+    return ROW.sub(row, table)
 
 
 def write_rust_page(site: Path) -> None:

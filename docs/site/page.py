@@ -70,7 +70,8 @@ def _converted(document: Path, lines: list[str]) -> Iterator[str]:
 def _opened(fence: re.Match[str]) -> str:
     """The opening line of a code block: marks of tests are left out, names of files become titles."""
     language, mark = fence["language"] or "text", fence["mark"] or ""
-    title = f' title="{mark.removeprefix("file=")}"' if mark.startswith("file=") else ""
+    kind, _, path = mark.partition("=")
+    title = f' title="{path.rpartition("/")[2]}"' if kind in ("file", "from") else ""
     return f"```{language}{title}"
 
 

@@ -168,12 +168,21 @@ def check_api(page: Page, address: str) -> None:
     assert page.locator(".doc-contents .highlight .k").count() > 0, "code of docstrings is highlighted"
 
 
+# Tables of documents that do not fit into the column of the text, by their first heading.
+WIDE_TABLES = """[...document.querySelectorAll(".md-typeset table:not([class])")].filter((table) => {
+    const column = table.closest("article").getBoundingClientRect();
+    return table.scrollWidth > Math.ceil(column.width) || table.getBoundingClientRect().right > column.right + 1;
+}).map((table) => `${table.querySelector("th").innerText} ${table.scrollWidth}`)"""
+
+
 def check_width(page: Page, address: str, places: list[str], width: int) -> None:
-    """No page is wider than the screen."""
+    """No page is wider than the screen, and no table than its page."""
     for place in places:
         page.goto(address + place)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{place} is {wide} wide on a screen of {width}"
+        tables = page.evaluate(WIDE_TABLES)
+        assert not tables, f"{place}: tables are wider than their page at {width}: {tables}"
 
 
 def contexts(browser: Browser, address: str) -> Iterator[tuple[int, str, BrowserContext]]:

@@ -96,11 +96,22 @@ class Pages(unittest.TestCase):
 
 
 class Documents(unittest.TestCase):
-    def test_every_example_is_on_the_page_of_trainers(self) -> None:
-        made = page.page(DOCUMENTS / "trainers.md")
+    def test_every_example_is_on_a_page_of_trainers(self) -> None:
+        pages = [DOCUMENTS / "trainers.md", *(DOCUMENTS / "trainers").glob("*.md")]
+        made = "".join(page.page(document) for document in pages)
         names = {path.name for path in (ROOT / "bindings/python/examples").glob("*.py")}
-        missing = {name for name in names if f'title="{name}"' not in made}
+        missing = {name for name in names if f"`{name}`]" not in made}
         self.assertEqual(missing, {"first_steps.py"})
+
+
+class Tables(unittest.TestCase):
+    def test_cells_have_the_heading_of_their_column(self) -> None:
+        table = (
+            '<table><thead><tr><th>a</th><th><code>b</code> &amp; "c"</th></tr></thead><tbody>\n'
+            '<tr><td>1</td><td style="x">2</td></tr></tbody></table>'
+        )
+        cells = '<td data-label="a">1</td><td style="x" data-label="b &amp; &quot;c&quot;">2</td>'
+        self.assertIn(cells, build.labeled(table))
 
 
 class Docstrings(unittest.TestCase):

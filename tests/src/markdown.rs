@@ -30,6 +30,8 @@ pub enum Mark {
     File(String),
     /// Checks only the syntax: it needs something that a test does not have.
     Needs(String),
+    /// Is a part of this file, relative to the document, which a test runs.
+    From(String),
     /// Fails: the mark is not known.
     Unknown(String),
 }
@@ -41,6 +43,7 @@ impl Mark {
             ("run", _) => Self::Run,
             (_, Some(("file", name))) => Self::File(name.to_owned()),
             (_, Some(("needs", what))) => Self::Needs(what.to_owned()),
+            (_, Some(("from", path))) => Self::From(path.to_owned()),
             _ => Self::Unknown(text.to_owned()),
         }
     }

@@ -21,7 +21,7 @@ mod view;
 use std::ffi::OsString;
 use std::io::Write;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 pub use crate::commands::Program;
 pub use crate::failure::Refusal;
@@ -91,6 +91,11 @@ pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, R
         Ok(Sink::Memory(answer)) => Ok(String::from_utf8_lossy(&answer).into_owned()),
         Ok(Sink::Stdout(_)) | Err(_) => unreachable!("the output was created in memory"),
     }
+}
+
+/// Returns the description of the whole command line, from which completions and manual pages are made.
+pub(crate) fn described() -> clap::Command {
+    Cli::command()
 }
 
 fn parse(args: &[OsString]) -> Result<Cli, clap::Error> {

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error::DflopError;
-use crate::runtime;
+use crate::{logging, runtime};
 
 /// Runs the command line with these arguments and returns the exit status; the interpreter is released
 /// meanwhile.
@@ -25,7 +25,9 @@ pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -
     let mut program = program.into_iter();
     let file = program.next().ok_or_else(|| PyValueError::new_err("`program` is empty"))?;
     let program = Program::new(file, program);
-    Ok(py.detach(|| main_from(program, args)))
+    let status = py.detach(|| main_from(program, args));
+    logging::emit(py);
+    Ok(status)
 }
 
 /// Runs a command in this process and returns the standard output.

@@ -25,6 +25,7 @@ mod error;
 mod filter;
 mod image;
 mod loader;
+mod logging;
 mod measure;
 mod model;
 mod runtime;

@@ -6,6 +6,7 @@
 //! never end. Every object with threads therefore records the process, and rejects use in any other process.
 
 use super::error::DflopError;
+use super::logging;
 use dflop_loader::Error;
 use dflop_loader::flow::start_runtime;
 use dflop_loader::settings::{names, set};
@@ -29,8 +30,9 @@ const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
 static RUNTIME: OnceLock<(u32, Runtime)> = OnceLock::new();
 
 /// Returns this process's runtime. It does I/O and hands over, so two threads suffice.
-fn runtime() -> PyResult<&'static Runtime> {
+fn runtime(py: Python<'_>) -> PyResult<&'static Runtime> {
     if RUNTIME.get().is_none() {
+        logging::install(py)?;
         // If two runtimes are started at the same time, one is dropped.
         let _other = RUNTIME.set((std::process::id(), start_runtime("dflop", 2)?));
     }
@@ -46,13 +48,15 @@ fn runtime() -> PyResult<&'static Runtime> {
 /// The exception from a signal handler, such as `KeyboardInterrupt`, which drops the future; `ForkError`
 /// after a fork.
 pub(crate) fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> PyResult<T> {
-    let runtime = runtime()?;
+    let runtime = runtime(py)?;
     let mut future = pin!(future);
     loop {
         let waited =
             || runtime.block_on(async { tokio::time::timeout(SIGNALS_SEEN_AFTER, future.as_mut()).await });
         // The interpreter is released during the wait, and held to check for signals.
-        match py.detach(waited) {
+        let waited = py.detach(waited);
+        logging::emit(py);
+        match waited {
             Ok(done) => return Ok(done),
             Err(_) => py.check_signals()?,
         }
@@ -71,7 +75,7 @@ pub(crate) fn run<T: Send + 'static, E: Send + 'static>(
 where
     PyErr: From<E>,
 {
-    let working = runtime()?.spawn_blocking(work);
+    let working = runtime(py)?.spawn_blocking(work);
     let done = wait(py, working)?;
     match done {
         Ok(done) => done.map_err(PyErr::from),

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pythonize::{depythonize, pythonize};
 
 use crate::error::DflopError;
+use crate::logging;
 
 /// Interval after which a wait for a step lets Python handle signals.
 const SIGNALS_SEEN_AFTER: Duration = Duration::from_millis(50);
@@ -42,7 +43,7 @@ pub(crate) fn train(
     trace: Option<PathBuf>,
     on_step: Bound<'_, PyAny>,
 ) -> PyResult<(u64, Option<PathBuf>)> {
-    dflop_cli::show_warnings();
+    logging::install(py)?;
     let config = match config.extract::<PathBuf>() {
         Ok(file) => RunConfig::read(&file),
         Err(_) => RunConfig::from_json(&depythonize::<serde_json::Value>(&config)?.to_string()),
@@ -83,6 +84,7 @@ fn follow(
                 .lock()
                 .map_or(Err(RecvTimeoutError::Disconnected), |steps| steps.recv_timeout(SIGNALS_SEEN_AFTER))
         });
+        logging::emit(py);
         let outcome = match next {
             Ok(_) if raised.is_some() => Ok(()),
             Ok(step) => {
@@ -103,6 +105,7 @@ fn follow(
 /// Waits for the thread of a run, whose last step was passed on.
 fn joined(py: Python<'_>, thread: JoinHandle<dflop_executor::Result<RunEnd>>) -> PyResult<RunEnd> {
     let ended = py.detach(|| thread.join());
+    logging::emit(py);
     let ended = ended.unwrap_or(Err(dflop_executor::Error::RankPanicked));
     Ok(ended.map_err(DflopError::from)?)
 }

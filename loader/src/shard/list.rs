@@ -1,7 +1,7 @@
-//! Expands shard names: lists, brace patterns, directories and environment variables.
+//! Expands shard names: lists, brace patterns, wildcards, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `::` joins lists, `${NAME}` comes
-//! from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
+//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*`, `?`, `[0-9]` and `**` match
+//! files as in a shell, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
 //! listed shards. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
 //! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards in a [store](crate::store); a directory
 //! there ends with `/`. The name of an existing file always means that file, whatever it looks like.
@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::{ShardAccess, invalid, substituted};
 use super::braces::Expansion;
+use super::glob;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{lies_inside, parent_directory};
@@ -309,14 +310,33 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
         shards.extend(shards_in(path)?.into_iter().map(|path| Shard::local(path, access)));
     } else if is_shard_list(path) {
         push_listed(path, access, shards)?;
-    } else if shard.url.contains(['*', '?', '{', '}']) && !path.exists() {
+    } else if glob::is_pattern(&shard.url) && !path.exists() {
+        push_matches(&shard, access, shards)?;
+    } else if shard.url.contains(['{', '}']) && !path.exists() {
         let reason =
-            "no such file; patterns are `{000..019}` and `{a,b}`, and a directory stands for its shards";
+            "no such file; patterns are `{000..019}`, `{a,b}` and `*`, and a directory stands for its shards";
         return Err(invalid(&shard.url, reason));
     } else if let Some(reason) = other_format(path) {
         return Err(invalid(&shard.url, reason));
     } else {
         shards.push(shard);
+    }
+    Ok(())
+}
+
+/// Appends the shards that match a pattern with wildcards.
+fn push_matches(pattern: &Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
+    let read_error = |source| Error::Storage(StorageError::Read { shard: pattern.url.to_string(), source });
+    let Some(path) = pattern.path() else { return Ok(()) };
+    let paths = glob::matches(&path.to_string_lossy()).map_err(read_error)?;
+    if paths.is_empty() {
+        return Err(invalid(&pattern.url, "no file matches"));
+    }
+    for path in paths {
+        let shown = path.display().to_string();
+        let name = path.into_os_string().into_string();
+        let name = name.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?;
+        push_shards(Shard::local(name, access), access, shards)?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ mod access;
 mod braces;
 mod compression;
 mod field_selection;
+mod glob;
 mod group_entries;
 mod list;
 mod order;

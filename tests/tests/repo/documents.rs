@@ -62,15 +62,15 @@ fn place(document: &Path, line: usize) -> String {
 fn fault(snippet: &Snippet) -> Option<String> {
     let language = snippet.language.as_str();
     match &snippet.mark {
-        Mark::Unknown(mark) => Some(format!("`{mark}` is not `run`, `file=NAME` or `needs=WHAT`")),
+        Mark::Unknown(mark) => Some(format!("`{mark}` is not `run`, `file=NAME`, `from=PATH` or `needs=WHAT`")),
         Mark::Needs(what) => {
             let unknown = what.split(',').find(|what| !NEEDS.contains(what))?;
             Some(format!("`needs={unknown}` is not one of {NEEDS:?}"))
         }
         Mark::Run if !["sh", "python"].contains(&language) => Some(format!("`{language}` cannot run")),
         Mark::None if ["rust", "json"].contains(&language) || SHOWN.contains(&language) => None,
-        Mark::None => Some(format!("`{language}` has no mark: `run`, `file=NAME` or `needs=WHAT`")),
-        Mark::Run | Mark::File(_) => None,
+        Mark::None => Some(format!("`{language}` has no mark: `run`, `file=NAME`, `from=PATH` or `needs=WHAT`")),
+        Mark::Run | Mark::File(_) | Mark::From(_) => None,
     }
 }
 
@@ -81,6 +81,19 @@ fn every_snippet_states_how_it_is_tested() {
     });
     let faults: Vec<String> = faults.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn snippets_from_a_file_are_parts_of_it() {
+    let mut count = 0;
+    for (document, snippet) in all_snippets() {
+        let Mark::From(path) = &snippet.mark else { continue };
+        let file = document.parent().expect("a document is in a directory").join(path);
+        let at = place(&document, snippet.line);
+        assert!(read(&file).contains(&snippet.text), "{at}: not a part of {}", file.display());
+        count += 1;
+    }
+    assert!(count > 0, "there are snippets from files");
 }
 
 #[test]

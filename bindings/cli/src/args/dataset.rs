@@ -27,6 +27,12 @@ impl DatasetArgs {
         let store = &settings.store;
         Ok(expand_shards_in(&self.shards, &store.access(&store.stores()?))?)
     }
+
+    /// Opens the index, or builds it if it is missing.
+    pub(crate) fn open(&self, settings: &Settings) -> Result<Dataset, Failure> {
+        let place = (&settings.store.stores()?, settings);
+        SplitArgs { split: None }.open(&self.shards, place, TokenCounts::Estimated)
+    }
 }
 
 /// Choice of a split.

@@ -61,7 +61,8 @@ impl ResumeArgs {
     }
 }
 
-fn read_state(path: &Path) -> Result<LoaderState, Failure> {
+/// Reads the state of a loader that draws samples through an index.
+pub(crate) fn read_state(path: &Path) -> Result<LoaderState, Failure> {
     let document = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
     LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
 }

@@ -5,10 +5,12 @@
 mod accuracy;
 mod balance;
 mod batches;
+mod completions;
 mod demo;
 mod describe;
 mod index;
 mod list;
+mod man;
 mod memory;
 mod models;
 mod order;
@@ -55,6 +57,8 @@ pub(crate) enum Command {
     Train(train::TrainArgs),
     Top(top::TopArgs),
     Report(report::ReportCommandArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 impl Command {
@@ -81,6 +85,8 @@ impl Command {
             Self::Train(args) => train::run(&args, invocation, out),
             Self::Top(args) => top::run(&args, out),
             Self::Report(args) => report::run(&args, out),
+            Self::Completions(args) => completions::run(&args, out),
+            Self::Man(args) => man::run(&args, out),
         }
     }
 }

@@ -105,11 +105,20 @@ pub(crate) struct Bars(Mutex<Option<ProgressBar>>);
 
 /// Creates a bar; it is hidden if standard error is not a terminal.
 pub(crate) fn bar(what: &str, total: Option<u64>) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
     let template = match total {
-        Some(_) => "{msg:>10} {wide_bar} {human_pos}/{human_len} {rate} {eta}",
+        Some(_) => "{msg:>10} {wide_bar} {percent} % {human_pos}/{human_len} {rate} {eta}",
         None => "{msg:>10} {spinner} {human_pos} {rate} {elapsed}",
     };
+    styled_bar(what, total, template)
+}
+
+/// Creates a bar whose positions are bytes; otherwise as [`bar`].
+pub(crate) fn byte_bar(what: &str, total: Option<u64>) -> ProgressBar {
+    styled_bar(what, total, "{msg:>10} {wide_bar} {percent} % {binary_bytes}/{binary_total_bytes} {eta}")
+}
+
+fn styled_bar(what: &str, total: Option<u64>, template: &str) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr_with_hz(10));
     let style = ProgressStyle::with_template(template).expect("the template is valid");
     bar.set_style(style.with_key("rate", |state: &ProgressState, text: &mut dyn fmt::Write| {
         // A failure to write a bar is no reason to end.

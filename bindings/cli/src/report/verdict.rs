@@ -112,6 +112,7 @@ mod tests {
             step_seconds,
             step_seconds_p95: None,
             bubble_fraction: (basis == Basis::Simulated).then_some(0.5),
+            bound_seconds: None,
             steps: 4,
             plan: String::new(),
         });

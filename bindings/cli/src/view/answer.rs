@@ -1,10 +1,11 @@
 //! Answers routes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dflop_loader::error::BoxError;
+use dflop_loader::error::{BoxError, Skipped};
 use futures::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::StatusCode;
@@ -17,8 +18,8 @@ use super::content::{FIELD_BYTES_MAX, PREFIX_BYTES, RENDERED, THUMBNAIL, content
 use super::http::{
     Body, ByteRange, Refusal, Reply, Route, attachment, byte_range, bytes, json, refusal, text,
 };
-use super::query::{Filter, Histogram, Query, histogram, page};
-use super::table::{Column, describe, skipped};
+use super::query::{Filter, Histogram, Places, Query, histogram, page};
+use super::table::{Column, describe, reason_group, skipped};
 use super::{View, page as assets};
 
 /// Number of field bytes per read.
@@ -38,11 +39,7 @@ pub(super) async fn answer(view: &Arc<View>, route: Route, range: Option<&str>) 
         Route::Summary => json(&summary(view)),
         Route::Samples(query) => samples(view, &query),
         Route::Histogram(query) => json(&distribution(view, &query)),
-        Route::Skipped(query) => {
-            let all = view.dataset.skipped();
-            let shown = all.iter().skip(query.offset as usize).take(query.limit as usize);
-            json(&json!({"count": all.len(), "skipped": shown.map(skipped).collect::<Vec<_>>()}))
-        }
+        Route::Skipped(query) => json(&skipped_page(view.dataset.skipped(), &query)),
         Route::Sample(place) => sample(view, place).await,
         Route::Field(place, field) => field_bytes(view, place, field, range).await,
         Route::Thumbnail(place, field) => thumbnail(view, place, field).await,
@@ -70,20 +67,52 @@ fn summary(view: &View) -> serde_json::Value {
     })
 }
 
+/// Lists skipped samples, and counts all of them by reason.
+fn skipped_page(all: &[Skipped], query: &Query) -> serde_json::Value {
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for skipped in all {
+        *counts.entry(reason_group(&skipped.reason)).or_default() += 1;
+    }
+    let mut reasons: Vec<(&String, &u64)> = counts.iter().collect();
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let is_shown = |skipped: &&Skipped| query.reason.is_empty() || reason_group(&skipped.reason) == query.reason;
+    let count = all.iter().filter(is_shown).count();
+    let shown = all.iter().filter(is_shown).skip(query.offset as usize).take(query.limit as usize);
+    json!({"count": count, "reasons": reasons, "skipped": shown.map(skipped).collect::<Vec<_>>()})
+}
+
 /// Counts the samples that meet a filter without the counted column's range, so that a range can be widened.
 fn distribution(view: &View, query: &Query) -> Histogram {
     let filter = query.filter.without(query.column);
-    let places = view.selections.select(&view.dataset, &view.table, &filter, query.column);
+    let (places, _) = selected(view, &filter, query.column);
     histogram(places.iter().map(|place| view.table.value(query.column, *place)))
 }
 
+/// Returns the places of the samples that meet a filter, and the number of searched samples if it has a text.
+fn selected(view: &View, filter: &Filter, column: Column) -> (Places, Option<u32>) {
+    let numbers = Filter { text: String::new(), ..filter.clone() };
+    let places = view.selections.select(&view.dataset, &view.table, &numbers, column);
+    if filter.text.is_empty() {
+        return (places, None);
+    }
+    let search = view.text_search.search(&view.dataset, &filter.text);
+    let searched = search.searched(view.table.len());
+    (Arc::new(search.retain(&places)), Some(searched))
+}
+
 fn samples(view: &View, query: &Query) -> Reply {
-    let places = view.selections.select(&view.dataset, &view.table, &query.filter, query.column);
+    let (places, searched) = selected(view, &query.filter, query.column);
     let shown = page(&places, query);
     let rows: Vec<_> = shown.into_iter().map(|place| describe(&view.dataset, &view.model, place)).collect();
     let dearest = view.selections.select(&view.dataset, &view.table, &Filter::default(), Column::CostNs);
     let cost_ns_max = dearest.last().map_or(0, |place| view.table.value(Column::CostNs, *place));
-    json(&json!({"count": places.len(), "offset": query.offset, "cost_ns_max": cost_ns_max, "samples": rows}))
+    json(&json!({
+        "count": places.len(),
+        "offset": query.offset,
+        "cost_ns_max": cost_ns_max,
+        "samples": rows,
+        "searched": searched,
+    }))
 }
 
 /// Returns the number of a sample in the index, if there is one at this place.

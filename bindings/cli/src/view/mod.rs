@@ -12,6 +12,7 @@ mod content;
 mod http;
 mod page;
 mod query;
+mod search;
 mod table;
 
 use super::failure::Failure;
@@ -22,6 +23,7 @@ use dflop_loader::index::Index;
 use dflop_loader::shard::{Compression, RawSample};
 use dflop_loader::{Dataset, SampleReader};
 use query::Selections;
+use search::TextSearch;
 use std::ops::Range;
 use std::sync::Arc;
 use table::SampleTable;
@@ -38,6 +40,7 @@ pub(crate) struct View {
     costs: String,
     table: SampleTable,
     selections: Selections,
+    text_search: TextSearch,
     readers: Readers,
 }
 
@@ -51,7 +54,8 @@ impl View {
     pub(crate) fn new(dataset: Dataset, model: CostModel, costs: String) -> Result<Self, Failure> {
         let table = SampleTable::new(&dataset, &model)?;
         let readers = Readers::new(dataset.index());
-        Ok(Self { dataset, model, costs, table, selections: Selections::default(), readers })
+        let (selections, text_search) = (Selections::default(), TextSearch::default());
+        Ok(Self { dataset, model, costs, table, selections, text_search, readers })
     }
 }
 

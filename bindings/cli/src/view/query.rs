@@ -23,6 +23,8 @@ pub(super) struct Filter {
     pub(super) field: String,
     /// Whether only samples that the model does not support are requested.
     pub(super) is_refused: bool,
+    /// Lower-case part of a text field; empty for all.
+    pub(super) text: String,
     /// Smallest and largest number by column, both included.
     pub(super) ranges: [Option<(u64, u64)>; Column::ALL.len()],
 }
@@ -45,6 +47,8 @@ pub(super) struct Query {
     pub(super) is_descending: bool,
     pub(super) offset: u64,
     pub(super) limit: u64,
+    /// Group of reasons of skipped samples; empty for all.
+    pub(super) reason: String,
 }
 
 impl Query {
@@ -59,6 +63,7 @@ impl Query {
             is_descending: false,
             offset: 0,
             limit: 50,
+            reason: String::new(),
         };
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
             match &*name {
@@ -68,6 +73,8 @@ impl Query {
                 "limit" => parsed.limit = number(&name, &value)?.clamp(1, LIMIT_MAX),
                 "key" => parsed.filter.key = text(&name, &value)?.to_ascii_lowercase(),
                 "field" => parsed.filter.field = text(&name, &value)?,
+                "text" => parsed.filter.text = text(&name, &value)?.to_lowercase(),
+                "reason" => parsed.reason = text(&name, &value)?,
                 "refused" => parsed.filter.is_refused = flag(&name, &value)?,
                 _ => parsed.filter.bound(&name, &value)?,
             }
@@ -128,7 +135,7 @@ pub(super) struct Selections {
 pub(super) type Places = Arc<Vec<u32>>;
 
 impl Selections {
-    /// Returns the places of the samples that meet a filter, in rising column order.
+    /// Returns the places of the samples that meet a filter apart from the text, in rising column order.
     pub(super) fn select(
         &self,
         dataset: &Dataset,

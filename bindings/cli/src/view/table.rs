@@ -277,6 +277,21 @@ pub(super) fn skipped(skipped: &Skipped) -> Value {
     })
 }
 
+/// Returns a reason without numbers and quoted names, so that equal faults have one group.
+pub(super) fn reason_group(reason: &str) -> String {
+    let reason = redact(reason);
+    let unquoted = reason.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "…" });
+    let mut group = String::new();
+    for character in unquoted.collect::<Vec<_>>().join("`").chars() {
+        match character {
+            '0'..='9' if group.ends_with('N') => {}
+            '0'..='9' => group.push('N'),
+            _ => group.push(character),
+        }
+    }
+    group
+}
+
 /// Returns the base name of a shard, without credentials.
 fn shard_name(url: &str) -> String {
     redact(url).rsplit('/').next().unwrap_or_default().to_owned()
@@ -297,6 +312,13 @@ mod detail_tests {
             reason: "bad".into(),
         });
         assert!(!skipped.to_string().contains("secret"), "{skipped}");
+    }
+
+    #[test]
+    fn reasons_are_grouped_without_numbers_and_names() {
+        let groups = ["cut at byte 12", "cut at byte 360924", "no `a.jpg`, 2 of 3", "no `b.jpg`, 40 of 5"];
+        let expected = ["cut at byte N", "cut at byte N", "no `…`, N of N", "no `…`, N of N"];
+        assert_eq!(groups.map(reason_group), expected);
     }
 
     #[test]

@@ -4,8 +4,9 @@ use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::jpeg;
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
+use std::io::Write as _;
 
-use crate::command::{dflop, object, objects, text, without_measurements};
+use crate::command::{dflop, object, objects, refuse, text, without_measurements};
 
 /// Two text samples and an image that ends in the header, in the same shard.
 fn shard_with_a_bad_image(directory: &tempfile::TempDir) -> std::path::PathBuf {
@@ -398,4 +399,35 @@ fn reports_differ_in_nothing_but_measurements() {
         let [one, other] = [0, 1].map(|_| without_measurements(object(&args)));
         assert_eq!(one, other, "{args:?}");
     }
+}
+
+/// Completes the last word in bash, as a user presses the tab key.
+fn completed(words: &[&str]) -> Vec<String> {
+    let script = r#"source /dev/stdin; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); word="${!#}"; before="${@: -2:1}"
+        _dflop dflop "$word" "$before"; printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut bash = std::process::Command::new("bash")
+        .args(["-c", script, "bash"])
+        .args(words)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("bash starts");
+    let completions = dflop(&["completions", "bash"]).stdout;
+    bash.stdin.take().expect("a pipe").write_all(completions.as_bytes()).expect("bash reads");
+    let output = bash.wait_with_output().expect("bash ends");
+    String::from_utf8(output.stdout).expect("text").lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn shells_complete_commands_options_and_values() {
+    assert_eq!(completed(&["dflop", "simu"]), ["simulate"]);
+    assert_eq!(completed(&["dflop", "stream", "--shuffle-b"]), ["--shuffle-buffer", "--shuffle-bytes"]);
+    assert_eq!(completed(&["dflop", "stream", "--decode", "r"]), ["raw", "rgb224"]);
+    assert!(completed(&["dflop", "stats", "--device", "h"]).contains(&"h200".to_owned()));
+    for shell in ["zsh", "fish"] {
+        assert!(dflop(&["completions", shell]).stdout.contains("shuffle-buffer"), "{shell}");
+    }
+    refuse(&["completions", "csh"], 2, "possible values: bash, zsh, fish");
+    assert!(dflop(&["man", "stream"]).stdout.contains("shuffle\\-buffer"));
+    refuse(&["man", "sing"], 2, "found `sing`");
 }

@@ -188,6 +188,10 @@ fn settings_without_effect_beside_others_are_refused() {
     refused(&batches, &counted, "with `processor.dtype=none`");
     refused(&["stream", "--decode", "raw"], &["read.decode=strict"], "with `--decode raw`");
     refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
+    refused(&["stream"], &["index.directory=here"], "without `order` settings");
+    refused(&["stream", "--shuffle-shards"], &["order.shuffle=none"], "with `order` settings");
+    refused(&["stream", "--shuffle-buffer", "8"], &["order.tail=drop"], "with `order` settings");
+    refused(&["stream"], &["order.accept_changed_data=true"], "needs `--resume`");
 }
 
 #[test]

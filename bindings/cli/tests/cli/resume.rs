@@ -35,6 +35,27 @@ fn a_run_that_was_cut_goes_on_from_its_state() {
 }
 
 #[test]
+fn a_global_order_resumes_on_another_number_of_ranks() {
+    let data = TempDataset::new(3, 10, Compression::Plain);
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let state = directory.path().join("state.json");
+    let stream = ["stream", &data.pattern(), "--decode", "raw", "--json", "--seed", "3"];
+    let run = |more: &[&str]| object(&[&stream[..], &["--set", "order.shuffle=global"], more].concat());
+    let ranks = ["0/3", "1/3", "2/3"];
+    let each = ranks.map(|rank| samples(&run(&["--batch", "2", "--shards-of-rank", rank])));
+    assert_eq!(each, [10; 3], "equal shares of 30 samples");
+    let first = run(&["--batch", "4", "--samples", "12", "--state-out", text(&state)]);
+    assert_eq!(samples(&first), 12);
+    let rest = ["0/2", "1/2"]
+        .map(|rank| samples(&run(&["--batch", "3", "--shards-of-rank", rank, "--resume", text(&state)])));
+    assert_eq!(rest, [9; 2]);
+    // The state belongs to another order.
+    let stream_order = dflop(&[&stream[..], &["--resume", text(&state)]].concat());
+    assert_eq!(stream_order.status, Some(1), "{}", stream_order.stderr);
+    assert!(stream_order.stderr.contains("expected the state of a stream"), "{}", stream_order.stderr);
+}
+
+#[test]
 fn standard_input_goes_on_from_its_start_or_from_the_rest() {
     let texts = MixedTexts::new(&[30], Compression::Plain);
     let directory = tempfile::tempdir().expect("a temporary directory");

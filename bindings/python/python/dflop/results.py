@@ -167,7 +167,7 @@ class Simulation(Result):
         is_measured: whether times are from measurements, and not from a stated rate.
         strategies: ``name``, ``step_seconds``, ``step_seconds_p95``, ``bubble_fraction`` and ``speedup`` of
             each strategy: data-blind, balanced by tokens (with ``gpus``), LPT and dflop.
-        lower_bound_seconds: lower bound on the mean step of every partition; with ``gpus``.
+        lower_bound_seconds: lower bound on the mean step of every partition.
         layouts: DDP, ZeRO, FSDP and HSDP with dflop, each with ``step_seconds``, ``speedup``,
             ``memory_bytes``, ``fits`` and ``trainer``; with ``gpus``.
         memory: bytes of parameters, gradients, optimizer and activations by layout; with ``gpus``.

@@ -285,6 +285,7 @@ RENAMED = {
 FOREIGN = {
     "sampler": "`filter=` selects samples, and `seed` orders them",
     "collate_fn": "`transforms=` changes fields, and dflop makes the batches",
+    "weights": "`dflop.mix` weighs datasets, classes and samples",
     "pin_memory": "`dflop.torch.pin` page-locks what a loader delivers",
 }
 MODEL_SETTINGS = ("device", "profile_tp", "freeze", "recompute")

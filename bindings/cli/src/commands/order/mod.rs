@@ -229,6 +229,7 @@ fn report(
         step_seconds: summary.mean_seconds(),
         step_seconds_p95: Some(summary.p95_seconds()),
         bubble_fraction: Some(summary.bubble_fraction),
+        bound_seconds: Some(summary.bound_seconds),
         steps: shown.end - shown.start,
         plan: String::new(),
     };

@@ -85,6 +85,8 @@ struct SimulateReport {
     is_measured: bool,
     /// Microbatch sizes below which launches limit a module.
     launch_limits: Vec<LaunchLimit>,
+    /// Lower bound on the step time for every cut, mean over the steps.
+    lower_bound_seconds: f64,
     strategies: Vec<StrategyReport>,
 }
 
@@ -100,6 +102,9 @@ pub(crate) struct StrategyReport {
     pub(crate) speedup: f64,
     /// Fraction of the microbatch time in which launches limit a module.
     pub(crate) launch_limited: f64,
+    /// Lower bound on the step time for every cut, mean over the steps.
+    #[serde(skip)]
+    pub(crate) bound_seconds: f64,
 }
 
 impl StrategyReport {
@@ -115,6 +120,7 @@ impl StrategyReport {
             bubble_fraction: summary.bubble_fraction,
             speedup: if step_seconds > 0.0 { blind_seconds / step_seconds } else { 1.0 },
             launch_limited: summary.launch_limited,
+            bound_seconds: summary.bound_seconds,
         }
     }
 
@@ -126,6 +132,7 @@ impl StrategyReport {
             step_seconds: self.step_seconds,
             step_seconds_p95: Some(self.step_seconds_p95),
             bubble_fraction: Some(self.bubble_fraction),
+            bound_seconds: Some(self.bound_seconds),
             steps,
             plan: String::new(),
         }
@@ -211,6 +218,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         // Ranks that run all modules have no other schedule.
         return ranks::run(args, &settings, &planner.schedule(schedule)?, steps, out);
     }
+    let strategies = compare(&planner, steps, schedule)?;
     let report = SimulateReport {
         steps,
         layout: ranks::layout(&planner),
@@ -219,7 +227,8 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         device: args.planned.plan.model.device_name(),
         is_measured: args.planned.plan.model.profile.is_given(),
         launch_limits: planner.model().launch_limits(),
-        strategies: compare(&planner, steps, schedule)?,
+        lower_bound_seconds: strategies.last().map_or(0.0, |ours| ours.bound_seconds),
+        strategies,
     };
     if let Some(path) = args.report.path() {
         let SimulateReport { layout, model, device, is_measured, launch_limits, .. } = &report;
@@ -291,6 +300,12 @@ pub(crate) fn print_strategies(
             out,
             "{name:<12} {step_seconds:>12.5} {step_seconds_p95:>12.5} {idle:>6.1} % {speedup:>8.2}x"
         )?;
+    }
+    let (Some(blind), Some(ours)) = (strategies.first(), strategies.last()) else { return Ok(()) };
+    let (bound, busy) = (ours.bound_seconds, ours.step_seconds * (1.0 - ours.bubble_fraction));
+    if bound > 0.0 {
+        let (idle, speedup) = ((1.0 - busy / bound).max(0.0) * 100.0, blind.step_seconds / bound);
+        writeln!(out, "{:<12} {bound:>12.5} {:>12} {idle:>6.1} % {speedup:>8.2}x", "lower bound", "")?;
     }
     Ok(())
 }

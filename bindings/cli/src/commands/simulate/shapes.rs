@@ -415,6 +415,8 @@ fn shapes_report(
         step_seconds: method.step_seconds,
         step_seconds_p95: Some(method.step_seconds_p95),
         bubble_fraction: Some(method.bubble_fraction),
+        // Of other plans, the bound is over all of them.
+        bound_seconds: methods.plan.as_ref().map(|_| methods.ideal_seconds),
         steps: *steps as u64,
         plan: method.plan.to_string(),
     };

@@ -3,23 +3,23 @@
 //! Prints the metrics of a loader's stages as a table, and warnings about stalls.
 //!
 //! Writes every skipped sample to a JSON Lines file.
-//!
-//! Arguments also select input order, share per rank, and resumption.
+
+mod input;
+mod progress;
 
 use crate::args::dataset::DatasetArgs;
 use crate::args::set::{SetArgs, accepted};
 use crate::failure::Failure;
-use crate::output::{Output, bar, format_bytes, print_skipped, runtime, write_file, write_json};
+use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
 use clap::{Args, ValueEnum};
 use dflop_loader::decode::{Batch, Decode};
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{MetricsSnapshot, SkipCount, SkipListener};
 use dflop_loader::settings::{DecodeName, Settings};
-use dflop_loader::store::file;
-use dflop_loader::{
-    Loader, LoaderBuilder, LoaderSettings, RestoredInput, ShuffleBuffer, Stall, StallListener, StreamState,
-};
+use dflop_loader::{Loader, LoaderSettings, Stall, StallListener};
 use futures::StreamExt;
+use input::InputArgs;
+use progress::{Expected, StreamBar};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::fs::File;
@@ -67,7 +67,7 @@ pub(crate) struct StreamArgs {
 
 accepted!(StreamAccepted: "read.fields", "read.decode", "read.workers", "read.buffered_bytes",
     "read.error_budget", "read.stall_seconds", "read.stall_log_seconds", "read.field_bytes", "read.scaled_decode",
-    "augment", "index.videos", "store");
+    "augment", "order", "index.directory", "index.videos", "store");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DecodeArg {
@@ -106,9 +106,11 @@ pub(crate) fn run(args: &StreamArgs, out: &mut Output) -> Result<(), Failure> {
     if settings.read.decode == DecodeName::Raw {
         args.set.refuse(&["read.decode"], "is the option `--decode raw` of this command")?;
     }
+    args.input.check(&args.set, &settings)?;
     let loader = loader(args, &settings, skipped_file.clone())?;
+    let expected = expected(args, &settings, &loader)?;
     let runtime = runtime()?;
-    let result = runtime.block_on(drain(&loader, args.samples));
+    let result = runtime.block_on(drain(&loader, expected));
     // Pipe commands are killed with the reader, but a read from standard input cannot be canceled: do not
     // wait for it longer than this.
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
@@ -156,7 +158,9 @@ fn loader(
     if let Some(file) = skipped_file {
         read = read.skip_listener(file);
     }
-    let mut builder = Loader::builder(args.dataset.shards(settings)?)
+    let mut builder = args
+        .input
+        .source(&args.dataset, &args.set, settings)?
         .settings(read.stall_listener(Arc::new(PrintStalls)))
         .scaled_decode(settings.read.scaled_decode)
         .batch_size(args.batch)
@@ -168,12 +172,26 @@ fn loader(
     if let Some(samples) = args.samples {
         builder = builder.samples_max(samples);
     }
-    Ok(args.input.apply(builder)?.build()?)
+    Ok(args.input.apply(builder, &args.set)?.build()?)
 }
 
-async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Failure> {
+/// Returns what is known about the amount before anything is read.
+fn expected(args: &StreamArgs, settings: &Settings, loader: &Loader) -> Result<Expected, Failure> {
+    if let Some(samples) = args.samples {
+        return Ok(Expected::Samples(samples));
+    }
+    if loader.is_drawn() {
+        let batches = loader.batches().filter(|_| !args.input.is_resumed());
+        return Ok(batches.map_or(Expected::Unknown, |batches| Expected::Samples(batches * args.batch as u64)));
+    }
+    // A resumed stream begins somewhere inside of the shards.
+    let shards = args.input.shards_read(args.dataset.shards(settings)?).filter(|_| !args.input.is_resumed());
+    Ok(shards.map_or(Expected::Unknown, |shards| Expected::Shards { shards, epochs: args.epochs }))
+}
+
+async fn drain(loader: &Loader, expected: Expected) -> Result<StreamReport, Failure> {
     let started = Instant::now();
-    let bar = bar("samples", samples);
+    let mut bar = StreamBar::start(expected);
     let mut report = StreamReport::default();
     let mut batches = loader.stream();
     while let Some(batch) = batches.next().await {
@@ -182,10 +200,10 @@ async fn drain(loader: &Loader, samples: Option<u64>) -> Result<StreamReport, Fa
         report.samples += batch.samples.len() as u64;
         report.bytes += batch.samples.iter().map(|sample| sample.bytes).sum::<u64>();
         report.fields += batch.samples.iter().map(|sample| sample.fields.len() as u64).sum::<u64>();
-        report.images += batch.pixels.map_or(0, |pixels| pixels.tensor.rows() as u64);
-        bar.set_position(report.samples);
+        report.images += batch.pixels.as_ref().map_or(0, |pixels| pixels.tensor.rows() as u64);
+        bar.advance(&batch.samples, loader.skip_log().skipped_samples());
     }
-    bar.finish_and_clear();
+    bar.finish();
     report.skipped = loader.skipped();
     report.skipped_samples = loader.skip_log().skipped_samples();
     report.skip_counts = loader.skip_log().counts();
@@ -315,96 +333,4 @@ impl SkipListener for SkippedFile {
         let written = line.and_then(|line| file.0.write_all(&line)).and_then(|()| file.0.write_all(b"\n"));
         file.1 = written.err();
     }
-}
-
-/// Input order, shard share, and saved state.
-#[derive(Debug, Args)]
-pub(crate) struct InputArgs {
-    /// Shuffle samples in a buffer with this many samples.
-    #[arg(long, value_name = "N")]
-    shuffle_buffer: Option<usize>,
-    /// Payload bytes at which the shuffle buffer counts as full.
-    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, requires = "shuffle_buffer")]
-    shuffle_bytes: u64,
-    /// Number of samples that the shuffle buffer collects before the first sample in an epoch leaves
-    /// [default: the buffer size].
-    #[arg(long, value_name = "N", requires = "shuffle_buffer")]
-    shuffle_initial: Option<usize>,
-    /// Shuffle the shard order, differently in every epoch.
-    #[arg(long)]
-    shuffle_shards: bool,
-    /// Seed for both shuffles and for random augmentation.
-    #[arg(long, value_name = "SEED", default_value_t = 0)]
-    seed: u64,
-    /// Read only every WORLD-th shard, starting with shard RANK.
-    #[arg(long, value_name = "RANK/WORLD", value_parser = parse_share)]
-    shards_of_rank: Option<(usize, usize)>,
-    /// Write the state at the end of the stream, also after an error.
-    #[arg(long, value_name = "FILE")]
-    state_out: Option<PathBuf>,
-    /// Resume from a written state; shards and shuffles must be the same.
-    #[arg(long, value_name = "FILE")]
-    resume: Option<PathBuf>,
-    /// Start position for standard input or a pipe in a resumed stream.
-    #[arg(long, value_enum, default_value_t = ResumedInput::Start, requires = "resume")]
-    resumed_input: ResumedInput,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ResumedInput {
-    /// The beginning; samples read before are passed over.
-    Start,
-    /// The first sample that was not read yet: the input is an archive that starts there.
-    Rest,
-}
-
-fn parse_share(text: &str) -> Result<(usize, usize), String> {
-    let share =
-        text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
-    share.ok_or_else(|| "expected RANK/WORLD, such as 0/8".to_owned())
-}
-
-impl InputArgs {
-    pub(crate) fn is_resumed(&self) -> bool {
-        self.resume.is_some()
-    }
-
-    /// Sets order, share and state for a loader builder.
-    pub(crate) fn apply(&self, builder: LoaderBuilder) -> Result<LoaderBuilder, Failure> {
-        let mut builder = builder.seed(self.seed);
-        if let Some(samples) = self.shuffle_buffer {
-            let samples_initial = self.shuffle_initial.unwrap_or(samples);
-            let bytes_max = self.shuffle_bytes;
-            let buffer = ShuffleBuffer { bytes_max, samples_initial, ..ShuffleBuffer::new(samples) };
-            builder = builder.shuffle(buffer);
-        }
-        if self.shuffle_shards {
-            builder = builder.shuffle_shards();
-        }
-        if let Some((rank, world)) = self.shards_of_rank {
-            builder = builder.shards_of_rank(rank, world);
-        }
-        if let Some(path) = &self.resume {
-            let begins = match self.resumed_input {
-                ResumedInput::Start => RestoredInput::Start,
-                ResumedInput::Rest => RestoredInput::Rest,
-            };
-            builder = builder.restore(read_state(path)?).restored_input(begins);
-        }
-        Ok(builder)
-    }
-
-    /// Writes the state, if `--state-out` is given.
-    pub(crate) fn save(&self, loader: &Loader) -> Result<(), Failure> {
-        let Some(path) = &self.state_out else { return Ok(()) };
-        let text =
-            serde_json::to_vec(&loader.state()?).map_err(|error| Failure::Failed(error.to_string()))?;
-        write_file(path, text)
-    }
-}
-
-fn read_state(path: &Path) -> Result<StreamState, Failure> {
-    let text = file::read_named(path).map_err(|error| Failure::from(error).in_file(path))?;
-    let state = serde_json::from_slice(&text);
-    state.map_err(|error| Failure::Failed(format!("expected the state of a stream: {error}")).in_file(path))
 }

@@ -302,6 +302,7 @@ fn simulated_result(kind: Strategy, index: usize, steps: &[StudyStep]) -> Strate
         step_seconds: ends.iter().sum::<u64>() as f64 / 1e9 / ends.len().max(1) as f64,
         step_seconds_p95: None,
         bubble_fraction: None,
+        bound_seconds: None,
         steps: ends.len() as u64,
         plan: String::new(),
     }

@@ -139,6 +139,7 @@ impl Measured {
             step_seconds,
             step_seconds_p95: None,
             bubble_fraction: None,
+            bound_seconds: None,
             steps,
             plan: String::new(),
         }

@@ -43,6 +43,9 @@ pub(crate) struct StrategyResult {
     /// Fraction of the stage time that is idle, in `0..=1`.
     #[serde(default)]
     pub(crate) bubble_fraction: Option<f64>,
+    /// Lower bound on the mean step for every cut of the same samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bound_seconds: Option<f64>,
     /// Number of steps in the mean.
     pub(crate) steps: u64,
     /// Parallelism plan, if strategies differ in it.

@@ -24,9 +24,25 @@ const strategyTable = (study) => {
     return [name, h("span", { class: "track" }, bar), ratio, formatSeconds(step_seconds),
       optional(strategy.bubble_fraction, formatPercent), optional(strategy.step_seconds_p95, formatSeconds)];
   });
-  const shown = table(["Strategy", "", "Speed-up", "Step", "Idle", "95 %"], rows, `Strategies, ${study.name}`);
+  const [bound, about] = boundOf(study, first.simulated, longest.simulated);
+  const shown = table(["Strategy", "", "Speed-up", "Step", "Idle", "95 %"], bound ? [...rows, bound] : rows, `Strategies, ${study.name}`);
   shown.classList.add("strategies");
-  return shown;
+  return about ? h("div", {}, shown, h("p", { class: "facts" }, about)) : shown;
+};
+
+/** Returns the row of the lower bound, and which part of the idle time of the last simulated strategy no cut removes. */
+const boundOf = (study, first, longest) => {
+  const last = study.strategies.filter(({ basis, bubble_fraction: idle, bound_seconds: bound }) => basis === "simulated" && bound > 0 && typeof idle === "number").at(-1);
+  if (!last) return [];
+  const { bound_seconds: seconds, step_seconds: step, bubble_fraction: idle } = last;
+  const busy = step * (1 - idle);
+  const bar = h("i", { class: "meter bound" });
+  bar.style.width = `${Math.min(1, seconds / longest) * 100}%`;
+  const row = [h("span", {}, "no cut is faster", h("small", {}, "lower bound")), h("span", { class: "track" }, bar),
+    `${(first.step_seconds / seconds).toFixed(2)}×`, formatSeconds(seconds), formatPercent(Math.max(0, 1 - busy / seconds)), "–"];
+  const [unavoidable, left] = [Math.max(0, seconds - busy) / step, Math.max(0, step - seconds) / step];
+  return [row, `${last.name} is idle ${formatPercent(idle)} of the time: ${formatPercent(unavoidable)} with every cut of these samples, ` +
+    `because of the schedule and the longest samples, and at most ${formatPercent(left)} because of this cut.`];
 };
 
 /** The timelines of a study, below each other on one axis. */

@@ -3,6 +3,7 @@
 const element = (id) => document.getElementById(id);
 const [list, detail, filters, figure] = [element("list"), element("detail"), element("filters"), h("figure", { class: "distribution" })];
 let shown = [];
+let again = 0;
 
 const refresh = latest(async (isLast) => {
   writeState();
@@ -13,6 +14,11 @@ const refresh = latest(async (isLast) => {
   counted.set("sort", state.by);
   const [answer, histogram] = await Promise.all([fetchJson(`samples?${query}`), fetchJson(`histogram?${counted}`)]);
   if (!isLast()) return;
+  // A search goes on in the server; what it has found so far is shown.
+  const isSearching = answer.searched !== null && answer.searched < summary.samples;
+  clearTimeout(again);
+  if (isSearching) again = setTimeout(refresh, 1000);
+  element("searched").textContent = isSearching ? `${formatCount(answer.searched)} of ${formatCount(summary.samples)} samples searched` : "";
   shown = answer.samples.map((sample) => sample.place);
   const focused = document.activeElement?.dataset ?? {};
   drawTable(list, answer, { sort, open, page });
@@ -126,10 +132,13 @@ const showBounds = () => {
 const drawFilters = () => {
   const labeled = (name, ...inputs) => h("label", {}, h("span", {}, name), inputs);
   let pause = 0;
-  const typed = (event) => {
+  const typed = (name, milliseconds) => (event) => {
     clearTimeout(pause);
-    pause = setTimeout(() => { state.key = event.target.value; filter(); }, 200);
+    pause = setTimeout(() => { state[name] = event.target.value; filter(); }, milliseconds);
   };
+  const search = (name, milliseconds) => h("input", {
+    name, type: "search", value: state[name], oninput: typed(name, milliseconds), autocomplete: "off", spellcheck: "false",
+  });
   const boundTyped = (name) => (event) => {
     const value = Number(event.target.value);
     const isGiven = event.target.value.trim() !== "" && value >= 0;
@@ -140,7 +149,8 @@ const drawFilters = () => {
   const fields = ["", ...summary.extensions].map((name) => h("option", { value: name, selected: state.field === name }, name || "any field"));
   filters.replaceChildren(
     h("div", { class: "controls" },
-      labeled("Key contains", h("input", { name: "key", type: "search", value: state.key, oninput: typed, autocomplete: "off", spellcheck: "false" })),
+      labeled("Key contains", search("key", 200)),
+      labeled("Text contains", search("text", 500)),
       labeled("Has field", h("select", { name: "field", onchange: (event) => { state.field = event.target.value; filter(); } }, fields)),
       labeled("Distribution of", h("select", { name: "by", onchange: (event) => { state.by = event.target.value; showBounds(); refresh(); } }, columns)),
       h("span", { class: "bounds" },
@@ -151,10 +161,11 @@ const drawFilters = () => {
       summary.refused > 0 && h("label", { class: "check" }, h("input", { name: "refused", type: "checkbox", checked: state.refused === "1",
         onchange: (event) => { state.refused = event.target.checked ? "1" : "0"; filter(); } }), h("span", {}, `only the ${formatCount(summary.refused)} refused by the model`)),
       h("button", { type: "button", id: "reset", hidden: true, onclick: () => {
-        for (const name of ["key", "field", "refused", ...boundNames]) state[name] = START[name] ?? "";
+        for (const name of ["key", "text", "field", "refused", ...boundNames]) state[name] = START[name] ?? "";
         drawFilters();
         filter();
       } }, "Clear the filter")),
+    h("p", { class: "facts", id: "searched", role: "status" }),
     figure);
   showBounds();
 };

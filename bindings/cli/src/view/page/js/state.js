@@ -10,7 +10,7 @@ const COLUMNS = {
 };
 const PAGE_ROWS = 50;
 
-const START = { sort: "cost_ns", descending: "1", offset: "0", key: "", field: "", refused: "0", by: "cost_ns" };
+const START = { sort: "cost_ns", descending: "1", offset: "0", key: "", text: "", field: "", refused: "0", by: "cost_ns" };
 
 const state = { ...START };
 let summary = null;
@@ -33,7 +33,7 @@ const boundNames = Object.keys(COLUMNS).flatMap((column) => [`${column}_min`, `$
 /** Returns the query of the filter. */
 const filterQuery = () => {
   const query = new URLSearchParams();
-  for (const name of ["key", "field", ...boundNames]) if (state[name]) query.set(name, state[name]);
+  for (const name of ["key", "text", "field", ...boundNames]) if (state[name]) query.set(name, state[name]);
   if (state.refused === "1") query.set("refused", "1");
   return query;
 };
