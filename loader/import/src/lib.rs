@@ -1,4 +1,4 @@
-//! Packs local files, manifests, tables and rows into shards.
+//! Packs local files, manifests, tables and rows into shards, and reads Parquet files in place as shards.
 //!
 //! The source format is detected from the path and the first bytes, unless it is set:
 //!
@@ -20,6 +20,7 @@
 mod columnar;
 mod directory;
 mod document;
+mod in_place;
 mod options;
 mod pack;
 mod packer;
@@ -29,6 +30,7 @@ mod row;
 mod source;
 mod tables;
 
+pub use self::in_place::register_tables;
 pub use self::options::{LabelSource, PackOptions, SourceFormat};
 pub use self::pack::{CLASSES_FILE, pack, pack_all};
 pub use self::packer::SourcePart;

@@ -10,7 +10,7 @@
 //! and objects, never commands.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::{ShardAccess, invalid, substituted};
 use super::braces::Expansion;
+use super::table::is_table_name;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{lies_inside, parent_directory};
@@ -324,6 +325,9 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
 /// Returns why a file is not read if the extension belongs to a different format.
 fn other_format(path: &Path) -> Option<String> {
     let extension = path.extension()?.to_string_lossy().to_lowercase();
+    if is_table_name(&path.to_string_lossy()) {
+        return None;
+    }
     let (_, format, function) = OTHER_FORMATS.iter().find(|(known, ..)| **known == *extension)?;
     let path = path.display();
     Some(format!(
@@ -364,6 +368,7 @@ fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<Strin
     if urls.is_empty() {
         return Err(invalid(&shard.url, "no .tar, .tar.gz, .tgz or .tar.zst object lies below it"));
     }
+    check_splits(&shard.url, &urls)?;
     Ok(urls)
 }
 
@@ -371,8 +376,32 @@ fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<Strin
 pub(crate) const PARTIAL: &str = "partial";
 
 fn is_shard_name(name: &str) -> bool {
-    let name = name.to_lowercase();
-    DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
+    let lower = name.to_lowercase();
+    DIRECTORY_ENDINGS.iter().any(|ending| lower.ends_with(ending)) || is_table_name(name)
+}
+
+/// Checks that the tables in a directory belong to one split, by names such as `train-00000-of-00002.parquet`.
+fn check_splits(directory: &str, names: &[String]) -> Result<()> {
+    let bases = names.iter().filter(|name| is_table_name(name)).filter_map(|name| name.rsplit('/').next());
+    let splits: BTreeSet<&str> = bases.filter_map(split_name).collect();
+    let Some((first, last)) = splits.first().zip(splits.last()).filter(|(first, last)| first != last) else {
+        return Ok(());
+    };
+    let separator = if directory.ends_with('/') { "" } else { "/" };
+    let reason = format!(
+        "it holds the splits `{first}` and `{last}`; name the files of one split, as in \
+         `{directory}{separator}{last}-{{00000..00001}}-of-00002.parquet`"
+    );
+    Err(invalid(directory, reason))
+}
+
+/// Returns the split in a name such as `train-00000-of-00002.parquet`.
+fn split_name(base: &str) -> Option<&str> {
+    let (name, _) = base.rsplit_once('.')?;
+    let (start, total) = name.rsplit_once("-of-")?;
+    let (split, number) = start.rsplit_once('-')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(total) && is_number(number)).then_some(split)
 }
 
 /// Returns whether a name is hidden, such as the `._a.tar` that macOS puts next to `a.tar`. Directory
@@ -430,6 +459,7 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
         );
         return Err(invalid(&shown, reason));
     }
+    check_splits(&shown, &paths)?;
     Ok(paths)
 }
 
@@ -446,6 +476,19 @@ mod tests {
             let error = expand_shards(&[given.to_str().unwrap()]).unwrap_err().to_string();
             assert!(error.contains("Parquet") && error.contains("dflop.from_parquet"), "{error}");
             assert!(error.contains(&format!("dflop pack {}", given.display())), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_split_of_a_table_is_in_the_name() {
+        for (base, split) in [
+            ("train-00000-of-00002.parquet", Some("train")),
+            ("a-b-00001-of-00002.parquet", Some("a-b")),
+            ("0000.parquet", None),
+            ("train-x-of-2.parquet", None),
+            ("part-of-2.parquet", None),
+        ] {
+            assert_eq!(split_name(base), split, "{base}");
         }
     }
 

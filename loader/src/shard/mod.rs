@@ -14,6 +14,7 @@ mod list;
 mod order;
 mod reader;
 mod samples;
+mod table;
 pub mod tar;
 mod wids;
 
@@ -39,6 +40,8 @@ pub use reader::scan_shards;
 pub(crate) use reader::{ReaderItem, ReaderSettings, read_shards, read_through};
 pub(crate) use samples::{Assembler, RangedSamples};
 pub use samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
+pub(crate) use table::{OpenTable, TableItems, is_table_name};
+pub use table::{RowBlock, Table, TableFault, TableFile, TableFormat, TableRow, register_tables};
 pub use wids::{ListedShard, ShardList, parse_shard_list};
 
 /// Bytes per read: many headers and short payloads, or the beginning of a long payload.
