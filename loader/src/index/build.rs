@@ -63,7 +63,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
 /// Returns the shard properties that are known before reading it.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
-        name: shard.base_name().to_owned(),
+        name: shard.indexed_name(),
         bytes: identity.bytes,
         modified_ns: identity.modified_ns,
         etag: identity.etag.clone(),

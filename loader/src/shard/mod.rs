@@ -8,7 +8,9 @@
 mod access;
 mod braces;
 mod compression;
+mod directory;
 mod field_selection;
+mod glob;
 mod group_entries;
 mod list;
 mod order;
@@ -31,7 +33,8 @@ pub use compression::{Compression, sniff_compression};
 pub use dflop_samples::{RawField, RawSample, SampleId};
 pub use field_selection::FieldSelection;
 pub use group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, is_metadata, split_key};
-pub(crate) use list::{PARTIAL, display_shards};
+pub(crate) use directory::PARTIAL;
+pub(crate) use list::display_shards;
 pub use list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,

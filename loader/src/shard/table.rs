@@ -139,8 +139,8 @@ pub(super) fn is_table(first: &[u8]) -> bool {
 pub(crate) fn is_table_name(name: &str) -> bool {
     let extension = name.rsplit('/').next().and_then(|base| base.rsplit_once('.')).map(|(_, end)| end);
     extension.is_some_and(|extension| {
-        let is_known = |known: &&str| known.eq_ignore_ascii_case(extension);
-        find_format(|format| format.extensions().iter().any(|known| is_known(&known))).is_some()
+        let is_known = |known: &&'static str| known.eq_ignore_ascii_case(extension);
+        find_format(|format| format.extensions().iter().any(is_known)).is_some()
     })
 }
 

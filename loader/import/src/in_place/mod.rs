@@ -1,13 +1,12 @@
-//! Reads tables in place: Parquet files as shards whose rows are samples.
+//! Reads tables in place: Parquet and Arrow files as shards whose rows are samples.
 //!
 //! A row becomes the sample that [`pack`](crate::pack) would write, with the same fields and document. Keys are
 //! the rows' ids, else file name and row number, because the rows of other files are not known. Media must be in
 //! the table: a row that names a file is no sample.
 
+mod arrow;
 #[cfg(feature = "parquet")]
 mod parquet;
-#[cfg(all(test, feature = "parquet"))]
-mod tests;
 
 use super::columnar::{declare, row_at};
 use super::packer::safe_key;
@@ -26,9 +25,10 @@ const ROWS_BYTES_MAX: usize = 256 << 20;
 /// Maximum number of characters kept from a library message.
 const REASON_MAX: usize = 200;
 
-/// Registers the table formats of this build for this process, before any dataset is opened: Parquet files are
-/// then shards for every loader and command.
+/// Registers the table formats of this build for this process, before any dataset is opened: Arrow files, and
+/// Parquet files with the feature `parquet`, are then shards for every loader and command.
 pub fn register_tables() {
+    dflop_loader::shard::register_tables(&arrow::Arrow);
     #[cfg(feature = "parquet")]
     dflop_loader::shard::register_tables(&parquet::Parquet);
 }

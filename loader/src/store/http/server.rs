@@ -34,6 +34,9 @@ const QUOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of upload bytes per request timeout.
 const UPLOAD_BYTES: u64 = 16 << 20;
 
+/// Maximum size of a page in bytes.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+
 /// Connections to a server, with the user named in its URLs.
 pub(in crate::store) struct HttpServer {
     client: HttpClient,
@@ -51,15 +54,20 @@ impl HttpServer {
     /// Prepares requests to a URL's server; nothing is sent.
     ///
     /// - `timeout`: limit until the response headers arrive
+    /// - `token`: bearer token, in place of the user in the URL
     ///
     /// # Errors
-    /// The reason why no client can be created.
-    pub(in crate::store) fn new(url: &Url, timeout: Duration) -> Result<Self, String> {
+    /// The reason why no client can be created, or that the token cannot be sent.
+    pub(in crate::store) fn new(url: &Url, timeout: Duration, token: Option<&str>) -> Result<Self, String> {
         install_tls();
         // Bodies have separate limits, where they are read.
         let options = ClientOptions::new().with_allow_http(url.scheme() == "http").with_timeout_disabled();
         let client = ReqwestConnector::default().connect(&options).map_err(|error| short_reason(&error))?;
-        Ok(Self { client, authorization: basic(url), timeout })
+        let authorization = match token {
+            Some(token) => Some(bearer(token)?),
+            None => basic(url),
+        };
+        Ok(Self { client, authorization, timeout })
     }
 
     /// Requests an object, a part of it, or only its headers.
@@ -78,6 +86,24 @@ impl HttpServer {
             206 if wanted.range.is_some() => partial(response, wanted),
             200..300 => Ok(whole(response, wanted)),
             _ => Err(refused(response).await),
+        }
+    }
+
+    /// Requests a page, and returns the address of the next page on the same server (RFC 8288).
+    pub(in crate::store) async fn get_page(&self, url: &Url) -> Result<(Bytes, Option<Url>), Refusal> {
+        let request = self.request("GET", url, HttpRequestBody::empty())?;
+        let response = self.send(request, self.timeout).await?;
+        if !response.status().is_success() {
+            return Err(refused(response).await);
+        }
+        let next = text(response.headers(), "link").and_then(next_page).and_then(|next| url.join(next).ok());
+        // The token belongs to this server.
+        let next = next.filter(|next| next.origin() == url.origin());
+        let page = http_body_util::Limited::new(response.into_body(), PAGE_BYTES_MAX).collect();
+        match tokio::time::timeout(self.timeout, page).await {
+            Ok(Ok(page)) => Ok((page.to_bytes(), next)),
+            Ok(Err(error)) => Err(Fault::transient(error.to_string()).into()),
+            Err(_) => Err(Fault::transient("the server did not answer in time").into()),
         }
     }
 
@@ -140,6 +166,12 @@ impl HttpServer {
     }
 }
 
+/// Returns the target of the link `next` in a header.
+fn next_page(header: &str) -> Option<&str> {
+    let link = header.split(',').find(|link| link.contains("rel=\"next\""))?;
+    link.split_once('<')?.1.split_once('>').map(|(target, _)| target)
+}
+
 /// Returns the authorization header for the user in a URL (RFC 7617).
 fn basic(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
@@ -151,6 +183,14 @@ fn basic(url: &Url) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(pair))).ok()?;
     value.set_sensitive(true);
     Some(value)
+}
+
+/// Returns the authorization header for a token (RFC 6750).
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(&format!("Bearer {token}"));
+    let mut value = value.map_err(|_| "the token has a character that cannot be sent".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn header(value: &str) -> Result<HeaderValue, Refusal> {
