@@ -1,4 +1,5 @@
-//! Packs local files, manifests, tables and rows into shards, and reads Parquet and Arrow files in place as shards.
+//! Packs local files, manifests, tables and rows into shards, and reads Parquet and Arrow files in place as
+//! shards.
 //!
 //! The source format is detected from the path and the first bytes, unless it is set:
 //!

@@ -15,7 +15,8 @@ fn written(is_file: bool, batch: &RecordBatch, compression: Option<CompressionTy
         batches.for_each(|batch| writer.write(&batch).unwrap());
         writer.finish().unwrap();
     } else {
-        let mut writer = StreamWriter::try_new_with_options(&mut bytes, &schema, options(compression)).unwrap();
+        let mut writer =
+            StreamWriter::try_new_with_options(&mut bytes, &schema, options(compression)).unwrap();
         batches.for_each(|batch| writer.write(&batch).unwrap());
         writer.finish().unwrap();
     }

@@ -60,8 +60,7 @@ fn streamed(
 }
 
 fn planner(data: impl Into<Mixture>, shuffle: Shuffle) -> StepPlanner {
-    let model =
-        CostModel::new(ModelSpec::preset("omni-7b").unwrap(), DeviceRate::preset("h100").unwrap());
+    let model = CostModel::new(ModelSpec::preset("omni-7b").unwrap(), DeviceRate::preset("h100").unwrap());
     let builder = StepPlanner::builder(data, model).global_batch(8).dp_size(2).microbatches(2).work(200);
     builder.seed(5).shuffle(shuffle).build().unwrap()
 }
@@ -123,7 +122,10 @@ fn tables_and_tar_files_are_mixed() {
     let both = [table.to_str().unwrap(), packed.to_str().unwrap()];
     register_tables();
     let listed = expand_shards(&both).unwrap();
-    let index = Index::open_or_build(listed, &IndexOptions { directory: Some(place.path().into()), ..Default::default() });
+    let index = Index::open_or_build(
+        listed,
+        &IndexOptions { directory: Some(place.path().into()), ..Default::default() },
+    );
     let planner = planner(Arc::new(index.unwrap()), Shuffle::Global);
     let delivered: Vec<_> = (0..2).flat_map(|rank| balanced(&planner, rank, 99, None).0).collect();
     let keys: BTreeSet<&str> = delivered.iter().map(|(key, _)| key.as_str()).collect();
@@ -145,7 +147,10 @@ fn fields_are_selected_and_cut_and_a_changed_table_is_named() {
     write(&table, &texts_with_ids(61), properties(9));
     let changed = block_on(dflop_loader::read_samples(&index, &[0], 1 << 20)).unwrap_err();
     let changed = format!("{changed}: {}", std::error::Error::source(&changed).unwrap());
-    assert!(changed.contains("t.parquet") && changed.contains("has changed since it was indexed"), "{changed}");
+    assert!(
+        changed.contains("t.parquet") && changed.contains("has changed since it was indexed"),
+        "{changed}"
+    );
 }
 
 fn reader_dataset(table: &Path) -> dflop_loader::Dataset {

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use arrow_array::types::Int32Type;
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, DictionaryArray, Int64Array, ListArray, RecordBatch, StringArray, StructArray,
+    Array, ArrayRef, BinaryArray, DictionaryArray, Int64Array, ListArray, RecordBatch, StringArray,
+    StructArray,
 };
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, Schema};
@@ -36,7 +37,8 @@ pub(crate) fn texts(values: impl IntoIterator<Item = Option<String>>) -> ArrayRe
 /// Images with bytes and path, as `datasets` stores them; null where `number` is.
 pub(crate) fn images(numbers: &[Option<usize>]) -> ArrayRef {
     let bytes: BinaryArray = numbers.iter().map(|number| number.map(jpeg)).collect();
-    let paths: StringArray = numbers.iter().map(|number| number.map(|number| format!("{number}.jpg"))).collect();
+    let paths: StringArray =
+        numbers.iter().map(|number| number.map(|number| format!("{number}.jpg"))).collect();
     let fields = [("bytes", DataType::Binary), ("path", DataType::Utf8)];
     let fields: Vec<Field> = fields.into_iter().map(|(name, kind)| Field::new(name, kind, true)).collect();
     Arc::new(StructArray::new(fields.into(), vec![Arc::new(bytes), Arc::new(paths)], None))
@@ -70,7 +72,12 @@ pub(crate) fn write(path: &Path, batch: &RecordBatch, properties: WriterProperti
 }
 
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 /// Returns the samples and skipped rows of a file, read from start to end.

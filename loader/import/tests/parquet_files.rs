@@ -42,7 +42,8 @@ fn ids_are_keys_and_equal_ids_stay_samples_of_their_own() {
 fn nulls_and_missing_values_are_named_by_row_group_row_and_column() {
     let place = tempfile::tempdir().unwrap();
     let paths: StringArray = [None, Some("b.jpg"), None, None].into_iter().collect();
-    let bytes: BinaryArray = [Some(&b"\xff\xd8\xffa"[..]), None, Some(b"\xff\xd8\xffc"), None].into_iter().collect();
+    let bytes: BinaryArray =
+        [Some(&b"\xff\xd8\xffa"[..]), None, Some(b"\xff\xd8\xffc"), None].into_iter().collect();
     let kinds = [("bytes", DataType::Binary), ("path", DataType::Utf8)];
     let kinds: Vec<Field> = kinds.into_iter().map(|(name, kind)| Field::new(name, kind, true)).collect();
     let media = StructArray::new(kinds.into(), vec![Arc::new(bytes), Arc::new(paths)], None);
@@ -70,11 +71,14 @@ fn nested_chats_are_documents() {
     let structs = StructArray::new(kinds.to_vec().into(), columns, None);
     let item = Arc::new(Field::new("item", structs.data_type().clone(), true));
     let lists = ListArray::new(item, OffsetBuffer::from_lengths([2, 1]), Arc::new(structs), None);
-    let batch = table(&[("messages", Arc::new(lists)), ("images", {
-        let image = images(&[Some(1), Some(2)]);
-        let item = Arc::new(Field::new("item", image.data_type().clone(), true));
-        Arc::new(ListArray::new(item, OffsetBuffer::from_lengths([2, 0]), image, None))
-    })]);
+    let batch = table(&[
+        ("messages", Arc::new(lists)),
+        ("images", {
+            let image = images(&[Some(1), Some(2)]);
+            let item = Arc::new(Field::new("item", image.data_type().clone(), true));
+            Arc::new(ListArray::new(item, OffsetBuffer::from_lengths([2, 0]), image, None))
+        }),
+    ]);
     let path = write(&place.path().join("t.parquet"), &batch, properties(8));
     let (samples, bad) = scanned(&path);
     assert!(bad.is_empty(), "{bad:?}");
@@ -120,7 +124,11 @@ fn damage_costs_the_row_group_and_nothing_else() {
     let offsets: Vec<u64> = samples.iter().map(|sample| sample.offset).collect();
     assert_eq!(offsets, (0..10).chain(20..30).collect::<Vec<_>>());
     assert_eq!(bad.len(), 1, "{bad:?}");
-    assert!(bad[0].reason.starts_with("row group 1 is damaged, rows 10 to 19 are lost: "), "{}", bad[0].reason);
+    assert!(
+        bad[0].reason.starts_with("row group 1 is damaged, rows 10 to 19 are lost: "),
+        "{}",
+        bad[0].reason
+    );
     assert_eq!(index(&path).unwrap().len(), 20);
     for length in [4, 8, 100, bytes.len() - 1] {
         fs::write(&path, &bytes[..length]).unwrap();

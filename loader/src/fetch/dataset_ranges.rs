@@ -47,8 +47,8 @@ impl DatasetRanges {
         self.shard_starts[self.positions[dataset]] + shard
     }
 
-    /// Fetches remote fields and table rows in parallel; the bytes are kept until [`Self::forget_fetched`], or the next
-    /// fetch.
+    /// Fetches remote fields and table rows in parallel; the bytes are kept until [`Self::forget_fetched`],
+    /// or the next fetch.
     ///
     /// # Errors
     /// See [`ShardRanges::fetch`].

@@ -53,8 +53,8 @@ pub(crate) struct ShardRanges {
 }
 
 impl ShardRanges {
-    /// Keeps at most `unpacked_bytes_max` bytes in decompressed shards, and as many in decoded table blocks, but
-    /// always the last shard and the last block.
+    /// Keeps at most `unpacked_bytes_max` bytes in decompressed shards, and as many in decoded table blocks,
+    /// but always the last shard and the last block.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
         let open = Recent::new(OPEN_SHARDS_MAX, |_| 1);
         let unpacked = Recent::new(unpacked_bytes_max, |bytes: &Bytes| bytes.len() as u64);

@@ -212,8 +212,8 @@ impl StepReader {
         ReadPlan::new(planner, plan, plan_indices, fields, &**demand)
     }
 
-    /// Fetches everything that microbatches need from remote shards and tables, in parallel. The bytes are kept until
-    /// [`Self::read`] has read them.
+    /// Fetches everything that microbatches need from remote shards and tables, in parallel. The bytes are
+    /// kept until [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
         let mut wanted = vec![Vec::new(); self.settings.planner.datasets().len()];
         for reads in microbatches {

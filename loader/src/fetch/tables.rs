@@ -1,7 +1,7 @@
 //! Fetches rows of tables: every block that the wanted rows are in is decoded once, in parallel.
 //!
-//! Decoded blocks are kept, the least recently used are dropped; fields of wanted rows are kept until they are
-//! read, so that a row group is never decoded once per row.
+//! Decoded blocks are kept, the least recently used are dropped; fields of wanted rows are kept until they
+//! are read, so that a row group is never decoded once per row.
 
 use super::ranges::{FieldRange, Recent};
 use crate::error::{EXCERPT_CHARACTERS, excerpt};

@@ -45,7 +45,8 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     match compression {
         Ok(Compression::None) => return builder.build_plain(shard, &archive),
         Ok(Compression::Table) => {
-            push_table(&mut builder, shard, OpenTable::local(shard, archive)).map_err(|source| shard.read_error(source))?;
+            push_table(&mut builder, shard, OpenTable::local(shard, archive))
+                .map_err(|source| shard.read_error(source))?;
         }
         Ok(compression) => {
             let body = archive.body();

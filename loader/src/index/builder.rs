@@ -76,7 +76,16 @@ impl Builder {
         let mut limits = DecodeLimits::default();
         limits.video.sampling = sampling;
         let block_start = IndexedBlock { samples: 0, bytes: 0 };
-        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None, block_start }
+        Self {
+            built,
+            hasher,
+            keys_seen,
+            has_repeated_key: false,
+            is_verified,
+            limits,
+            counter: None,
+            block_start,
+        }
     }
 
     /// Also counts text tokens.
@@ -125,7 +134,10 @@ impl Builder {
     /// Ends a block of table rows; everything since the last block belongs to it.
     pub(super) fn end_block(&mut self) {
         let IndexedShard { blocks, samples, payload_bytes, .. } = &mut self.built.shard;
-        let block = IndexedBlock { samples: *samples - self.block_start.samples, bytes: *payload_bytes - self.block_start.bytes };
+        let block = IndexedBlock {
+            samples: *samples - self.block_start.samples,
+            bytes: *payload_bytes - self.block_start.bytes,
+        };
         self.block_start = IndexedBlock { samples: *samples, bytes: *payload_bytes };
         blocks.push(block);
     }

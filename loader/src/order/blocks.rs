@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Maximum payload size of the table blocks that a global shuffle mixes, except for a single block that exceeds
-/// it: readers keep at least twice as many decoded bytes.
+/// Maximum payload size of the table blocks that a global shuffle mixes, except for a single block that
+/// exceeds it: readers keep at least twice as many decoded bytes.
 pub(super) const WINDOW_BYTES: u64 = 128 << 20;
 
 /// Samples of a shard that are read together, where a part of them cannot be read for less.
@@ -44,8 +44,8 @@ pub(super) fn shard_runs(index: &Index) -> Vec<ShardRuns> {
     index.indexed_shards().iter().enumerate().map(runs).collect()
 }
 
-/// Returns the payload bytes of each shuffle block in a global shuffle with tables; else nothing. A block that
-/// is no block of a table fills a window.
+/// Returns the payload bytes of each shuffle block in a global shuffle with tables; else nothing. A block
+/// that is no block of a table fills a window.
 pub(super) fn window_weights(
     dataset: &Dataset,
     shuffle: Shuffle,

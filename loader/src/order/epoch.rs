@@ -40,7 +40,8 @@ type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 pub struct Order {
     selection: Arc<Selection>,
     blocks: Arc<[Range<u64>]>,
-    /// Payload bytes of each block, where blocks of tables are joined to windows of [`WINDOW_BYTES`]; else empty.
+    /// Payload bytes of each block, where blocks of tables are joined to windows of [`WINDOW_BYTES`]; else
+    /// empty.
     weights: Arc<[u64]>,
     samples: u64,
     key: u64,
@@ -211,9 +212,9 @@ impl EpochOrder {
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
     /// All samples together, where every shard is read by range. A compressed shard is read completely, so
-    /// where there is one, each shard is a block: shards are permuted, then the samples inside each. Where there
-    /// is a table, the blocks of the table are permuted, and samples inside windows of blocks with at most
-    /// 128 MiB.
+    /// where there is one, each shard is a block: shards are permuted, then the samples inside each. Where
+    /// there is a table, the blocks of the table are permuted, and samples inside windows of blocks with at
+    /// most 128 MiB.
     #[default]
     Global,
     /// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are
@@ -363,8 +364,8 @@ fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::blocks::{ShardRuns, blocks};
     use crate::dataset::Selection;
+    use crate::order::blocks::{ShardRuns, blocks};
     use proptest::prelude::*;
     use std::ops::Range;
     use std::sync::Arc;

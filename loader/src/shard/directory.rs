@@ -55,7 +55,8 @@ fn is_shard_name(name: &str) -> bool {
     DIRECTORY_ENDINGS.iter().any(|ending| lower.ends_with(ending)) || is_table_name(name)
 }
 
-/// Checks that the tables in a directory belong to one split, by names such as `train-00000-of-00002.parquet`.
+/// Checks that the tables in a directory belong to one split, by names such as
+/// `train-00000-of-00002.parquet`.
 fn check_splits(directory: &str, names: &[String]) -> Result<()> {
     let bases = names.iter().filter(|name| is_table_name(name)).filter_map(|name| name.rsplit('/').next());
     let splits: BTreeSet<&str> = bases.filter_map(split_name).collect();
@@ -79,8 +80,9 @@ fn split_name(base: &str) -> Option<&str> {
     (is_number(total) && is_number(number)).then_some(split)
 }
 
-/// Returns whether a name is hidden, such as the `._a.tar` that macOS puts next to `a.tar`, or is a cache, such as
-/// the `cache-0123.arrow` that `datasets` puts next to saved tables. Directory listings skip and log such names.
+/// Returns whether a name is hidden, such as the `._a.tar` that macOS puts next to `a.tar`, or is a cache,
+/// such as the `cache-0123.arrow` that `datasets` puts next to saved tables. Directory listings skip and log
+/// such names.
 fn is_hidden(name: &str) -> bool {
     let base = name.rsplit('/').next().unwrap_or(name);
     let is_hidden = base.starts_with('.') || (base.starts_with("cache-") && base.ends_with(".arrow"));

@@ -22,8 +22,8 @@ pub(super) fn has_wildcards(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// Lists the files that match a pattern, sorted; hidden files and directories match only where the pattern names
-/// the dot.
+/// Lists the files that match a pattern, sorted; hidden files and directories match only where the pattern
+/// names the dot.
 ///
 /// # Errors
 /// The operating system error for a directory that cannot be listed; a missing directory has no files.
@@ -97,9 +97,7 @@ fn names_in(directory: &Path) -> io::Result<Vec<String>> {
         }
         Err(error) => return Err(error),
     };
-    entries
-        .filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose())
-        .collect()
+    entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
 }
 
 /// Returns whether a name matches a pattern in which `*` stands for any bytes and `?` for one character.

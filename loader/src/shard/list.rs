@@ -1,11 +1,11 @@
 //! Expands shard names: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*` and `?` match local files, `~` is the
-//! home directory, `::` joins lists, `${NAME}` comes
-//! from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
-//! listed shards. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
-//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards in a [store](crate::store); a directory
-//! there ends with `/`. The name of an existing file always means that file, whatever it looks like.
+//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*` and `?` match local files, `~`
+//! is the home directory, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the
+//! shards inside it, a wids shard list (`NAME.json`) to the listed shards. `-` is standard input and `pipe:`
+//! starts a command whose output is the shard. `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://`
+//! name shards in a [store](crate::store); a directory there ends with `/`. The name of an existing file
+//! always means that file, whatever it looks like.
 //!
 //! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
 //! and objects, never commands.
@@ -27,8 +27,8 @@ use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{lies_inside, parent_directory};
 use crate::store::{
-    Location, Opened, ReadMode, RemoteObject, Stores, is_hub_name, is_remote, open, pinned_revision, percent_decoded,
-    redact_name,
+    Location, Opened, ReadMode, RemoteObject, Stores, is_hub_name, is_remote, open, percent_decoded,
+    pinned_revision, redact_name,
 };
 
 /// Dataset shard.
@@ -247,14 +247,17 @@ fn push_name(name: String, access: &ShardAccess, shards: &mut Vec<Shard>) -> Res
     let read_error = |source| Error::Storage(StorageError::Read { shard: name.clone(), source });
     let files = matching_files(&name).map_err(read_error)?;
     if files.is_empty() {
-        return Err(invalid(&name, "no file matches; `*` and `?` match inside a name, `**` over directories"));
+        return Err(invalid(
+            &name,
+            "no file matches; `*` and `?` match inside a name, `**` over directories",
+        ));
     }
     let files = files.into_iter().map(|file| file.display().to_string());
     files.map(|file| Shard::local(file, access)).try_for_each(|shard| push_shards(shard, access, shards))
 }
 
-/// Appends the files for a name on a hub, pinned to the present commit: itself, those in a directory, or those that
-/// it matches.
+/// Appends the files for a name on a hub, pinned to the present commit: itself, those in a directory, or
+/// those that it matches.
 fn push_hub(name: &str, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
     // Explains an invalid name before anything is requested.
     Shard::remote_at(name.to_owned(), &access.stores)?;

@@ -31,9 +31,9 @@ pub(crate) use braces::Expansion;
 pub(crate) use compression::decompress;
 pub use compression::{Compression, sniff_compression};
 pub use dflop_samples::{RawField, RawSample, SampleId};
+pub(crate) use directory::PARTIAL;
 pub use field_selection::FieldSelection;
 pub use group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, is_metadata, split_key};
-pub(crate) use directory::PARTIAL;
 pub(crate) use list::display_shards;
 pub use list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use order::{

@@ -40,7 +40,7 @@ pub trait TableFormat: Debug + Send + Sync {
     /// Returns the file name extensions, in lower case, by which files in a directory are shards.
     fn extensions(&self) -> &'static [&'static str];
 
-    /// Returns whether a file that starts with these bytes, at least 8, has the format.
+    /// Returns whether a file that starts with these bytes has the format; fewer than 8 are the whole file.
     fn is_format(&self, first: &[u8]) -> bool;
 
     /// Opens a file; reads only what describes it.
@@ -132,7 +132,7 @@ fn find_format(is_such: impl Fn(&&'static dyn TableFormat) -> bool) -> Option<&'
 
 /// Returns whether a file that starts with these bytes is a table of a registered format.
 pub(super) fn is_table(first: &[u8]) -> bool {
-    first.len() >= MAGIC_BYTES && find_format(|format| format.is_format(first)).is_some()
+    find_format(|format| format.is_format(first)).is_some()
 }
 
 /// Returns whether a file name has an extension of a registered format.
@@ -218,8 +218,13 @@ impl OpenTable {
         let first = file.read(&[0..file.bytes().min(MAGIC_BYTES as u64)])?;
         let first = first.first().cloned().unwrap_or_default();
         let unknown = || TableFault::Damaged("it is no table of a known format".to_owned());
-        let format = find_format(|format| first.len() >= MAGIC_BYTES && format.is_format(&first));
-        let table = format.ok_or_else(unknown)?.open(shard.base_name(), file)?;
+        let format = find_format(|format| format.is_format(&first)).ok_or_else(unknown)?;
+        let table = format.open(shard.base_name(), file).map_err(|fault| match fault {
+            TableFault::Damaged(reason) => {
+                TableFault::Damaged(format!("this {} file is damaged: {reason}", format.name()))
+            }
+            fault @ TableFault::Read(_) => fault,
+        })?;
         Ok(Self { shard: shard.url.clone(), table })
     }
 
@@ -307,8 +312,8 @@ impl OpenTable {
 #[derive(Debug)]
 pub(crate) struct TableItems<W> {
     table: OpenTable,
-    /// Returns the first wanted row from a row on; other rows are not delivered, nor decoded where all rows in
-    /// a block are unwanted.
+    /// Returns the first wanted row from a row on; other rows are not delivered, nor decoded where all rows
+    /// in a block are unwanted.
     next_wanted: W,
     fields: FieldSelection,
     field_bytes_max: u64,

@@ -4,8 +4,8 @@
 
 use super::answer::{Identity, coalesce};
 use super::cache::{PartWriter, blocking};
-use super::hub::is_hub_name;
 use super::connect::spawn;
+use super::hub::is_hub_name;
 use super::object::{RemoteObject, Source};
 use super::retry::{is_missing, unwatched};
 use bytes::Bytes;

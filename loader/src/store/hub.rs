@@ -1,9 +1,10 @@
 //! Reads files of datasets on a Hugging Face hub: `hf://datasets/OWNER/NAME[@REVISION]/PATH`.
 //!
 //! The path is literal, and the revision is a branch, a tag or a commit in which `%NN` is kept, as in
-//! `refs%2Fconvert%2Fparquet`; `~parquet` is the same revision. Names are pinned to the commit before anything is
-//! read, once per process, so that all ranks and a resumed run read what the name says. `HF_ENDPOINT` is the
-//! address of the hub; the token comes from `HF_TOKEN` or from the file that logging in writes.
+//! `refs%2Fconvert%2Fparquet`; `~parquet` is the same revision. Names are pinned to the commit before
+//! anything is read, once per process, so that all ranks and a resumed run read what the name says.
+//! `HF_ENDPOINT` is the address of the hub; the token comes from `HF_TOKEN` or from the file that logging in
+//! writes.
 
 use super::redact::redact_name;
 use super::stores::Stores;
@@ -34,7 +35,8 @@ impl HubName {
     /// The reason why the name is invalid.
     pub(super) fn parse(name: &str) -> Result<Self, String> {
         let form = || "expected `hf://datasets/OWNER/NAME/PATH`, with `@REVISION` behind the name".to_owned();
-        let rest = name.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("datasets/")).ok_or_else(form)?;
+        let rest =
+            name.strip_prefix(SCHEME).and_then(|rest| rest.strip_prefix("datasets/")).ok_or_else(form)?;
         let (owner, rest) = rest.split_once('/').ok_or_else(form)?;
         let (name, rest) = rest.split_once('/').unwrap_or((rest, ""));
         let (name, revision) = name.split_once('@').map_or((name, None), |(name, rest)| (name, Some(rest)));
@@ -80,9 +82,9 @@ impl HubName {
 
     fn is_pinned(&self) -> bool {
         let is_digit = |byte: u8| byte.is_ascii_hexdigit();
-        self.revision.as_deref().is_some_and(|revision| {
-            revision.len() == COMMIT_DIGITS && revision.bytes().all(is_digit)
-        })
+        self.revision
+            .as_deref()
+            .is_some_and(|revision| revision.len() == COMMIT_DIGITS && revision.bytes().all(is_digit))
     }
 
     fn revision(&self) -> &str {
@@ -91,9 +93,8 @@ impl HubName {
 
     /// Returns a URL below the endpoint; `before` has escapes, and `path` is literal.
     fn url(endpoint: &str, before: &str, path: &str) -> Result<Url, String> {
-        let mut url = Url::parse(&format!("{endpoint}/{before}")).map_err(|error| {
-            format!("`HF_ENDPOINT` is `{}`: {error}", redact_name(endpoint))
-        })?;
+        let mut url = Url::parse(&format!("{endpoint}/{before}"))
+            .map_err(|error| format!("`HF_ENDPOINT` is `{}`: {error}", redact_name(endpoint)))?;
         if !path.is_empty() {
             let segments = url.path_segments_mut().map_err(|()| "`HF_ENDPOINT` is no address".to_owned());
             segments?.pop_if_empty().extend(path.trim_end_matches('/').split('/'));
@@ -128,7 +129,8 @@ fn set(variable: &str) -> Option<String> {
 
 /// Returns the address of the hub.
 fn endpoint() -> Result<String, String> {
-    let endpoint = set("HF_ENDPOINT").ok_or("set `HF_ENDPOINT` to the address of the hub, as in `https://HOST`")?;
+    let endpoint =
+        set("HF_ENDPOINT").ok_or("set `HF_ENDPOINT` to the address of the hub, as in `https://HOST`")?;
     Ok(endpoint.trim_end_matches('/').to_owned())
 }
 
@@ -136,7 +138,11 @@ fn endpoint() -> Result<String, String> {
 pub(super) fn token() -> Option<String> {
     let cache = || {
         let directory = |variable: &str| set(variable).map(PathBuf::from);
-        Some(directory("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")))?.join("huggingface"))
+        Some(
+            directory("XDG_CACHE_HOME")
+                .or_else(|| Some(std::env::home_dir()?.join(".cache")))?
+                .join("huggingface"),
+        )
     };
     let file = || {
         let directory = set("HF_HOME").map(PathBuf::from).or_else(cache)?;
@@ -290,14 +296,27 @@ mod tests {
             ("hf://datasets/o/n/data/a b.parquet", None, "data/a b.parquet"),
             ("hf://datasets/o/n", None, ""),
             ("hf://datasets/o/n@v1.0/", Some("v1.0"), ""),
-            ("hf://datasets/o/n@refs%2Fconvert%2Fparquet/d/0.parquet", Some("refs%2Fconvert%2Fparquet"), "d/0.parquet"),
-            ("hf://datasets/o/n@refs/convert/parquet/d/0.parquet", Some("refs%2Fconvert%2Fparquet"), "d/0.parquet"),
+            (
+                "hf://datasets/o/n@refs%2Fconvert%2Fparquet/d/0.parquet",
+                Some("refs%2Fconvert%2Fparquet"),
+                "d/0.parquet",
+            ),
+            (
+                "hf://datasets/o/n@refs/convert/parquet/d/0.parquet",
+                Some("refs%2Fconvert%2Fparquet"),
+                "d/0.parquet",
+            ),
             ("hf://datasets/o/n@~parquet/d/", Some("refs%2Fconvert%2Fparquet"), "d/"),
         ] {
             let parsed = HubName::parse(name).unwrap();
-            assert_eq!((parsed.repository.as_str(), parsed.revision.as_deref(), &*parsed.path), ("o/n", revision, path));
+            assert_eq!(
+                (parsed.repository.as_str(), parsed.revision.as_deref(), &*parsed.path),
+                ("o/n", revision, path)
+            );
         }
-        for name in ["hf://o/n/a.parquet", "hf://datasets/n", "hf://datasets/o/n@/a", "hf://datasets/o/n/../a"] {
+        for name in
+            ["hf://o/n/a.parquet", "hf://datasets/n", "hf://datasets/o/n@/a", "hf://datasets/o/n/../a"]
+        {
             assert!(HubName::parse(name).is_err(), "{name}");
         }
     }

@@ -9,9 +9,9 @@ mod body;
 mod cache;
 mod connect;
 mod fetch;
-mod hub;
 #[cfg(feature = "remote")]
 mod http;
+mod hub;
 pub(crate) mod local;
 mod object;
 mod redact;

@@ -133,7 +133,8 @@ impl Stores {
             return Ok(server.clone());
         }
         let token = if url.kind == StoreKind::Hub { token() } else { None };
-        let server = Arc::new(HttpServer::new(address, self.shared.settings.request_timeout, token.as_deref())?);
+        let timeout = self.shared.settings.request_timeout;
+        let server = Arc::new(HttpServer::new(address, url.kind, timeout, token.as_deref())?);
         Ok(servers.entry(url.root.clone()).or_insert(server).clone())
     }
 

@@ -1,7 +1,7 @@
 //! Opens Arrow IPC files and streams by range: the headers first, then a record batch at a time.
 //!
-//! A record batch is a block, because its buffers are not cut by rows. A stream has no footer: the headers of the
-//! batches are read from start to end, and the bodies between them are passed over.
+//! A record batch is a block, because its buffers are not cut by rows. A stream has no footer: the headers of
+//! the batches are read from start to end, and the bodies between them are passed over.
 
 use super::{RowSamples, checked};
 use arrow_array::RecordBatch;
@@ -177,8 +177,8 @@ impl ArrowFile {
         })
     }
 
-    /// Passes over the messages of a stream, which must end with its end marker: a stream that was cut between two
-    /// batches looks complete otherwise.
+    /// Passes over the messages of a stream, which must end with its end marker: a stream that was cut
+    /// between two batches looks complete otherwise.
     fn layout_by_headers(&self) -> Result<Layout, TableFault> {
         let (mut schema, mut version) = (None::<Schema>, MetadataVersion::V5);
         let (mut dictionaries, mut batches, mut at) = (Vec::new(), Vec::new(), 0);

@@ -1,8 +1,8 @@
 //! Reads tables in place: Parquet and Arrow files as shards whose rows are samples.
 //!
-//! A row becomes the sample that [`pack`](crate::pack) would write, with the same fields and document. Keys are
-//! the rows' ids, else file name and row number, because the rows of other files are not known. Media must be in
-//! the table: a row that names a file is no sample.
+//! A row becomes the sample that [`pack`](crate::pack) would write, with the same fields and document. Keys
+//! are the rows' ids, else file name and row number, because the rows of other files are not known. Media
+//! must be in the table: a row that names a file is no sample.
 
 mod arrow;
 #[cfg(feature = "parquet")]
@@ -98,7 +98,8 @@ impl RowSamples {
         let mut fields: Vec<(Arc<str>, Bytes)> = Vec::with_capacity(sample.fields.len() + 1);
         let contents = sample.fields.into_iter().chain([json_field(sample.json)]);
         for (extension, content) in contents {
-            let column = || sample.uses.iter().find(|(_, field)| *field == extension).map(|(column, _)| column);
+            let column =
+                || sample.uses.iter().find(|(_, field)| *field == extension).map(|(column, _)| column);
             let column = || column().map_or("", String::as_str);
             let payload = match content {
                 Content::Bytes(payload) => payload,

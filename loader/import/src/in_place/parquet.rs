@@ -8,7 +8,9 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder, RowSelection, RowSelector,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, PageIndexPolicy, ParquetMetaDataReader, RowGroupMetaData};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, PageIndexPolicy, ParquetMetaDataReader, RowGroupMetaData,
+};
 use parquet::file::reader::{ChunkReader, Length};
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
@@ -85,15 +87,15 @@ fn blocks(groups: &[RowGroupMetaData]) -> Result<Vec<RowBlock>, ArrowError> {
     Ok(blocks)
 }
 
-/// Estimates the decoded size of a column chunk. Values that are stored once may occur in many rows, which only
-/// some writers declare.
+/// Estimates the decoded size of a column chunk. Values that are stored once may occur in many rows, which
+/// only some writers declare.
 fn decoded_bytes(chunk: &ColumnChunkMetaData) -> u64 {
     let declared = chunk.unencoded_byte_array_data_bytes().unwrap_or(0);
     declared.max(chunk.uncompressed_size()).max(0) as u64
 }
 
-/// Returns the number of rows per batch, so that a batch does not fill the memory: each row may hold a copy of the
-/// longest value in a dictionary.
+/// Returns the number of rows per batch, so that a batch does not fill the memory: each row may hold a copy
+/// of the longest value in a dictionary.
 fn batch_rows(group: &RowGroupMetaData) -> usize {
     let rows = group.num_rows().max(1) as u64;
     let row_bytes = |chunk: &ColumnChunkMetaData| {
@@ -130,19 +132,20 @@ impl Table for ParquetTable {
         chunks.checked(|chunks| {
             let skipped = RowSelector::skip(rows.start as usize);
             let selected = RowSelector::select((rows.end - rows.start) as usize);
-            let batches = ParquetRecordBatchReaderBuilder::new_with_metadata(chunks.clone(), self.metadata.clone())
-                .with_row_groups(vec![*group])
-                .with_row_selection(RowSelection::from(vec![skipped, selected]))
-                .with_batch_size(batch_rows(self.metadata.metadata().row_group(*group)))
-                .build()?;
+            let batches =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(chunks.clone(), self.metadata.clone())
+                    .with_row_groups(vec![*group])
+                    .with_row_selection(RowSelection::from(vec![skipped, selected]))
+                    .with_batch_size(batch_rows(self.metadata.metadata().row_group(*group)))
+                    .build()?;
             self.samples.collect(batches, first_row)
         })
     }
 }
 
 impl ParquetTable {
-    /// Returns the byte ranges that rows of a row group are in: pages where the file has an offset index, else
-    /// whole column chunks.
+    /// Returns the byte ranges that rows of a row group are in: pages where the file has an offset index,
+    /// else whole column chunks.
     fn byte_ranges(&self, group: usize, rows: &Range<u64>) -> Vec<Range<u64>> {
         let metadata = self.metadata.metadata();
         let pages = metadata.offset_index().and_then(|index| index.get(group));

@@ -156,7 +156,8 @@ pub(super) fn begin_events(
 }
 
 /// Removes the next microbatches to read: a single microbatch of local shards, or as many as fit into half of
-/// the buffered bytes, so that remote fields and table rows are fetched together while the other half is consumed.
+/// the buffered bytes, so that remote fields and table rows are fetched together while the other half is
+/// consumed.
 fn next_group(waiting: &mut VecDeque<ReadPlan>, buffered_bytes_max: u64) -> Option<Vec<ReadPlan>> {
     let mut group = vec![waiting.pop_front()?];
     let mut bytes = group[0].resident_bytes;

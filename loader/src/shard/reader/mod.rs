@@ -188,9 +188,7 @@ impl Reader {
         }
         match sniff_compression(&shard.url, &first) {
             Ok(Compression::None) => self.read_plain(shard, pass, archive),
-            Ok(Compression::Table) => {
-                self.read_table(shard, pass, OpenTable::local(shard, archive.clone()))
-            }
+            Ok(Compression::Table) => self.read_table(shard, pass, OpenTable::local(shard, archive.clone())),
             Ok(compression) => {
                 let body = archive.body();
                 let failure = body.failure();

@@ -1,6 +1,6 @@
 //! Reads tables: local ones, and remote ones by ranged requests.
 
-use super::{ReceiverDropped, Reader};
+use super::{Reader, ReceiverDropped};
 use crate::error::Result;
 use crate::shard::list::Shard;
 use crate::shard::order::{HEADER_BYTES, ShardIdentity, ShardPass};

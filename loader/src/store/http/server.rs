@@ -41,6 +41,8 @@ const PAGE_BYTES_MAX: usize = 64 << 20;
 pub(in crate::store) struct HttpServer {
     client: HttpClient,
     authorization: Option<HeaderValue>,
+    /// Kind of store, which determines the advice where a request is rejected.
+    kind: StoreKind,
     timeout: Duration,
 }
 
@@ -58,7 +60,12 @@ impl HttpServer {
     ///
     /// # Errors
     /// The reason why no client can be created, or that the token cannot be sent.
-    pub(in crate::store) fn new(url: &Url, timeout: Duration, token: Option<&str>) -> Result<Self, String> {
+    pub(in crate::store) fn new(
+        url: &Url,
+        kind: StoreKind,
+        timeout: Duration,
+        token: Option<&str>,
+    ) -> Result<Self, String> {
         install_tls();
         // Bodies have separate limits, where they are read.
         let options = ClientOptions::new().with_allow_http(url.scheme() == "http").with_timeout_disabled();
@@ -67,7 +74,7 @@ impl HttpServer {
             Some(token) => Some(bearer(token)?),
             None => basic(url),
         };
-        Ok(Self { client, authorization, timeout })
+        Ok(Self { client, authorization, kind, timeout })
     }
 
     /// Requests an object, a part of it, or only its headers.
@@ -85,7 +92,7 @@ impl HttpServer {
         match response.status().as_u16() {
             206 if wanted.range.is_some() => partial(response, wanted),
             200..300 => Ok(whole(response, wanted)),
-            _ => Err(refused(response).await),
+            _ => Err(refused(response, self.kind).await),
         }
     }
 
@@ -94,7 +101,7 @@ impl HttpServer {
         let request = self.request("GET", url, HttpRequestBody::empty())?;
         let response = self.send(request, self.timeout).await?;
         if !response.status().is_success() {
-            return Err(refused(response).await);
+            return Err(refused(response, self.kind).await);
         }
         let next = text(response.headers(), "link").and_then(next_page).and_then(|next| url.join(next).ok());
         // The token belongs to this server.
@@ -122,7 +129,7 @@ impl HttpServer {
         let request = self.request("PUT", url, file.clone().into())?;
         let parts = u32::try_from(file.len() as u64 / UPLOAD_BYTES).unwrap_or(u32::MAX).saturating_add(1);
         let response = self.send(request, self.timeout.saturating_mul(parts)).await?;
-        if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
+        if response.status().is_success() { Ok(()) } else { Err(refused(response, self.kind).await) }
     }
 
     async fn make_directories(&self, url: &Url) {
@@ -280,7 +287,7 @@ impl BodyPart {
 }
 
 /// Returns the fault for a failed response.
-async fn refused(response: HttpResponse) -> Refusal {
+async fn refused(response: HttpResponse, kind: StoreKind) -> Refusal {
     let status = response.status();
     let retry_after = text(response.headers(), "retry-after").and_then(wait_asked_for);
     let total = total_without_range(response.headers());
@@ -296,7 +303,7 @@ async fn refused(response: HttpResponse) -> Refusal {
         408 | 425 | 429 | 500.. => Fault::Transient { reason, retry_after },
         404 | 410 => Fault::is_final(ErrorKind::NotFound, reason),
         401 | 403 => {
-            let hint = StoreKind::Http.credentials_hint();
+            let hint = kind.credentials_hint();
             Fault::is_final(ErrorKind::PermissionDenied, format!("{reason}; {hint}"))
         }
         416 => Fault::is_final(
