@@ -10,7 +10,10 @@ use dflop_loader::store::object_store::{ObjectStore, ObjectStoreExt, path};
 use dflop_loader::store::{ShardStore, Stores};
 use dflop_loader::{BalancedLoader, Loader, LoaderState, Mixture, Shuffle, StepPlanner, StreamState};
 use futures::TryStreamExt;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Steps of a global batch of 8 in two epochs of 60 rows.
+const STEPS: usize = 15;
 
 /// A place with a table of 60 rows in row groups of 7, and the same rows packed.
 fn data() -> (tempfile::TempDir, PathBuf, PathBuf) {
@@ -105,13 +108,15 @@ fn the_balanced_loader_delivers_every_row_once_and_resumes() {
     for shuffle in [Shuffle::Global, Shuffle::Blocks { block_samples: 2, open_blocks: 2 }, Shuffle::None] {
         let index = Arc::new(index(&table).unwrap());
         let planner = planner(index, shuffle);
-        let all: Vec<_> = (0..2).map(|rank| balanced(&planner, rank, 99, None).0).collect();
+        let all: Vec<_> = (0..2).map(|rank| balanced(&planner, rank, STEPS, None).0).collect();
         let delivered: Vec<_> = all.concat();
-        assert_eq!(delivered.len(), 56, "full batches of 8");
-        let distinct: BTreeSet<_> = delivered.into_iter().collect();
-        assert!(distinct.len() == 56 && distinct.is_subset(&expected), "{shuffle:?}");
+        assert_eq!(delivered.len(), 120, "two epochs");
+        let mut epochs: BTreeMap<_, usize> = BTreeMap::new();
+        delivered.into_iter().for_each(|sample| *epochs.entry(sample).or_default() += 1);
+        assert!(epochs.values().all(|&times| times == 2), "{shuffle:?}");
+        assert_eq!(epochs.into_keys().collect::<BTreeSet<_>>(), expected, "{shuffle:?}");
         let (before, state) = balanced(&planner, 1, 3, None);
-        let (after, _) = balanced(&planner, 1, 99, Some(state));
+        let (after, _) = balanced(&planner, 1, STEPS - 3, Some(state));
         assert_eq!([before, after].concat(), all[1], "{shuffle:?}");
     }
 }
@@ -127,7 +132,7 @@ fn tables_and_tar_files_are_mixed() {
         &IndexOptions { directory: Some(place.path().into()), ..Default::default() },
     );
     let planner = planner(Arc::new(index.unwrap()), Shuffle::Global);
-    let delivered: Vec<_> = (0..2).flat_map(|rank| balanced(&planner, rank, 99, None).0).collect();
+    let delivered: Vec<_> = (0..2).flat_map(|rank| balanced(&planner, rank, STEPS, None).0).collect();
     let keys: BTreeSet<&str> = delivered.iter().map(|(key, _)| key.as_str()).collect();
     assert_eq!((delivered.len(), keys.len()), (120, 60), "each row twice");
 }
@@ -186,6 +191,6 @@ fn remote_tables_are_read_by_range_and_equal_local_ones() {
     let of_remote = Arc::new(Index::open_or_build(remote, &options).unwrap());
     let of_local = Arc::new(index(&table).unwrap());
     assert_eq!(of_remote.fingerprint(), of_local.fingerprint());
-    let read = |index| balanced(&planner(index, Shuffle::Global), 0, 99, None).0;
+    let read = |index| balanced(&planner(index, Shuffle::Global), 0, STEPS, None).0;
     assert_eq!(read(of_remote), read(of_local));
 }

@@ -1,6 +1,7 @@
 //! Tests tables that are read in place, by themselves and through the loaders.
 
 mod arrow;
+mod hub;
 mod loaders;
 mod parquet_files;
 
@@ -26,8 +27,10 @@ use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::{RawSample, ShardItem, expand_shards, scan_shards};
 use futures::StreamExt;
 
-pub(crate) fn jpeg(number: usize) -> Vec<u8> {
-    [&b"\xff\xd8\xff\xe0"[..], &vec![number as u8; 100 + number]].concat()
+/// Returns an image of one pixel, with a tail of its own.
+pub(crate) fn gif(number: usize) -> Vec<u8> {
+    let image = b"GIF89a\x01\0\x01\0\x80\0\0\xff\0\0\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+    [&image[..], &vec![number as u8; 100 + number]].concat()
 }
 
 pub(crate) fn texts(values: impl IntoIterator<Item = Option<String>>) -> ArrayRef {
@@ -36,9 +39,9 @@ pub(crate) fn texts(values: impl IntoIterator<Item = Option<String>>) -> ArrayRe
 
 /// Images with bytes and path, as `datasets` stores them; null where `number` is.
 pub(crate) fn images(numbers: &[Option<usize>]) -> ArrayRef {
-    let bytes: BinaryArray = numbers.iter().map(|number| number.map(jpeg)).collect();
+    let bytes: BinaryArray = numbers.iter().map(|number| number.map(gif)).collect();
     let paths: StringArray =
-        numbers.iter().map(|number| number.map(|number| format!("{number}.jpg"))).collect();
+        numbers.iter().map(|number| number.map(|number| format!("{number}.gif"))).collect();
     let fields = [("bytes", DataType::Binary), ("path", DataType::Utf8)];
     let fields: Vec<Field> = fields.into_iter().map(|(name, kind)| Field::new(name, kind, true)).collect();
     Arc::new(StructArray::new(fields.into(), vec![Arc::new(bytes), Arc::new(paths)], None))
