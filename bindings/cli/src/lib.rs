@@ -49,6 +49,7 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
         Err(error) => return failure::show_usage(&error, &args),
     };
     show_warnings();
+    dflop_import::register_tables();
     let mut out = stdout();
     let invocation = Invocation { program, args };
     let done = cli.command.run(&invocation, &mut out);
@@ -81,6 +82,7 @@ pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, R
         is_misuse: true,
     };
     let command = parse(&args).map_err(misuse)?.command;
+    dflop_import::register_tables();
     let mut out = Output::new(Sink::Memory(Vec::new()));
     let invocation = Invocation { program: Program::this(), args };
     command.run(&invocation, &mut out).map_err(|failure| {

@@ -79,6 +79,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        dflop_import::register_tables();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -12,23 +12,27 @@ from support import WithExample
 
 class Messages(WithExample):
     def test_files_of_other_formats_are_named(self) -> None:
-        cases = {"Parquet": b"PAR1", "an Arrow file": b"ARROW1\0\0"}
-        for name, magic in cases.items():
+        cases = {
+            "this Parquet file is damaged": b"PAR1",
+            "this Arrow file is damaged": b"ARROW1\0\0",
+            "this is a NumPy array, not a tar; `dflop pack` makes": b"\x93NUMPY",
+        }
+        for reason, magic in cases.items():
             shard = self.directory / "other.tar"
             shard.write_bytes(magic + b"x" * 2000)
             loader = dflop.Loader(shard, read=dflop.Read(error_budget=1.0))
             list(loader)
             (bad,) = loader.skipped
-            self.assertRegex(bad["reason"], f"^this is {name}, not a tar; `dflop pack` converts it")
-            with self.assertRaisesRegex(dflop.DataError, f"this is {name}, not a tar"):
+            self.assertRegex(bad["reason"], f"^{reason}")
+            with self.assertRaisesRegex(dflop.DataError, reason):
                 len(dflop.Dataset(shard))
 
     def test_tables_in_the_place_of_shards_are_named_with_what_converts_them(self) -> None:
-        table = self.directory / "tables" / "train.parquet"
+        table = self.directory / "tables" / "train.jsonl"
         table.parent.mkdir()
-        table.write_bytes(b"PAR1")
+        table.write_text("{}")
         for given in (table, table.parent):
-            with self.assertRaisesRegex(dflop.ConfigError, "Parquet.*dflop pack .*dflop.from_parquet"):
+            with self.assertRaisesRegex(dflop.ConfigError, "JSON Lines.*dflop pack .*dflop.from_jsonl"):
                 dflop.Dataset(given)
 
     def test_values_in_messages_are_cut(self) -> None:

@@ -1,4 +1,5 @@
-//! Packs local files, manifests, tables and rows into shards.
+//! Packs local files, manifests, tables and rows into shards, and reads Parquet and Arrow files in place as
+//! shards.
 //!
 //! The source format is detected from the path and the first bytes, unless it is set:
 //!
@@ -20,6 +21,7 @@
 mod columnar;
 mod directory;
 mod document;
+mod in_place;
 mod options;
 mod pack;
 mod packer;
@@ -29,6 +31,7 @@ mod row;
 mod source;
 mod tables;
 
+pub use self::in_place::register_tables;
 pub use self::options::{LabelSource, PackOptions, SourceFormat};
 pub use self::pack::{CLASSES_FILE, pack, pack_all};
 pub use self::packer::SourcePart;

@@ -463,7 +463,7 @@ pub(super) fn requested_key(name: Option<&str>, number: u64) -> String {
 /// Sanitizes a name: dots in the base name and control characters become `_`; parts that are empty, `.` or
 /// `..` are removed; a name that would be read as metadata has the prefix `x`. `None` if nothing, or too
 /// much, is left.
-fn safe_key(name: &str) -> Option<String> {
+pub(super) fn safe_key(name: &str) -> Option<String> {
     let is_odd = |part: &&str| matches!(*part, "" | "." | "..");
     let parts: Vec<&str> = name.trim().split('/').filter(|part| !is_odd(part)).collect();
     let (base, directories) = parts.split_last()?;

@@ -12,8 +12,8 @@ use crate::flow::Metrics;
 use crate::index::Index;
 use crate::shard::Shard;
 
-/// Ranges to fetch from remote shards, by dataset: shard, offset and length.
-pub(crate) type WantedFields = Vec<Vec<(usize, u64, u64)>>;
+/// Fields to fetch from remote shards and tables, by dataset: shard and range.
+pub(crate) type WantedFields = Vec<Vec<(usize, FieldRange)>>;
 
 /// Shard ranges by dataset.
 #[derive(Debug)]
@@ -47,8 +47,8 @@ impl DatasetRanges {
         self.shard_starts[self.positions[dataset]] + shard
     }
 
-    /// Fetches remote fields in parallel; the bytes are kept until [`Self::forget_fetched`], or the next
-    /// fetch.
+    /// Fetches remote fields and table rows in parallel; the bytes are kept until [`Self::forget_fetched`],
+    /// or the next fetch.
     ///
     /// # Errors
     /// See [`ShardRanges::fetch`].

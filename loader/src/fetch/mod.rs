@@ -4,6 +4,7 @@ mod dataset_ranges;
 mod ranges;
 mod read_samples;
 mod remote;
+mod tables;
 
 pub(crate) use self::dataset_ranges::{DatasetRanges, WantedFields, distinct_shards};
 pub use self::read_samples::{SampleReader, read_classes, read_samples};

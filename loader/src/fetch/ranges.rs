@@ -2,13 +2,16 @@
 //!
 //! Plain local shards are opened once and read by range. A compressed shard is decompressed as a whole, so
 //! the result is kept for later samples; both caches evict the least recently used entry. The remote shard
-//! ranges that a step needs are fetched beforehand, by [`remote`](super::remote), all in parallel.
+//! ranges that a step needs are fetched beforehand, by [`remote`](super::remote), all in parallel, and so are
+//! table rows, by [`tables`](super::tables).
 //!
 //! An index maps shard bytes to fields. If the index belongs to a different dataset, or the shard was
 //! replaced by a file with the same length and time, the bytes belong to different samples. The tar headers
 //! directly before a payload name sample, field and length, so they are read with the payload and compared.
 
-use super::remote::{IndexedRemote, WantedRanges, Whole, unpack};
+use super::dataset_ranges::WantedFields;
+use super::remote::{IndexedRemote, WantedRanges, Whole, identity, unpack};
+use super::tables::{RowField, TableBlocks};
 use crate::error::{EXCERPT_CHARACTERS, Error, Result, Skipped, StorageError, excerpt};
 use crate::index::{FieldRow, Index, IndexedShard, SampleRow, identity_of_file, is_version};
 use crate::order::StepSample;
@@ -16,14 +19,14 @@ use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::{Entry, padded};
-use crate::shard::{Compression, FieldSelection, RawField, RawSample, split_key};
-use crate::store::{Identity, LocalShard, Opened};
+use crate::shard::{Compression, FieldSelection, OpenTable, RawField, RawSample, TableFault, split_key};
+use crate::store::{Identity, LocalShard, Opened, Task, blocking, spawn};
 use bytes::Bytes;
 use dflop_costmodel::ImageSize;
 use dflop_samples::media::MediaShape;
 use futures::future::try_join_all;
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
 use std::sync::atomic::AtomicU64;
@@ -40,38 +43,47 @@ pub(crate) struct ShardRanges {
     index: Arc<Index>,
     /// Number of retried requests.
     retries: Arc<AtomicU64>,
-    open: RecentShards<LocalShard>,
-    unpacked: RecentShards<Bytes>,
-    /// Remote fields that the next step reads, by shard, offset and length.
-    fetched: HashMap<(usize, u64, u64), Bytes>,
+    open: Recent<usize, LocalShard>,
+    unpacked: Recent<usize, Bytes>,
+    tables: TableBlocks,
+    /// Remote fields that the next step reads, by shard.
+    fetched: HashMap<(usize, FieldRange), Bytes>,
+    /// Table fields that the next step reads, by shard.
+    fetched_rows: HashMap<(usize, FieldRange), RowField>,
 }
 
 impl ShardRanges {
-    /// Keeps at most `unpacked_bytes_max` bytes in decompressed shards, but always the last shard.
+    /// Keeps at most `unpacked_bytes_max` bytes in decompressed shards, and as many in decoded table blocks,
+    /// but always the last shard and the last block.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
-        let open = RecentShards::new(OPEN_SHARDS_MAX, |_| 1);
-        let unpacked = RecentShards::new(unpacked_bytes_max, |bytes: &Bytes| bytes.len() as u64);
-        Self { index, retries, open, unpacked, fetched: HashMap::new() }
+        let open = Recent::new(OPEN_SHARDS_MAX, |_| 1);
+        let unpacked = Recent::new(unpacked_bytes_max, |bytes: &Bytes| bytes.len() as u64);
+        let tables = TableBlocks::new(OPEN_SHARDS_MAX, unpacked_bytes_max);
+        let (fetched, fetched_rows) = (HashMap::new(), HashMap::new());
+        Self { index, retries, open, unpacked, tables, fetched, fetched_rows }
     }
 
-    /// Returns whether a shard must be fetched before it is read.
-    fn is_remote(&self, shard: usize) -> bool {
-        self.index.shards()[shard].remote().is_some()
+    fn is_table(&self, shard: usize) -> bool {
+        self.index.indexed_shards()[shard].compression == Compression::Table
     }
 
-    /// Fetches the ranges to read from remote shards, by shard, offset and length.
+    /// Fetches the fields to read from remote shards and tables, by shard.
     ///
     /// # Errors
     /// [`Error::Storage`] with the shard and the offset that could not be read.
-    pub(crate) async fn fetch(&mut self, wanted: Vec<(usize, u64, u64)>) -> Result<()> {
-        let mut by_shard: HashMap<usize, Vec<(u64, u64)>> = HashMap::new();
-        for (shard, offset, bytes) in wanted {
-            by_shard.entry(shard).or_default().push((offset, bytes));
+    pub(crate) async fn fetch(&mut self, wanted: Vec<(usize, FieldRange)>) -> Result<()> {
+        let (rows, wanted): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|(shard, _)| self.is_table(*shard));
+        self.forget_fetched();
+        self.fetch_rows(rows).await?;
+        let mut by_shard: HashMap<usize, Vec<FieldRange>> = HashMap::new();
+        for (shard, range) in wanted {
+            by_shard.entry(shard).or_default().push(range);
         }
         let fetches = by_shard.into_iter().map(|(number, ranges)| {
             let shard = &self.index.shards()[number];
             let known = self.index.indexed_shards()[number].clone();
-            let whole = self.open.get(number).or_else(|| self.unpacked.get(number).map(LocalShard::Mapped));
+            let whole = self.open.get(&number).or_else(|| self.unpacked.get(&number).map(LocalShard::Mapped));
             let object = shard.remote().map(|object| object.clone().counted_by(self.retries.clone()));
             async move {
                 let object = object.ok_or(Error::StageEnded { stage: "store" })?;
@@ -81,7 +93,6 @@ impl ShardRanges {
             }
         });
         let all = try_join_all(fetches.collect::<Vec<_>>()).await?;
-        self.fetched.clear();
         for (number, fetched) in all {
             match fetched.whole {
                 Some(Whole::Kept(whole)) => self.open.put(number, whole),
@@ -89,26 +100,68 @@ impl ShardRanges {
                 None => {}
             }
             let fields = fetched.fields.into_iter();
-            self.fetched.extend(fields.map(|((offset, bytes), field)| ((number, offset, bytes), field)));
+            self.fetched.extend(fields.map(|(range, field)| ((number, range), field)));
         }
         Ok(())
+    }
+
+    /// Decodes the blocks of the wanted table fields, each once.
+    async fn fetch_rows(&mut self, wanted: Vec<(usize, FieldRange)>) -> Result<()> {
+        let shards: BTreeSet<usize> = wanted.iter().map(|(shard, _)| *shard).collect();
+        let (mut tables, mut opening) = (BTreeMap::new(), Vec::new());
+        for shard in shards {
+            match self.tables.table(shard) {
+                Some(table) => drop(tables.insert(shard, table)),
+                None => opening.push((shard, self.open_table(shard)?)),
+            }
+        }
+        for (shard, table) in opening {
+            let opened = table.await.flatten();
+            let table = opened.map_err(|error| self.index.shards()[shard].read_error(error))?;
+            self.tables.put(shard, table.clone());
+            tables.insert(shard, table);
+        }
+        let fetched = self.tables.fetch(wanted, &tables).await;
+        let fetched = fetched.map_err(|(shard, error)| self.index.shards()[shard].read_error(error))?;
+        self.fetched_rows.extend(fetched);
+        Ok(())
+    }
+
+    /// Starts to open a table in the indexed version.
+    fn open_table(&mut self, shard: usize) -> Result<Task<io::Result<OpenTable>>> {
+        let source = self.index.shards()[shard].clone();
+        let identity = identity(&self.index.indexed_shards()[shard]);
+        let remote = source.remote().map(|object| object.clone().counted_by(self.retries.clone()));
+        let open: Box<dyn FnOnce() -> Result<OpenTable, TableFault> + Send> = match remote {
+            Some(object) => Box::new(move || OpenTable::remote(&source, object, identity)),
+            None => {
+                let file = self.opened(shard)?;
+                Box::new(move || OpenTable::local(&source, file))
+            }
+        };
+        Ok(spawn(blocking(move || open().map_err(TableFault::into_io))))
     }
 
     /// Drops the fetched fields; samples keep separate references.
     pub(crate) fn forget_fetched(&mut self) {
         self.fetched.clear();
+        self.fetched_rows.clear();
     }
 
-    /// Reads `bytes` bytes at `offset` in a shard, both after decompression; blocks on a cold disk.
+    /// Reads a range with the headers, or a fetched table field; blocks on a cold disk.
     ///
     /// # Errors
     /// [`Error::Storage`] if the shard cannot be opened, read or decompressed, or has changed since it was
     /// indexed.
-    pub(crate) fn read(&mut self, shard: usize, offset: u64, bytes: u64) -> Result<Bytes> {
-        if self.is_remote(shard) {
-            let fetched = self.fetched.get(&(shard, offset, bytes)).cloned();
-            return fetched.ok_or(Error::StageEnded { stage: "store" });
+    pub(crate) fn read(&mut self, shard: usize, range: FieldRange) -> Result<Bytes> {
+        if self.index.is_fetched(shard) {
+            let fetched = match self.fetched_rows.get(&(shard, range)) {
+                Some(field) => Some(&field.payload),
+                None => self.fetched.get(&(shard, range)),
+            };
+            return fetched.cloned().ok_or(Error::StageEnded { stage: "store" });
         }
+        let (offset, bytes) = range.with_headers();
         let whole = match self.index.indexed_shards()[shard].compression {
             Compression::None => self.opened(shard)?,
             _ => LocalShard::Mapped(self.unpacked(shard)?),
@@ -127,8 +180,12 @@ impl ShardRanges {
         key: &str,
         extension: &str,
     ) -> Result<Bytes> {
-        let (offset, bytes) = range.with_headers();
-        let read = self.read(shard, offset, bytes)?;
+        if let Some(field) = self.fetched_rows.get(&(shard, range)) {
+            let checked = field.check(range, key, extension);
+            checked.map_err(|error| self.index.shards()[shard].read_error(error))?;
+            return Ok(field.payload.clone());
+        }
+        let read = self.read(shard, range)?;
         let headers = range.header_bytes as usize;
         let checked = range.check(&read[..headers], key, extension);
         checked.map_err(|error| self.index.shards()[shard].read_error(error))?;
@@ -137,7 +194,7 @@ impl ShardRanges {
 
     /// Returns an open shard; opens it if needed.
     fn opened(&mut self, shard: usize) -> Result<LocalShard> {
-        if let Some(open) = self.open.get(shard) {
+        if let Some(open) = self.open.get(&shard) {
             return Ok(open);
         }
         let source = &self.index.shards()[shard];
@@ -162,7 +219,7 @@ impl ShardRanges {
 
     /// Returns a decompressed shard; decompresses it if needed.
     fn unpacked(&mut self, shard: usize) -> Result<Bytes> {
-        if let Some(unpacked) = self.unpacked.get(shard) {
+        if let Some(unpacked) = self.unpacked.get(&shard) {
             return Ok(unpacked);
         }
         let body = self.opened(shard)?.body();
@@ -189,28 +246,28 @@ fn changed(indexed: &IndexedShard, found: &Identity) -> std::io::Error {
 
 /// Least-recently-used cache, up to a total weight.
 #[derive(Debug)]
-struct RecentShards<T> {
-    entries: VecDeque<(usize, T)>,
+pub(super) struct Recent<K, T> {
+    entries: VecDeque<(K, T)>,
     weight_max: u64,
     weigh: fn(&T) -> u64,
 }
 
-impl<T: Clone> RecentShards<T> {
-    fn new(weight_max: u64, weigh: fn(&T) -> u64) -> Self {
+impl<K: PartialEq, T: Clone> Recent<K, T> {
+    pub(super) fn new(weight_max: u64, weigh: fn(&T) -> u64) -> Self {
         Self { entries: VecDeque::new(), weight_max, weigh }
     }
 
-    fn get(&mut self, shard: usize) -> Option<T> {
-        let at = self.entries.iter().position(|(held, _)| *held == shard)?;
+    pub(super) fn get(&mut self, key: &K) -> Option<T> {
+        let at = self.entries.iter().position(|(held, _)| held == key)?;
         let entry = self.entries.remove(at)?;
         let held = entry.1.clone();
         self.entries.push_front(entry);
         Some(held)
     }
 
-    fn put(&mut self, shard: usize, held: T) {
-        self.entries.retain(|(other, _)| *other != shard);
-        self.entries.push_front((shard, held));
+    pub(super) fn put(&mut self, key: K, held: T) {
+        self.entries.retain(|(other, _)| *other != key);
+        self.entries.push_front((key, held));
         let mut weight: u64 = self.entries.iter().map(|(_, held)| (self.weigh)(held)).sum();
         while weight > self.weight_max && self.entries.len() > 1 {
             weight -= self.entries.pop_back().map_or(0, |(_, held)| (self.weigh)(&held));
@@ -229,15 +286,18 @@ const HEADERS_BYTES_MAX: u64 = 1 << 20;
 /// it.
 const LAST_HEADERS_BYTES: u64 = 64 << 10;
 
-/// Byte range of a field, with the headers before it; offsets refer to the uncompressed shard.
+/// Byte range of a field, with the headers before it; offsets refer to the uncompressed shard. In a table the
+/// offset is the row number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FieldRange {
     /// Payload offset, in bytes.
     pub(crate) offset: u64,
     /// Payload length, in bytes.
     pub(crate) bytes: u64,
-    /// Length of the headers before the payload, in bytes.
+    /// Length of the headers before the payload, in bytes; 0 in a table.
     pub(crate) header_bytes: u64,
+    /// Field number in the sample: all fields of a table row have the same offset.
+    pub(crate) number: u32,
 }
 
 impl FieldRange {
@@ -246,19 +306,12 @@ impl FieldRange {
         row: &SampleRow<'a>,
     ) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
         let mut end = row.offset();
-        row.fields().map(move |field| {
+        row.fields().zip(0..).map(move |(field, number)| {
             let gap = field.offset.saturating_sub(end);
             let header_bytes = if gap > HEADERS_BYTES_MAX { LAST_HEADERS_BYTES } else { gap };
             end = field.offset.saturating_add(padded(field.bytes).unwrap_or(u64::MAX));
-            (field, Self { offset: field.offset, bytes: field.bytes, header_bytes })
+            (field, Self { offset: field.offset, bytes: field.bytes, header_bytes, number })
         })
-    }
-
-    /// Returns shard, offset and length of headers and payload, as
-    /// [`ShardRanges::fetch`](ShardRanges::fetch) takes them.
-    pub(crate) fn in_shard(self, shard: usize) -> (usize, u64, u64) {
-        let (offset, bytes) = self.with_headers();
-        (shard, offset, bytes)
     }
 
     /// Returns offset and length for headers and payload.
@@ -348,8 +401,8 @@ pub(crate) trait Demand: Debug + Send + Sync {
 pub(crate) struct ReadPlan {
     /// Samples to read; payloads are missing.
     pub(crate) samples: Vec<PlannedRead>,
-    /// Shard, offset and length for every remote field with headers, by dataset.
-    pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
+    /// Shard and range for every field that is fetched, by dataset.
+    pub(super) fetched: WantedFields,
     /// Samples that the cost model rejects, with dataset numbers; these samples are not read.
     pub(super) refused: Vec<(usize, Skipped)>,
     /// Memory size of the samples, decoded and prepared, estimated from the index shapes, in bytes.
@@ -379,9 +432,8 @@ impl ReadPlan {
         demand: &dyn Demand,
     ) -> Self {
         let datasets = planner.datasets();
-        let is_remote = |index: &Index, shard: usize| index.shards()[shard].remote().is_some();
         let (mut refused, mut resident_bytes) = (Vec::new(), 0u64);
-        let mut remote = vec![Vec::new(); datasets.len()];
+        let mut fetched = vec![Vec::new(); datasets.len()];
         let mut samples = Vec::with_capacity(plan_indices.len());
         for &place in plan_indices {
             let drawn = plan.samples[place as usize];
@@ -400,8 +452,8 @@ impl ReadPlan {
                 let size = size_alone(field.extension, field.shape, demand);
                 if size.is_none() {
                     resident_bytes = resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
-                    if is_remote(index, row.shard) {
-                        remote[drawn.dataset].push(range.in_shard(row.shard));
+                    if index.is_fetched(row.shard) {
+                        fetched[drawn.dataset].push((row.shard, range));
                     }
                 }
                 let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
@@ -410,12 +462,12 @@ impl ReadPlan {
             }
             samples.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample, ranges });
         }
-        Self { samples, remote, refused, resident_bytes }
+        Self { samples, fetched, refused, resident_bytes }
     }
 
-    /// Returns whether any field is in a remote shard.
-    pub(crate) fn is_remote(&self) -> bool {
-        self.remote.iter().any(|fields| !fields.is_empty())
+    /// Returns whether any field is fetched.
+    pub(crate) fn is_fetched(&self) -> bool {
+        self.fetched.iter().any(|fields| !fields.is_empty())
     }
 }
 
@@ -443,14 +495,14 @@ mod tests {
 
     #[test]
     fn the_longest_unused_shard_is_dropped_first() {
-        let mut recent = RecentShards::new(25, |bytes: &Bytes| bytes.len() as u64);
+        let mut recent = Recent::new(25, |bytes: &Bytes| bytes.len() as u64);
         let ten = Bytes::from_static(b"0123456789");
         recent.put(0, ten.clone());
         recent.put(1, ten.clone());
-        assert!(recent.get(0).is_some());
+        assert!(recent.get(&0).is_some());
         recent.put(2, ten.clone());
-        assert!(recent.get(1).is_none() && recent.get(0).is_some() && recent.get(2).is_some());
+        assert!(recent.get(&1).is_none() && recent.get(&0).is_some() && recent.get(&2).is_some());
         recent.put(3, Bytes::from(vec![0; 100]));
-        assert!(recent.get(3).is_some() && recent.get(0).is_none());
+        assert!(recent.get(&3).is_some() && recent.get(&0).is_none());
     }
 }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::index::{FieldRow, Index};
 use crate::plan::{StepPlan, StepPlanner};
-use crate::shard::{FieldSelection, RawField, RawSample};
+use crate::shard::{Compression, FieldSelection, RawField, RawSample};
 use bytes::Bytes;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -72,10 +72,10 @@ impl SampleReader {
     pub async fn samples(&mut self, numbers: &[u64], field_bytes_max: u64) -> Result<Vec<RawSample>> {
         let wanted = numbers.iter().flat_map(|&number| {
             let row = self.index.sample(number);
-            let is_remote = self.is_remote(row.shard);
+            let is_fetched = self.index.is_fetched(row.shard);
             let fields = FieldRange::row_fields(&row);
-            let read = fields.filter(move |(field, _)| is_remote && field.bytes <= field_bytes_max);
-            read.map(move |(_, range)| range.in_shard(row.shard))
+            let read = fields.filter(move |(field, _)| is_fetched && field.bytes <= field_bytes_max);
+            read.map(move |(_, range)| (row.shard, range))
         });
         let wanted = wanted.collect();
         self.ranges.fetch(wanted).await?;
@@ -95,22 +95,27 @@ impl SampleReader {
     /// If the number is outside the index.
     pub async fn field(&mut self, number: u64, field: usize, range: Range<u64>) -> Result<Bytes> {
         let row = self.index.sample(number);
-        let FieldRow { offset, bytes, .. } = row.fields().nth(field).ok_or_else(|| Error::Config {
+        let found = FieldRange::row_fields(&row).nth(field);
+        let (_, whole) = found.ok_or_else(|| Error::Config {
             setting: "field",
             reason: format!("sample {number} has {} fields, found {field}", row.fields().count()),
         })?;
-        let shard = row.shard;
+        let (shard, bytes) = (row.shard, whole.bytes);
         let start = range.start.min(bytes);
         let length = range.end.min(bytes).saturating_sub(start);
         if length == 0 {
             return Ok(Bytes::new());
         }
-        if self.is_remote(shard) {
-            self.ranges.fetch(vec![(shard, offset + start, length)]).await?;
+        let part = FieldRange { offset: whole.offset + start, bytes: length, header_bytes: 0, ..whole };
+        // A table row is decoded as a whole.
+        let is_table = self.index.indexed_shards()[shard].compression == Compression::Table;
+        let wanted = if is_table { whole } else { part };
+        if self.index.is_fetched(shard) {
+            self.ranges.fetch(vec![(shard, wanted)]).await?;
         }
-        let part = self.ranges.read(shard, offset + start, length);
+        let read = self.ranges.read(shard, wanted);
         self.ranges.forget_fetched();
-        part
+        Ok(if is_table { read?.slice(start as usize..(start + length) as usize) } else { read? })
     }
 
     /// Reads one field of each sample, by extension; `None` for a sample without the field.
@@ -136,8 +141,8 @@ impl SampleReader {
             }
             found.push((row, range));
         }
-        let remote = found.iter().filter(|(row, _)| self.index.shards()[row.shard].remote().is_some());
-        let wanted = remote.filter_map(|(row, range)| Some(range.as_ref()?.in_shard(row.shard))).collect();
+        let fetched = found.iter().filter(|(row, _)| self.index.is_fetched(row.shard));
+        let wanted = fetched.filter_map(|(row, range)| Some((row.shard, (*range)?))).collect();
         self.ranges.fetch(wanted).await?;
         let read = found.into_iter().map(|(row, range)| {
             range.map(|range| self.ranges.read_field(row.shard, range, row.key(), extension)).transpose()
@@ -147,11 +152,7 @@ impl SampleReader {
         read
     }
 
-    fn is_remote(&self, shard: usize) -> bool {
-        self.index.shards()[shard].remote().is_some()
-    }
-
-    /// Reads a sample whose remote fields are fetched.
+    /// Reads a sample; remote fields and table fields are fetched.
     fn sample(&mut self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
         let row = self.index.sample(number);
         let mut fields = Vec::new();
@@ -211,12 +212,12 @@ impl StepReader {
         ReadPlan::new(planner, plan, plan_indices, fields, &**demand)
     }
 
-    /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
-    /// [`Self::read`] has read them.
+    /// Fetches everything that microbatches need from remote shards and tables, in parallel. The bytes are
+    /// kept until [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
         let mut wanted = vec![Vec::new(); self.settings.planner.datasets().len()];
         for reads in microbatches {
-            wanted.iter_mut().zip(&mut reads.remote).for_each(|(all, own)| all.append(own));
+            wanted.iter_mut().zip(&mut reads.fetched).for_each(|(all, own)| all.append(own));
         }
         self.ranges.fetch(wanted).await
     }

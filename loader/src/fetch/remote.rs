@@ -11,6 +11,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
+use super::ranges::FieldRange;
 use crate::index::IndexedShard;
 use crate::shard::{Compression, decompress};
 use crate::store::{
@@ -27,9 +28,9 @@ pub(super) struct IndexedRemote {
     pub(super) known: IndexedShard,
 }
 
-/// Wanted offsets and lengths, and the whole shard if it is in memory.
+/// Wanted fields, and the whole shard if it is in memory.
 pub(super) struct WantedRanges {
-    pub(super) ranges: Vec<(u64, u64)>,
+    pub(super) ranges: Vec<FieldRange>,
     pub(super) whole: Option<LocalShard>,
 }
 
@@ -43,18 +44,19 @@ pub(super) enum Whole {
 
 /// Bytes fetched from a remote shard.
 pub(super) struct Fetched {
-    /// The wanted fields, by offset and length.
-    pub(super) fields: Vec<((u64, u64), Bytes)>,
+    /// The wanted fields with headers.
+    pub(super) fields: Vec<(FieldRange, Bytes)>,
     /// The whole shard, if it is cached or had to be decompressed.
     pub(super) whole: Option<Whole>,
 }
 
-impl IndexedRemote {
-    fn identity(&self) -> Identity {
-        let IndexedShard { bytes, modified_ns, etag, .. } = &self.known;
-        Identity { bytes: *bytes, modified_ns: *modified_ns, etag: etag.clone() }
-    }
+/// Returns the indexed version.
+pub(super) fn identity(known: &IndexedShard) -> Identity {
+    let IndexedShard { bytes, modified_ns, etag, .. } = known;
+    Identity { bytes: *bytes, modified_ns: *modified_ns, etag: etag.clone() }
+}
 
+impl IndexedRemote {
     /// Fetches the wanted fields.
     ///
     /// # Errors
@@ -72,7 +74,7 @@ impl IndexedRemote {
             };
             return Ok(Fetched { fields: read_ranges(&shard, ranges).await?, whole: Some(whole) });
         }
-        let identity = self.identity();
+        let identity = identity(&self.known);
         let cached = (self.object.stores().cache(), CacheKey::packed(self.object.url(), &identity));
         if let (Some(cache), Some(key)) = cached {
             let (kept, wanted) = (cache.clone(), key.clone());
@@ -83,14 +85,18 @@ impl IndexedRemote {
             let (object, identity) = (self.object.clone(), identity.clone());
             cache.copy_in_background(key, |part| download(object, identity, part));
         }
-        let offsets: Vec<Range<u64>> = ranges.iter().map(|&(offset, bytes)| offset..offset + bytes).collect();
+        let offset = |range: &FieldRange| {
+            let (offset, bytes) = range.with_headers();
+            offset..offset + bytes
+        };
+        let offsets: Vec<Range<u64>> = ranges.iter().map(offset).collect();
         let fields = fetch_ranges(&self.object, &identity, &offsets).await?;
         Ok(Fetched { fields: ranges.into_iter().zip(fields).collect(), whole: None })
     }
 
     /// Returns the whole shard, decompressed.
     async fn unpacked(&self) -> io::Result<Whole> {
-        let identity = self.identity();
+        let identity = identity(&self.known);
         let key = CacheKey::unpacked(self.object.url(), &identity, self.known.unpacked_bytes);
         let (object, known) = (self.object.clone(), self.known.clone());
         let cached = match (object.stores().cache().cloned(), key) {
@@ -131,10 +137,13 @@ async fn download_and_unpack(
 }
 
 /// Reads shard ranges, outside the runtime threads where that may block.
-async fn read_ranges(shard: &LocalShard, ranges: Vec<(u64, u64)>) -> io::Result<Vec<((u64, u64), Bytes)>> {
+async fn read_ranges(shard: &LocalShard, ranges: Vec<FieldRange>) -> io::Result<Vec<(FieldRange, Bytes)>> {
     let shard = shard.clone();
     let read = move || {
-        let read = |(offset, bytes)| Ok(((offset, bytes), shard.read(offset, bytes)?));
+        let read = |range: FieldRange| {
+            let (offset, bytes) = range.with_headers();
+            Ok((range, shard.read(offset, bytes)?))
+        };
         ranges.into_iter().map(read).collect()
     };
     spawn(blocking(read)).await?

@@ -1,5 +1,6 @@
 //! Builds the index rows for shards from the tar headers, on a few threads.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -12,13 +13,15 @@ use super::remote::push_remote;
 use super::schema::IndexedShard;
 use super::spill::Spill;
 use crate::error::{Error, Result};
-use crate::shard::{Compression, Shard, sniff_compression};
+use crate::shard::{
+    Compression, FIELD_BYTES_MAX, FieldSelection, OpenTable, Shard, TableFault, TableItems, sniff_compression,
+};
 use crate::store::{Identity, Opened};
 
 /// Minimum number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
-/// Number of bytes that determine the shard compression.
-const SNIFFED_BYTES: usize = 6;
+/// Number of bytes that determine the shard format.
+const SNIFFED_BYTES: usize = 8;
 
 /// Reads a shard's headers; also decodes every field if `options` require it.
 pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOptions) -> Result<BuiltShard> {
@@ -41,6 +44,10 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
         Builder::new(indexed, is_verified, video_sampling).counting(options.token_counts.required());
     match compression {
         Ok(Compression::None) => return builder.build_plain(shard, &archive),
+        Ok(Compression::Table) => {
+            push_table(&mut builder, shard, OpenTable::local(shard, archive))
+                .map_err(|source| shard.read_error(source))?;
+        }
         Ok(compression) => {
             let body = archive.body();
             let failure = body.failure();
@@ -57,7 +64,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
 /// Returns the shard properties that are known before reading it.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
-        name: shard.base_name().to_owned(),
+        name: shard.indexed_name(),
         bytes: identity.bytes,
         modified_ns: identity.modified_ns,
         etag: identity.etag.clone(),
@@ -66,7 +73,37 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
         samples: 0,
         payload_bytes: 0,
         digest: 0,
+        blocks: Vec::new(),
     }
+}
+
+/// Reads all rows of a table into `builder`.
+///
+/// # Errors
+/// The failed read of the file.
+pub(super) fn push_table(
+    builder: &mut Builder,
+    shard: &Shard,
+    opened: Result<OpenTable, TableFault>,
+) -> io::Result<()> {
+    builder.compression(Compression::Table);
+    let table = match opened {
+        Ok(table) => table,
+        Err(TableFault::Read(source)) => return Err(source),
+        Err(TableFault::Damaged(reason)) => {
+            builder.skip_shard(shard, reason);
+            return Ok(());
+        }
+    };
+    for block in 0..table.blocks() {
+        let rows = table.rows_in(block);
+        let items = TableItems::new(table.clone(), rows, FieldSelection::ALL, FIELD_BYTES_MAX, Some);
+        for item in items {
+            builder.push(item?.1);
+        }
+        builder.end_block();
+    }
+    Ok(())
 }
 
 /// Returns the length and modification time of a shard file.

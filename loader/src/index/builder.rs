@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::account::UnusedParts;
 use super::columns::Columns;
-use super::schema::{BLOCK_BYTES, IndexedShard};
+use super::schema::{BLOCK_BYTES, IndexedBlock, IndexedShard};
 use super::text_counts::ShardCounter;
 use crate::error::{Result, Skipped, error_reason};
 use crate::shard::tar::Entry;
@@ -56,6 +56,8 @@ pub(super) struct Builder {
     is_verified: bool,
     limits: DecodeLimits,
     counter: Option<ShardCounter>,
+    /// Samples and bytes before the present block of a table.
+    block_start: IndexedBlock,
 }
 
 impl Builder {
@@ -73,7 +75,17 @@ impl Builder {
         let (hasher, keys_seen) = (Sha256::new(), HashSet::new());
         let mut limits = DecodeLimits::default();
         limits.video.sampling = sampling;
-        Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
+        let block_start = IndexedBlock { samples: 0, bytes: 0 };
+        Self {
+            built,
+            hasher,
+            keys_seen,
+            has_repeated_key: false,
+            is_verified,
+            limits,
+            counter: None,
+            block_start,
+        }
     }
 
     /// Also counts text tokens.
@@ -117,6 +129,17 @@ impl Builder {
     /// Sets the unpacked length of a compressed shard to the end of the last sample.
     pub(super) fn end_unpacked(&mut self) {
         self.built.shard.unpacked_bytes = self.rows_end();
+    }
+
+    /// Ends a block of table rows; everything since the last block belongs to it.
+    pub(super) fn end_block(&mut self) {
+        let IndexedShard { blocks, samples, payload_bytes, .. } = &mut self.built.shard;
+        let block = IndexedBlock {
+            samples: *samples - self.block_start.samples,
+            bytes: *payload_bytes - self.block_start.bytes,
+        };
+        self.block_start = IndexedBlock { samples: *samples, bytes: *payload_bytes };
+        blocks.push(block);
     }
 
     /// Returns the end of the last good sample's payload.

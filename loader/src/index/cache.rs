@@ -318,8 +318,8 @@ fn same_named_index(directory: &Path, shards: &[Shard], options: &IndexOptions) 
     let has_same_names = |path: &PathBuf| {
         let Ok(read) = read_trusted(path, shards, options) else { return false };
         let Ok(decoded) = decode_index(&read) else { return false };
-        let indexed = decoded.metadata.shards.iter().map(|shard| shard.name.as_str());
-        indexed.eq(shards.iter().map(Shard::base_name))
+        let indexed = decoded.metadata.shards.iter().map(|shard| shard.name.clone());
+        indexed.eq(shards.iter().map(Shard::indexed_name))
     };
     paths.into_iter().find(has_same_names)
 }

@@ -143,7 +143,7 @@ impl ShardNumbers {
         let (mut by_url, mut by_name) = (HashMap::<String, Vec<usize>>::new(), HashMap::new());
         for (place, shard) in shards.iter().enumerate().rev() {
             by_url.entry(shard.url.to_string()).or_default().push(place);
-            let name = shard.base_name().to_owned();
+            let name = shard.indexed_name();
             by_name.entry(name).and_modify(|only| *only = None).or_insert(Some(place));
         }
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }

@@ -34,7 +34,7 @@ pub(crate) use self::build::identity_of_file;
 pub(crate) use self::cache::is_version;
 pub use self::cache::{FoundIndex, shard_bytes};
 pub use self::rows::{FieldRow, SampleRow};
-pub use self::schema::IndexedShard;
+pub use self::schema::{IndexedBlock, IndexedShard};
 pub use self::text_counts::TokenCounts;
 pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
@@ -44,7 +44,7 @@ pub use location::IndexOptions;
 use self::account::UnusedParts;
 use self::rows::ShardRows;
 use crate::error::{Error, Result, SelectionError, Skipped};
-use crate::shard::Shard;
+use crate::shard::{Compression, Shard, is_table_name};
 
 /// Dataset index, open for reading.
 #[derive(Debug)]
@@ -177,6 +177,12 @@ impl Index {
         targets.into_iter().chain(unused).collect()
     }
 
+    /// Returns whether the samples of a shard are fetched before they are read: from a store, or from table
+    /// blocks.
+    pub(crate) fn is_fetched(&self, shard: usize) -> bool {
+        self.indexed[shard].compression == Compression::Table || self.shards[shard].remote().is_some()
+    }
+
     /// Returns the number of samples with a medium for `encoder`.
     #[must_use]
     pub fn samples_with_media(&self, encoder: dflop_costmodel::Module) -> u64 {
@@ -257,10 +263,12 @@ impl Index {
 }
 
 fn no_samples(shards: &[Shard], skipped: &[Skipped]) -> Error {
+    let is_table = shards.iter().all(|shard| is_table_name(&shard.url));
     let reason = match skipped.first() {
         Some(first) => {
             format!("{} bad entries, the first in `{}`: {}", skipped.len(), first.shard, first.reason)
         }
+        None if is_table => "it has no rows".into(),
         None => "no entry name has the form KEY.EXTENSION".into(),
     };
     Error::Selection(SelectionError::NoSamples { dataset: crate::shard::display_shards(shards), reason })

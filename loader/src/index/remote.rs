@@ -8,10 +8,13 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
+use super::build::push_table;
 use super::builder::{Builder, push_plain};
 use crate::error::Result;
 use crate::shard::tar::entries::Archive;
-use crate::shard::{Compression, FIELD_BYTES_MAX, Shard, StreamedSamples, decompress, sniff_compression};
+use crate::shard::{
+    Compression, FIELD_BYTES_MAX, OpenTable, Shard, StreamedSamples, decompress, sniff_compression,
+};
 use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
 /// Maximum size of a payload that is read whole, and of a gap that is read over, in bytes: a request costs as
@@ -39,6 +42,9 @@ pub(super) fn push_remote(
     let first = first.map_err(|source| shard.read_error(source))?;
     let result = match sniff_compression(&shard.url, &first) {
         Ok(Compression::None) => push_plain(builder, shard, window, READ_WHOLE_BYTES),
+        Ok(Compression::Table) => {
+            push_table(builder, shard, OpenTable::remote(shard, object.clone(), identity.clone()))
+        }
         Ok(compression) => {
             builder.compression(compression);
             push_compressed(builder, shard, object, identity, compression)

@@ -3,10 +3,10 @@
 //! | column | type | meaning |
 //! | --- | --- | --- |
 //! | `key` | utf8 | sample key |
-//! | `offset` | u64 | first sample header in the uncompressed shard |
+//! | `offset` | u64 | first sample header in the uncompressed shard; in a table the row number |
 //! | `fields` | list of struct | in shard order: |
 //! | `fields.extension` | dictionary u16 to utf8 | entry name after the key's dot |
-//! | `fields.start_blocks` | u32 | payload start after `offset`, in 512-byte blocks |
+//! | `fields.start_blocks` | u32 | payload start after `offset`, in 512-byte blocks; 0 in a table |
 //! | `fields.bytes` | u64 | payload length |
 //! | `fields.kind` | u8 | shape kind |
 //! | `fields.shape` | three u32 | shape as numbers |
@@ -63,6 +63,18 @@ pub struct IndexedShard {
     pub payload_bytes: u64,
     /// Digest over the file length and the keys, extensions, offsets and lengths, without the name.
     pub digest: u64,
+    /// Blocks of a table, in row order; empty for a tar file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blocks: Vec<IndexedBlock>,
+}
+
+/// Rows of a table that are decoded together: a row group, or a part of a long row group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct IndexedBlock {
+    /// Number of good samples.
+    pub samples: u64,
+    /// Payload size of the good samples, in bytes.
+    pub bytes: u64,
 }
 
 /// JSON document in the schema metadata.

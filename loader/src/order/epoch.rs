@@ -18,9 +18,9 @@
 //!   without replacement;
 //! - *separation*: fraction of neighbors in the order that are not neighbors in the index.
 
+use super::blocks::{WINDOW_BYTES, blocks, shard_runs, window_weights};
 use crate::dataset::{Dataset, Selection};
 use crate::error::{Error, Result};
-use crate::shard::Compression;
 use dflop_costmodel::random::{Permutation, mix64};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,6 +40,9 @@ type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 pub struct Order {
     selection: Arc<Selection>,
     blocks: Arc<[Range<u64>]>,
+    /// Payload bytes of each block, where blocks of tables are joined to windows of [`WINDOW_BYTES`]; else
+    /// empty.
+    weights: Arc<[u64]>,
     samples: u64,
     key: u64,
     shuffle: Shuffle,
@@ -65,15 +68,12 @@ impl Order {
     /// [`Error::Config`] if the shuffle has too many blocks, or a size is zero.
     pub fn from_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
         shuffle.check()?;
-        let shards: Vec<(Range<u64>, bool)> = (0..dataset.index().shards().len())
-            .map(|shard| {
-                let compression = dataset.index().indexed_shards()[shard].compression;
-                (dataset.index().shard_samples(shard), compression != Compression::None)
-            })
-            .collect();
+        let shards = shard_runs(dataset.index());
         let seed = if twins == 0 { seed } else { mix64(seed ^ mix64(twins)) };
         let blocks = blocks(dataset.selection(), shuffle, &shards);
-        Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
+        let fingerprint = dataset.index().fingerprint();
+        let order = Self::shuffled(dataset.selection().clone(), blocks, shuffle, fingerprint, seed)?;
+        Ok(Self { weights: window_weights(dataset, shuffle, &order.blocks, &shards), ..order })
     }
 
     /// Orders selected samples by `shuffle`; `blocks` are the shuffle blocks, in selection numbers.
@@ -97,7 +97,8 @@ impl Order {
             return Err(Error::Config { setting: "block_samples", reason });
         }
         let key = fingerprint.bytes().fold(mix64(seed), |key, byte| mix64(key ^ u64::from(byte)));
-        Ok(Self { selection, blocks: blocks.into(), samples, key, shuffle, recent: Arc::default() })
+        let weights = Arc::new([]);
+        Ok(Self { selection, blocks: blocks.into(), weights, samples, key, shuffle, recent: Arc::default() })
     }
 
     /// Returns the number of samples in an epoch.
@@ -132,13 +133,20 @@ impl Order {
             Shuffle::Blocks { open_blocks, .. } => open_blocks,
             Shuffle::Global | Shuffle::None => 1,
         };
-        let (mut start, mut window_start, mut window_key) = (0, 0, 0);
+        let (mut start, mut window_start, mut window_key, mut window_bytes) = (0, 0, 0, 0u64);
         for place in 0..self.blocks.len() as u64 {
             let block = if self.shuffle == Shuffle::None { place } else { block_order.at(place) };
-            if place % window_blocks == 0 {
+            let weight = self.weights.get(block as usize).copied();
+            let is_full = match weight {
+                Some(weight) => place == 0 || window_bytes.saturating_add(weight) > WINDOW_BYTES,
+                None => place % window_blocks == 0,
+            };
+            if is_full {
+                window_bytes = 0;
                 layout.push_window(window_start..start, window_key);
                 (window_start, window_key) = (start, mix64(key ^ mix64(1 + block)));
             }
+            window_bytes = window_bytes.saturating_add(weight.unwrap_or(0));
             let range = &self.blocks[block as usize];
             layout.blocks.push(PlacedBlock { start, first_sample: range.start });
             start += range.end - range.start;
@@ -148,31 +156,6 @@ impl Order {
             layout.windows.clear();
         }
         layout
-    }
-}
-
-/// Cuts the selection, in selection numbers, into shuffle blocks. `shards` holds, for every shard in the
-/// index, the samples and whether it is compressed.
-pub(super) fn blocks(
-    selection: &Selection,
-    shuffle: Shuffle,
-    shards: &[(Range<u64>, bool)],
-) -> Vec<Range<u64>> {
-    let is_seekable = shards.iter().all(|(_, is_compressed)| !is_compressed);
-    let places = |range: &Range<u64>| selection.places_below(range.start)..selection.places_below(range.end);
-    match shuffle {
-        Shuffle::None => vec![0..selection.len()],
-        Shuffle::Global if is_seekable => vec![0..selection.len()],
-        Shuffle::Global => shards.iter().map(|(range, _)| places(range)).collect(),
-        Shuffle::Blocks { block_samples, .. } => {
-            let runs = shards.iter().flat_map(|(range, is_compressed)| {
-                let Range { start, end } = places(range);
-                let length = if *is_compressed { end - start } else { block_samples };
-                let starts = (start..end).step_by(length.max(1) as usize);
-                starts.map(move |at| at..end.min(at.saturating_add(length)))
-            });
-            runs.collect()
-        }
     }
 }
 
@@ -229,13 +212,15 @@ impl EpochOrder {
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
     /// All samples together, where every shard is read by range. A compressed shard is read completely, so
-    /// where there is one, each shard is a block: shards are permuted, then the samples inside each.
+    /// where there is one, each shard is a block: shards are permuted, then the samples inside each. Where
+    /// there is a table, the blocks of the table are permuted, and samples inside windows of blocks with at
+    /// most 128 MiB.
     #[default]
     Global,
     /// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are
     /// permuted, and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards
-    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is a
-    /// single run, whatever the length.
+    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard, and a
+    /// block of a table, are single runs, whatever the length.
     Blocks {
         /// Maximum number of samples per run.
         block_samples: u64,
@@ -378,8 +363,9 @@ fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{blocks, *};
+    use super::*;
     use crate::dataset::Selection;
+    use crate::order::blocks::{ShardRuns, blocks};
     use proptest::prelude::*;
     use std::ops::Range;
     use std::sync::Arc;
@@ -473,33 +459,16 @@ mod tests {
         assert!(Order::new(vec![0..0], "f", 0).is_err());
     }
 
-    #[test]
-    fn a_list_and_the_ranges_that_it_fills_are_cut_alike() {
-        let shards = [(0..10, false), (10..16, true), (16..30, false)];
-        let ranges = Selection::ranges([2..5, 5..5, 12..16, 20..21]);
-        let list = Selection::List(vec![2, 3, 4, 12, 13, 14, 15, 20]);
-        assert_eq!((ranges.len(), list.len()), (8, 8));
-        for place in 0..8 {
-            assert_eq!(ranges.sample_at(place), list.sample_at(place));
-        }
-        for shuffle in [Shuffle::Global, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, Shuffle::None]
-        {
-            assert_eq!(blocks(&ranges, shuffle, &shards), blocks(&list, shuffle, &shards), "{shuffle:?}");
-        }
-        let runs = blocks(&list, Shuffle::Blocks { block_samples: 2, open_blocks: 1 }, &shards);
-        assert_eq!(runs, [0..2, 2..3, 3..7, 7..8]);
-    }
-
     const SHARDS: u64 = 64;
     const PER_SHARD: u64 = 1_000;
 
     fn quality(shuffle: Shuffle) -> ShuffleQuality {
-        let shards: Vec<(Range<u64>, bool)> =
-            (0..SHARDS).map(|shard| (shard * PER_SHARD..(shard + 1) * PER_SHARD, false)).collect();
+        let ranges = || (0..SHARDS).map(|shard| shard * PER_SHARD..(shard + 1) * PER_SHARD);
+        let shards: Vec<ShardRuns> = ranges().map(ShardRuns::Seekable).collect();
         let selection = Selection::All { samples: SHARDS * PER_SHARD };
         let blocks = blocks(&selection, shuffle, &shards);
         let epoch = Order::shuffled(Arc::new(selection), blocks, shuffle, "f", 1).unwrap().epoch(0);
-        let ends: Vec<u64> = shards.iter().map(|(range, _)| range.end).collect();
+        let ends: Vec<u64> = ranges().map(|range| range.end).collect();
         ShuffleQuality::measure(|position| epoch.sample_at(position), &ends, 32)
     }
 

@@ -3,6 +3,7 @@
 //! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without
 //! the earlier steps, and a position is the complete loader state.
 
+mod blocks;
 mod epoch;
 mod mixture;
 mod run;

@@ -2,6 +2,7 @@
 //!
 //! The first bytes decide, never the name.
 
+use super::table::is_table;
 use crate::error::{DataError, Error, Result};
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
@@ -30,6 +31,8 @@ pub enum Compression {
     Gzip,
     /// Zstandard, any number of frames.
     Zstd,
+    /// Table whose rows are samples, see [`TableFormat`](super::TableFormat); decoded block by block.
+    Table,
 }
 
 /// Detects the compression from the first shard bytes.
@@ -41,6 +44,7 @@ pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> 
         // A skippable frame, which pzstd and seekable files start with.
         ([0x50..=0x5f, 0x2a, 0x4d, 0x18, ..], _) | (_, Some("Zstandard")) => Ok(Compression::Zstd),
         (_, Some("gzip")) => Ok(Compression::Gzip),
+        _ if is_table(first) => Ok(Compression::Table),
         (_, Some(format)) => {
             Err(Error::Data(DataError::UnsupportedCompression { shard: shard.to_string(), format }))
         }
@@ -54,7 +58,8 @@ where
     R: AsyncBufRead + Send + Unpin + 'a,
 {
     match compression {
-        Compression::None => Box::new(reader),
+        // A table is not a stream: readers open it by range instead.
+        Compression::None | Compression::Table => Box::new(reader),
         Compression::Gzip => Box::new(Unpacked::<GzipDecoder<_>, _>::new(Packed::new(reader))),
         Compression::Zstd => Box::new(Unpacked::<ZstdDecoder<_>, _>::new(Packed::new(reader))),
     }

@@ -1,148 +1,135 @@
-//! Finds the files that match a shell pattern, for patterns that no shell has expanded.
+//! Expands `~` and wildcards in local names: `*` and `?` inside a name, `**` over directories.
 //!
-//! `*` matches any characters in a name, `?` one character, `[a-z]` and `[!a-z]` one of a set, `**` any number
-//! of directories. As in a shell, names that start with a dot match only a pattern that starts with a dot,
-//! and matches are sorted by name.
+//! The name of an existing file is never expanded, and URLs are not: in an address `?` begins the query.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of directory entries that are looked at.
-const ENTRIES_MAX: usize = 10_000_000;
-
-/// Whether a name contains wildcards.
-pub(super) fn is_pattern(name: &str) -> bool {
-    name.contains(['*', '?', '['])
+/// Returns a name with the home directory in place of `~`, where the name starts with it.
+pub(super) fn with_home(name: String) -> String {
+    let rest = match name.strip_prefix('~') {
+        Some(rest) if rest.is_empty() || rest.starts_with('/') => rest,
+        _ => return name,
+    };
+    match std::env::home_dir() {
+        Some(home) if !Path::new(&name).exists() => format!("{}{rest}", home.display()),
+        _ => name,
+    }
 }
 
-/// Returns the existing paths that match a pattern, sorted.
+/// Returns whether a name has wildcards.
+pub(super) fn has_wildcards(name: &str) -> bool {
+    name.contains(['*', '?'])
+}
+
+/// Lists the files that match a pattern, sorted; hidden files and directories match only where the pattern
+/// names the dot.
 ///
 /// # Errors
-/// An error of a directory that cannot be listed, or too many entries.
-pub(super) fn matches(pattern: &str) -> io::Result<Vec<PathBuf>> {
-    let start = if pattern.starts_with('/') { PathBuf::from("/") } else { PathBuf::new() };
-    let mut search = Search { found: Vec::new(), entries: 0 };
-    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
-    search.descend(&start, &parts)?;
-    search.found.sort_unstable();
-    // `**` may reach a file in several ways.
-    search.found.dedup();
-    Ok(search.found)
-}
-
-struct Search {
-    found: Vec<PathBuf>,
-    entries: usize,
-}
-
-impl Search {
-    /// Collects the paths below `directory` whose names match the parts, one after the other.
-    fn descend(&mut self, directory: &Path, parts: &[&str]) -> io::Result<()> {
-        let Some((part, rest)) = parts.split_first() else {
-            self.found.push(directory.to_owned());
-            return Ok(());
-        };
-        if !is_pattern(part) {
-            let path = directory.join(part);
-            return if path.exists() { self.descend(&path, rest) } else { Ok(()) };
-        }
-        if *part == "**" {
-            self.descend(directory, rest)?;
-        }
-        for (name, path) in self.names(directory)? {
-            if *part == "**" {
-                // Links to directories are not followed, because they may lead back.
-                let is_directory = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
-                if is_directory && !name.starts_with('.') {
-                    self.descend(&path, parts)?;
-                }
-            } else if has_form(&name, part) && (rest.is_empty() || path.is_dir()) {
-                self.descend(&path, rest)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the names in a directory with their paths.
-    fn names(&mut self, directory: &Path) -> io::Result<Vec<(String, PathBuf)>> {
-        let listed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(listed)? {
-            self.entries += 1;
-            if self.entries > ENTRIES_MAX {
-                return Err(io::Error::other(format!("more than {ENTRIES_MAX} files were looked at")));
-            }
-            // A name that is not UTF-8 matches no pattern.
-            if let Ok(name) = entry?.file_name().into_string() {
-                let path = directory.join(&name);
-                names.push((name, path));
-            }
-        }
-        Ok(names)
-    }
-}
-
-/// Returns whether a file name has the form of a pattern without slashes.
-fn has_form(name: &str, pattern: &str) -> bool {
-    if name.starts_with('.') && !pattern.starts_with('.') {
-        return false;
-    }
-    let (name, pattern): (Vec<char>, Vec<char>) = (name.chars().collect(), pattern.chars().collect());
-    let (mut at, mut from) = (0, 0);
-    // Place after the last `*`, and the place in the name from which the rest was tried last.
-    let mut again: Option<(usize, usize)> = None;
-    while at < name.len() {
-        if pattern.get(from) == Some(&'*') {
-            again = Some((from + 1, at));
-            from += 1;
-        } else if let Some(next) = accepted(&pattern, from, name[at]) {
-            (from, at) = (next, at + 1);
-        } else if let Some((rest, tried)) = again {
-            (from, at) = (rest, tried + 1);
-            again = Some((rest, at));
-        } else {
-            return false;
-        }
-    }
-    pattern[from..].iter().all(|character| *character == '*')
-}
-
-/// Returns the place after the pattern's next element if it accepts a character.
-fn accepted(pattern: &[char], from: usize, character: char) -> Option<usize> {
-    match *pattern.get(from)? {
-        '?' => Some(from + 1),
-        '[' => match set(&pattern[from..]) {
-            Some((length, set)) => is_in(set, character).then_some(from + length),
-            // A bracket that nothing closes is a character.
-            None => (character == '[').then_some(from + 1),
-        },
-        own => (own == character).then_some(from + 1),
-    }
-}
-
-/// Returns the length and the content of a set, which may start with `]`.
-fn set(pattern: &[char]) -> Option<(usize, &[char])> {
-    let first = if matches!(pattern.get(1), Some('!' | '^')) { 2 } else { 1 };
-    let end = first + 1 + pattern.get(first + 1..)?.iter().position(|character| *character == ']')?;
-    Some((end + 1, &pattern[1..end]))
-}
-
-fn is_in(set: &[char], character: char) -> bool {
-    let (is_inverted, mut set) = match set {
-        ['!' | '^', rest @ ..] => (true, rest),
-        set => (false, set),
+/// The operating system error for a directory that cannot be listed; a missing directory has no files.
+pub(super) fn matching_files(pattern: &str) -> io::Result<Vec<PathBuf>> {
+    let (root, pattern) = match pattern.strip_prefix('/') {
+        Some(rest) => (PathBuf::from("/"), rest),
+        None => (PathBuf::new(), pattern),
     };
-    while let [first, rest @ ..] = set {
-        let (last, after) = match rest {
-            ['-', last, after @ ..] => (last, after),
-            _ => (first, rest),
-        };
-        if (*first..=*last).contains(&character) {
-            return !is_inverted;
+    let parts: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    let mut found = Vec::new();
+    collect(&root, &parts, &mut found)?;
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+fn collect(directory: &Path, parts: &[&str], found: &mut Vec<PathBuf>) -> io::Result<()> {
+    let Some((part, rest)) = parts.split_first() else {
+        if directory.is_file() {
+            found.push(directory.to_owned());
         }
-        set = after;
+        return Ok(());
+    };
+    if !has_wildcards(part) {
+        return collect(&directory.join(part), rest, found);
     }
-    is_inverted
+    if *part == "**" {
+        collect(directory, rest, found)?;
+    }
+    for name in names_in(directory)? {
+        let path = directory.join(&name);
+        let is_hidden = name.starts_with('.') && !part.starts_with('.');
+        if is_hidden || !matches(part.as_bytes(), name.as_bytes()) {
+            continue;
+        }
+        if *part != "**" {
+            collect(&path, rest, found)?;
+        } else if path.is_dir() && !path.is_symlink() {
+            // A link to a directory above would never end.
+            collect(&path, parts, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a path matches a pattern, part by part; hidden parts match as in [`matching_files`].
+pub(super) fn matches_path(pattern: &str, path: &str) -> bool {
+    fn all_match(pattern: &[&str], path: &[&str]) -> bool {
+        match (pattern.split_first(), path.split_first()) {
+            (None, _) => path.is_empty(),
+            (Some((&"**", rest)), None) => all_match(rest, path),
+            (Some((&"**", rest)), Some((_, behind))) => all_match(rest, path) || all_match(pattern, behind),
+            (Some(_), None) => false,
+            (Some((part, rest)), Some((name, behind))) => {
+                let is_hidden = name.starts_with('.') && !part.starts_with('.');
+                !is_hidden && matches(part.as_bytes(), name.as_bytes()) && all_match(rest, behind)
+            }
+        }
+    }
+    let (pattern, path): (Vec<&str>, Vec<&str>) = (pattern.split('/').collect(), path.split('/').collect());
+    all_match(&pattern, &path)
+}
+
+/// Returns the UTF-8 names in a directory; none if it is missing or a file.
+fn names_in(directory: &Path) -> io::Result<Vec<String>> {
+    let listed = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let entries = match std::fs::read_dir(listed) {
+        Ok(entries) => entries,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        Err(error) => return Err(error),
+    };
+    entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
+}
+
+/// Returns whether a name matches a pattern in which `*` stands for any bytes and `?` for one character.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut at, mut in_name, mut star) = (0, 0, None);
+    while in_name < name.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, in_name));
+                at += 1;
+            }
+            Some(b'?') => {
+                at += 1;
+                in_name += 1;
+                while name.get(in_name).is_some_and(|byte| byte & 0xc0 == 0x80) {
+                    in_name += 1;
+                }
+            }
+            Some(byte) if *byte == name[in_name] => {
+                at += 1;
+                in_name += 1;
+            }
+            _ => match &mut star {
+                Some((star_at, tried)) => {
+                    *tried += 1;
+                    (at, in_name) = (*star_at + 1, *tried);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at..].iter().all(|byte| *byte == b'*')
 }
 
 #[cfg(test)]
@@ -150,47 +137,60 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_are_those_of_a_shell() {
-        for (pattern, accepted, refused) in [
-            ("*.tar", &["a.tar", "00.tar"][..], &["a.tar.gz", ".a.tar", "a.txt"][..]),
-            ("a*b*c", &["abc", "aXbYbc"], &["ab", "abcd"]),
-            ("0?[0-4].tar", &["010.tar", "0x4.tar"], &["015.tar", "01.tar"]),
-            ("[!a]x", &["bx"], &["ax", "x"]),
-            ("[]x]", &["]", "x"], &["y"]),
-            ("[a", &["[a"], &["a"]),
-            (".*", &[".a"], &["a"]),
-            ("[a-]", &["a", "-"], &["b"]),
+    fn stars_match_any_bytes_and_question_marks_one_character() {
+        for (pattern, name, is_match) in [
+            ("*.tar", "a.tar", true),
+            ("*.tar", "a.tar.gz", false),
+            ("a*b*c", "a-b-b-c", true),
+            ("a*b*c", "a-c-b", false),
+            ("?.tar", "ü.tar", true),
+            ("?.tar", "ab.tar", false),
+            ("**", "anything", true),
+            ("*", "", true),
         ] {
-            for name in accepted {
-                assert!(has_form(name, pattern), "{name} has the form {pattern}");
-            }
-            for name in refused {
-                assert!(!has_form(name, pattern), "{name} does not have the form {pattern}");
-            }
+            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), is_match, "{pattern} {name}");
         }
     }
 
     #[test]
-    fn long_names_take_no_exponential_time() {
-        assert!(!has_form(&"a".repeat(1 << 12), &"*a".repeat(64).replace("*a", "*aa*b")));
+    fn paths_match_part_by_part() {
+        for (pattern, path, is_match) in [
+            ("d/*.parquet", "d/a.parquet", true),
+            ("d/*.parquet", "d/e/a.parquet", false),
+            ("**/*.parquet", "d/e/a.parquet", true),
+            ("d/**/a.parquet", "d/a.parquet", true),
+            ("**", "d/.e", true),
+            ("*/*", "d/.e", false),
+        ] {
+            assert_eq!(matches_path(pattern, path), is_match, "{pattern} {path}");
+        }
     }
 
     #[test]
-    fn matches_are_sorted_and_reach_into_directories() {
-        let directory = tempfile::tempdir().unwrap();
-        for name in ["b/1.tar", "a/0.tar", "a/deep/2.tar", "a/.hidden/3.tar", "a/4.txt"] {
-            let path = directory.path().join(name);
+    fn files_match_in_order_and_hidden_ones_do_not() {
+        let place = tempfile::tempdir().unwrap();
+        for name in ["b/1.tar", "a/2.tar", "a/1.tar", "a/.3.tar", ".c/1.tar", "a/deep/1.tar", "1.tar"] {
+            let path = place.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
         let found = |pattern: &str| {
-            let start = format!("{}/", directory.path().display());
-            let found = matches(&format!("{start}{pattern}")).unwrap();
-            found.iter().map(|path| path.display().to_string().replace(&start, "")).collect::<Vec<_>>()
+            let files = matching_files(&format!("{}/{pattern}", place.path().display())).unwrap();
+            let relative = |path: &PathBuf| path.strip_prefix(place.path()).unwrap().display().to_string();
+            files.iter().map(relative).collect::<Vec<_>>()
         };
-        assert_eq!(found("*/*.tar"), ["a/0.tar", "b/1.tar"]);
-        assert_eq!(found("**/*.tar"), ["a/0.tar", "a/deep/2.tar", "b/1.tar"]);
-        assert_eq!(found("a/*"), ["a/0.tar", "a/4.txt", "a/deep"]);
-        assert_eq!(found("c*/*.tar"), [""; 0]);
+        assert_eq!(found("*/*.tar"), ["a/1.tar", "a/2.tar", "b/1.tar"]);
+        assert_eq!(found("**/1.tar"), ["1.tar", "a/1.tar", "a/deep/1.tar", "b/1.tar"]);
+        assert_eq!(found("a/.*.tar"), ["a/.3.tar"]);
+        assert_eq!(found("none/*.tar"), [""; 0]);
+    }
+
+    #[test]
+    fn a_tilde_is_the_home_directory() {
+        let home = std::env::home_dir().unwrap().display().to_string();
+        assert_eq!(with_home("~/a.tar".to_owned()), format!("{home}/a.tar"));
+        for name in ["~user/a.tar", "a~/b.tar", "x"] {
+            assert_eq!(with_home(name.to_owned()), name);
+        }
     }
 }

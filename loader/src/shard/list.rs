@@ -1,10 +1,11 @@
-//! Expands shard names: lists, brace patterns, wildcards, directories and environment variables.
+//! Expands shard names: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*`, `?`, `[0-9]` and `**` match
-//! files as in a shell, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
-//! listed shards. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
-//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards in a [store](crate::store); a directory
-//! there ends with `/`. The name of an existing file always means that file, whatever it looks like.
+//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*` and `?` match local files, `~`
+//! is the home directory, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the
+//! shards inside it, a wids shard list (`NAME.json`) to the listed shards. `-` is standard input and `pipe:`
+//! starts a command whose output is the shard. `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://`
+//! name shards in a [store](crate::store); a directory there ends with `/`. The name of an existing file
+//! always means that file, whatever it looks like.
 //!
 //! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
 //! and objects, never commands.
@@ -20,27 +21,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::{ShardAccess, invalid, substituted};
 use super::braces::Expansion;
-use super::glob;
+use super::directory::{other_format, remote_shards_in, shards_in};
+use super::glob::{has_wildcards, matches_path, matching_files, with_home};
 use super::wids::listed_shards;
 use crate::error::{Error, Result, StorageError};
 use crate::files::{lies_inside, parent_directory};
 use crate::store::{
-    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
-    redact_name,
+    Location, Opened, ReadMode, RemoteObject, Stores, is_hub_name, is_remote, open, percent_decoded,
+    pinned_revision, redact_name,
 };
-
-/// File name endings that count as shards in a directory.
-const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
-
-/// Extensions of other formats, with format names and the Python package functions that convert them.
-const OTHER_FORMATS: [(&str, &str, &str); 6] = [
-    ("parquet", "Parquet", "from_parquet"),
-    ("arrow", "an Arrow file", "from_parquet"),
-    ("feather", "an Arrow file", "from_parquet"),
-    ("jsonl", "JSON Lines", "from_jsonl"),
-    ("ndjson", "JSON Lines", "from_jsonl"),
-    ("mds", "a shard of MosaicML Streaming", "from_mds"),
-];
 
 /// Dataset shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -159,6 +148,14 @@ impl Shard {
         self.url.rsplit('/').next().unwrap_or(&self.url)
     }
 
+    /// Returns the name in an index: the last name component, with the pinned revision of a file on a hub.
+    pub(crate) fn indexed_name(&self) -> String {
+        match self.remote().and_then(|object| pinned_revision(object.url())) {
+            Some(revision) => format!("{}@{revision}", self.base_name()),
+            None => self.base_name().to_owned(),
+        }
+    }
+
     /// Returns a name that identifies the shard independent of its directory: the last name component with
     /// the URL query, without credentials and signatures.
     pub(crate) fn portable_name(&self) -> Cow<'_, str> {
@@ -188,7 +185,7 @@ fn local_path(url: &str) -> Result<PathBuf> {
     }
     match url.split_once("://") {
         Some((scheme, _)) => {
-            let supported = "s3, gs, az, abfs, abfss, http and https are";
+            let supported = "s3, gs, az, abfs, abfss, hf, http and https are";
             let is_scheme = scheme.chars().all(|next| next.is_ascii_alphanumeric() || "+-.".contains(next));
             let shown = if is_scheme { format!("`{scheme}://`") } else { "what precedes `://`".to_owned() };
             Err(invalid(url, format!("{shown} is not supported; {supported}")))
@@ -218,7 +215,7 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
     let mut expansion = Expansion::default();
     let push_names = |expansion: &mut Expansion, shards: &mut Vec<Shard>| {
         let names = std::mem::take(expansion).into_names();
-        names.into_iter().try_for_each(|name| push_shards(Shard::given(name, access)?, access, shards))
+        names.into_iter().try_for_each(|name| push_name(with_home(name), access, shards))
     };
     for pattern in patterns.iter().map(AsRef::as_ref) {
         if is_existing_file(pattern) {
@@ -236,6 +233,51 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
     }
     tell_equal_names_apart(&mut shards);
     Ok(shards)
+}
+
+/// Appends the shards for a name, or for the local files that it matches.
+fn push_name(name: String, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
+    if is_hub_name(&name) {
+        return push_hub(&name, access, shards);
+    }
+    let shard = Shard::given(name.clone(), access)?;
+    if !has_wildcards(&name) || shard.path().is_none_or(Path::exists) {
+        return push_shards(shard, access, shards);
+    }
+    let read_error = |source| Error::Storage(StorageError::Read { shard: name.clone(), source });
+    let files = matching_files(&name).map_err(read_error)?;
+    if files.is_empty() {
+        return Err(invalid(
+            &name,
+            "no file matches; `*` and `?` match inside a name, `**` over directories",
+        ));
+    }
+    let files = files.into_iter().map(|file| file.display().to_string());
+    files.map(|file| Shard::local(file, access)).try_for_each(|shard| push_shards(shard, access, shards))
+}
+
+/// Appends the files for a name on a hub, pinned to the present commit: itself, those in a directory, or
+/// those that it matches.
+fn push_hub(name: &str, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
+    // Explains an invalid name before anything is requested.
+    Shard::remote_at(name.to_owned(), &access.stores)?;
+    let read_error = |source| Error::Storage(StorageError::Read { shard: name.to_owned(), source });
+    let pinned = access.stores.pinned(name).map_err(read_error)?;
+    if !has_wildcards(&pinned) {
+        return push_shards(Shard::remote_at(pinned, &access.stores)?, access, shards);
+    }
+    let first = pinned.find(['*', '?']).unwrap_or(pinned.len());
+    let directory = pinned[..first].rfind('/').map_or(&*pinned, |slash| &pinned[..=slash]);
+    let files = access.stores.hub_files(directory, pinned[first..].contains('/') || pinned.contains("**"));
+    let is_match = |file: &String| matches_path(&pinned, file);
+    let files: Vec<String> = files.map_err(read_error)?.into_iter().filter(is_match).collect();
+    if files.is_empty() {
+        return Err(invalid(name, "no file of the dataset matches"));
+    }
+    for file in files {
+        shards.push(Shard::remote_at(file, &access.stores)?);
+    }
+    Ok(())
 }
 
 /// Marks the shards whose names differ only in hidden URL parts, as in `https://host/get?shard=3`, by a
@@ -310,8 +352,6 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
         shards.extend(shards_in(path)?.into_iter().map(|path| Shard::local(path, access)));
     } else if is_shard_list(path) {
         push_listed(path, access, shards)?;
-    } else if glob::is_pattern(&shard.url) && !path.exists() {
-        push_matches(&shard, access, shards)?;
     } else if shard.url.contains(['{', '}']) && !path.exists() {
         let reason =
             "no such file; patterns are `{000..019}`, `{a,b}` and `*`, and a directory stands for its shards";
@@ -322,33 +362,6 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
         shards.push(shard);
     }
     Ok(())
-}
-
-/// Appends the shards that match a pattern with wildcards.
-fn push_matches(pattern: &Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
-    let read_error = |source| Error::Storage(StorageError::Read { shard: pattern.url.to_string(), source });
-    let Some(path) = pattern.path() else { return Ok(()) };
-    let paths = glob::matches(&path.to_string_lossy()).map_err(read_error)?;
-    if paths.is_empty() {
-        return Err(invalid(&pattern.url, "no file matches"));
-    }
-    for path in paths {
-        let shown = path.display().to_string();
-        let name = path.into_os_string().into_string();
-        let name = name.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?;
-        push_shards(Shard::local(name, access), access, shards)?;
-    }
-    Ok(())
-}
-
-/// Returns why a file is not read if the extension belongs to a different format.
-fn other_format(path: &Path) -> Option<String> {
-    let extension = path.extension()?.to_string_lossy().to_lowercase();
-    let (_, format, function) = OTHER_FORMATS.iter().find(|(known, ..)| **known == *extension)?;
-    let path = path.display();
-    Some(format!(
-        "it is {format}, not a shard; `dflop pack {path} DIRECTORY` converts it (`dflop.{function}` in Python)"
-    ))
 }
 
 /// Appends the shards in a list. They must be in the list's directory unless `access` allows other locations.
@@ -375,99 +388,9 @@ fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
 
-fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<String>> {
-    let urls = list_directory(directory)
-        .map_err(|source| Error::Storage(StorageError::Read { shard: shard.url.to_string(), source }))?
-        .into_iter()
-        .filter(|url| is_shard_name(url) && !is_hidden(url))
-        .collect::<Vec<_>>();
-    if urls.is_empty() {
-        return Err(invalid(&shard.url, "no .tar, .tar.gz, .tgz or .tar.zst object lies below it"));
-    }
-    Ok(urls)
-}
-
-/// File name ending for a shard under construction.
-pub(crate) const PARTIAL: &str = "partial";
-
-fn is_shard_name(name: &str) -> bool {
-    let name = name.to_lowercase();
-    DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
-}
-
-/// Returns whether a name is hidden, such as the `._a.tar` that macOS puts next to `a.tar`. Directory
-/// listings skip and log hidden names that end like a shard.
-fn is_hidden(name: &str) -> bool {
-    let is_hidden = name.rsplit('/').next().is_some_and(|base| base.starts_with('.'));
-    if is_hidden {
-        tracing::debug!(file = %redact_name(name), "a hidden file of the directory is no shard");
-    }
-    is_hidden
-}
-
-fn shards_in(directory: &Path) -> Result<Vec<String>> {
-    let shown = directory.display().to_string();
-    let read_error = |source| Error::Storage(StorageError::Read { shard: shown.clone(), source });
-    let mut paths = Vec::new();
-    let (mut other, mut partial) = (None, None);
-    for entry in std::fs::read_dir(directory).map_err(read_error)? {
-        let path = entry.map_err(read_error)?.path();
-        if is_shard_name(&path.to_string_lossy()) {
-            if is_hidden(&path.to_string_lossy()) {
-                continue;
-            }
-            let shown = path.display().to_string();
-            let path = path.into_os_string().into_string();
-            paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
-        } else if path.extension().is_some_and(|extension| extension == PARTIAL) {
-            partial = Some(path);
-        } else if let Some(extension) = path.extension().filter(|_| other.is_none()) {
-            let is_known = |(known, ..): &&(&str, &str, &'static str)| extension == *known;
-            other = OTHER_FORMATS.iter().find(is_known).map(|(_, format, function)| (*format, *function));
-        }
-    }
-    paths.sort_unstable();
-    if let Some(partial) = partial.filter(|_| !paths.is_empty()) {
-        // Without this warning, nothing would show that shards after the finished shards are missing.
-        tracing::warn!(
-            partial = %partial.display(),
-            "a writer of these shards is at work or was killed: the directory has the shards that it finished"
-        );
-    }
-    if paths.is_empty() {
-        let reason = other.map_or_else(
-            || {
-                "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of files, \
-                 tables and datasets of other loaders"
-                    .to_owned()
-            },
-            |(format, function)| {
-                format!(
-                    "the directory holds {format}, no shards; `dflop pack {shown} DIRECTORY` converts it \
-                     (`dflop.{function}` in Python)"
-                )
-            },
-        );
-        return Err(invalid(&shown, reason));
-    }
-    Ok(paths)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_of_other_formats_are_named_with_what_converts_them() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("train.parquet");
-        std::fs::write(&path, "PAR1").unwrap();
-        for given in [path.as_path(), directory.path()] {
-            let error = expand_shards(&[given.to_str().unwrap()]).unwrap_err().to_string();
-            assert!(error.contains("Parquet") && error.contains("dflop.from_parquet"), "{error}");
-            assert!(error.contains(&format!("dflop pack {}", given.display())), "{error}");
-        }
-    }
 
     fn urls(pattern: &str) -> Vec<String> {
         expand_shards(&[pattern]).unwrap().iter().map(|shard| shard.url.to_string()).collect()
@@ -514,18 +437,6 @@ mod tests {
     }
 
     #[test]
-    fn hidden_files_of_a_directory_are_no_shards() {
-        let directory = tempfile::tempdir().unwrap();
-        for name in ["a.tar", "._a.tar", ".b.tar.gz", "c.TAR"] {
-            std::fs::write(directory.path().join(name), b"").unwrap();
-        }
-        let path = directory.path().to_str().unwrap();
-        assert_eq!(urls(path), [format!("{path}/a.tar"), format!("{path}/c.TAR")]);
-        // A hidden file is read if it is named explicitly.
-        assert_eq!(urls(&format!("{path}/._a.tar")).len(), 1);
-    }
-
-    #[test]
     fn lists_are_split_between_urls_and_not_inside_addresses() {
         let lists: [(&str, &[&str]); 6] = [
             ("http://[::1]:8/a.tar::b.tar", &["http://[::1]:8/a.tar", "b.tar"]),
@@ -553,7 +464,7 @@ mod tests {
             ("a.tar::pipe:cat a.tar", "`allow=pipe`"),
             ("a.tar::", "empty"),
             ("{lone}.tar", "patterns are"),
-            ("no/*.tar", "patterns are"),
+            ("no/*.tar", "no file matches"),
         ];
         for (pattern, reason) in unusable {
             let error = expand_shards(&[pattern]).unwrap_err().to_string();

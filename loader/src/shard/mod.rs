@@ -8,6 +8,7 @@
 mod access;
 mod braces;
 mod compression;
+mod directory;
 mod field_selection;
 mod glob;
 mod group_entries;
@@ -15,6 +16,7 @@ mod list;
 mod order;
 mod reader;
 mod samples;
+mod table;
 pub mod tar;
 mod wids;
 
@@ -29,9 +31,10 @@ pub(crate) use braces::Expansion;
 pub(crate) use compression::decompress;
 pub use compression::{Compression, sniff_compression};
 pub use dflop_samples::{RawField, RawSample, SampleId};
+pub(crate) use directory::PARTIAL;
 pub use field_selection::FieldSelection;
 pub use group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, is_metadata, split_key};
-pub(crate) use list::{PARTIAL, display_shards};
+pub(crate) use list::display_shards;
 pub use list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use order::{
     ItemPosition, KnownShards, Position, ShardIdentity, ShardOrder, ShardPasses, is_rereadable,
@@ -40,6 +43,8 @@ pub use reader::scan_shards;
 pub(crate) use reader::{ReaderItem, ReaderSettings, read_shards, read_through};
 pub(crate) use samples::{Assembler, RangedSamples};
 pub use samples::{FIELD_BYTES_MAX, MappedSamples, ShardItem, StreamedSamples};
+pub(crate) use table::{OpenTable, TableItems, is_table_name};
+pub use table::{RowBlock, Table, TableFault, TableFile, TableFormat, TableRow, register_tables};
 pub use wids::{ListedShard, ShardList, parse_shard_list};
 
 /// Bytes per read: many headers and short payloads, or the beginning of a long payload.

@@ -129,6 +129,14 @@ impl ShardPass {
         matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
 
+    /// Returns the first selected item from `item` on.
+    pub(crate) fn next_wanted(&self, item: u64) -> Option<u64> {
+        match &self.wanted {
+            WantedItems::From(first) => Some(item.max(*first)),
+            WantedItems::Only(items) => items.get(items.partition_point(|&wanted| wanted < item)).copied(),
+        }
+    }
+
     pub(crate) fn item_position(&self, item: u64) -> ItemPosition {
         let behind = Position { epoch: self.epoch, place: self.place, items: item + 1 };
         ItemPosition { shard: self.shard, behind, is_repeated: matches!(self.wanted, WantedItems::Only(_)) }

@@ -101,7 +101,7 @@ mod cloud {
                     .with_http_connector(Connector)
                     .build()?,
             ),
-            StoreKind::Registered | StoreKind::Http => {
+            StoreKind::Registered | StoreKind::Http | StoreKind::Hub => {
                 let source = "it is no store with buckets of this crate".into();
                 return Err(object_store::Error::Generic { store: "registered", source });
             }

@@ -5,6 +5,7 @@
 use super::answer::{Identity, coalesce};
 use super::cache::{PartWriter, blocking};
 use super::connect::spawn;
+use super::hub::is_hub_name;
 use super::object::{RemoteObject, Source};
 use super::retry::{is_missing, unwatched};
 use bytes::Bytes;
@@ -80,6 +81,9 @@ pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
 /// # Errors
 /// The store error after all attempts; HTTP servers have no listing.
 pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
+    if is_hub_name(directory.url()) {
+        return directory.stores().hub_files(directory.url(), false);
+    }
     let listed = directory.clone();
     spawn(async move { list_all(&listed).await }).wait()?
 }

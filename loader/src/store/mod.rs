@@ -11,6 +11,7 @@ mod connect;
 mod fetch;
 #[cfg(feature = "remote")]
 mod http;
+mod hub;
 pub(crate) mod local;
 mod object;
 mod redact;
@@ -44,6 +45,7 @@ pub(crate) use connect::{Task, spawn};
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
 pub(crate) use fetch::{exists, list_directory};
+pub(crate) use hub::{is_hub_name, pinned_revision};
 pub(crate) use local::{Patience, lock_patiently};
 /// Crate that defines the stores opened by [`ShardStore`].
 pub use object_store;

@@ -20,7 +20,7 @@ use super::http::HttpServer;
 use super::redact::redact_name;
 use super::retry::{Attempts, Fault, Observed, is_missing, short_reason, store_fault};
 use super::stores::Stores;
-use super::url::{ObjectName, RemoteUrl};
+use super::url::{ObjectName, RemoteUrl, StoreKind};
 use super::url_parts::{without_signature, without_user};
 use crate::error::{Error, Result, SelectionError};
 
@@ -88,7 +88,7 @@ impl Stores {
             }
             #[cfg(feature = "remote")]
             ObjectName::Address(address) => {
-                Ok(Source::Server { server: self.server(&url.root, address)?, address: address.clone() })
+                Ok(Source::Server { server: self.server(url)?, address: address.clone() })
             }
             #[cfg(not(feature = "remote"))]
             ObjectName::Address(_) => Err(self.connect(url, Retries::ByReader).err().unwrap_or_default()),
@@ -210,7 +210,7 @@ impl RemoteObject {
     }
 
     pub(crate) fn is_http(&self) -> bool {
-        self.parsed.kind == super::url::StoreKind::Http
+        matches!(self.parsed.kind, StoreKind::Http | StoreKind::Hub)
     }
 
     /// Reads a range from the version given by `identity`.

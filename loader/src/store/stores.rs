@@ -12,10 +12,14 @@ use super::cache::Cache;
 use super::connect::{Retries, connect};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
+#[cfg(feature = "remote")]
+use super::hub::token;
 use super::local::ReadMode;
 use super::redact::redact_name;
 use super::retry::Wait;
 use super::settings::StoresBuilder;
+#[cfg(feature = "remote")]
+use super::url::ObjectName;
 use super::url::{RemoteUrl, StoreKind, is_remote};
 use crate::error::Result;
 
@@ -40,6 +44,9 @@ pub(super) struct Shared {
     /// HTTP client per server and user.
     #[cfg(feature = "remote")]
     servers: Mutex<HashMap<String, Arc<HttpServer>>>,
+    /// Commit per repository and revision on a hub.
+    #[cfg(feature = "remote")]
+    pub(super) commits: Mutex<HashMap<String, String>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
     /// Time of the last report about a store that does not answer.
@@ -107,6 +114,8 @@ impl Stores {
             connected: Mutex::default(),
             #[cfg(feature = "remote")]
             servers: Mutex::default(),
+            #[cfg(feature = "remote")]
+            commits: Mutex::default(),
             served_ranges: Mutex::default(),
             reported: Mutex::default(),
         };
@@ -115,13 +124,18 @@ impl Stores {
 
     /// Returns the client for a server and a user.
     #[cfg(feature = "remote")]
-    pub(super) fn server(&self, root: &str, address: &url::Url) -> Result<Arc<HttpServer>, String> {
+    pub(super) fn server(&self, url: &RemoteUrl) -> Result<Arc<HttpServer>, String> {
+        let ObjectName::Address(address) = &url.object else {
+            return Err(format!("`{}` is no server", redact_name(&url.root)));
+        };
         let mut servers = self.shared.servers.lock().expect("no holder panics");
-        if let Some(server) = servers.get(root) {
+        if let Some(server) = servers.get(&url.root) {
             return Ok(server.clone());
         }
-        let server = Arc::new(HttpServer::new(address, self.shared.settings.request_timeout)?);
-        Ok(servers.entry(root.to_owned()).or_insert(server).clone())
+        let token = if url.kind == StoreKind::Hub { token() } else { None };
+        let timeout = self.shared.settings.request_timeout;
+        let server = Arc::new(HttpServer::new(address, url.kind, timeout, token.as_deref())?);
+        Ok(servers.entry(url.root.clone()).or_insert(server).clone())
     }
 
     /// Returns whether a name is the URL of a remote shard.

@@ -58,7 +58,7 @@ fn put_file(stores: &Stores, url: &str, path: &std::path::Path) -> Result<()> {
     match &parsed.object {
         #[cfg(feature = "remote")]
         ObjectName::Address(address) => {
-            let server = stores.server(&parsed.root, address).map_err(invalid)?;
+            let server = stores.server(&parsed).map_err(invalid)?;
             let (stores, address, file) = (stores.clone(), address.clone(), file()?);
             let put = spawn(async move { put_to_server(&stores, &server, &address, &file).await });
             put.wait().flatten().map_err(failed)

@@ -18,6 +18,8 @@ pub(crate) enum StoreKind {
     Azure,
     /// `http://`, `https://`
     Http,
+    /// `hf://datasets/`
+    Hub,
     /// Scheme registered by user code.
     Registered,
 }
@@ -29,6 +31,7 @@ impl StoreKind {
             "gs" => Some(Self::Gcs),
             "az" | "azure" | "adl" | "abfs" | "abfss" => Some(Self::Azure),
             "http" | "https" => Some(Self::Http),
+            "hf" => Some(Self::Hub),
             _ => None,
         }
     }
@@ -49,6 +52,7 @@ impl StoreKind {
                  AZURE_SKIP_SIGNATURE=true for a public container"
             }
             Self::Registered => "check the configuration of the registered store",
+            Self::Hub => "set HF_TOKEN to a token that may read the dataset, or log in to the hub",
             // Must not look like a URL with credentials, which are removed from messages.
             Self::Http => "put `USER:PASSWORD@` before the host of the URL, or use a signed URL",
         }
@@ -99,10 +103,11 @@ impl RemoteUrl {
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.split_once("://").ok_or("expected a URL with a scheme")?;
         let kind = StoreKind::from_scheme(scheme).ok_or_else(|| format!("`{scheme}://` is not supported"))?;
-        if kind == StoreKind::Http {
-            return Self::parse_http(url);
+        match kind {
+            StoreKind::Http => Self::parse_http(url),
+            StoreKind::Hub => Self::parse_hub(url),
+            _ => Self::parse_bucket(kind, scheme, rest),
         }
-        Self::parse_bucket(kind, scheme, rest)
     }
 
     /// Parses a URL for a store with buckets.

@@ -76,7 +76,9 @@ fn pack_takes_several_sources_and_reports_fields_columns_and_classes() {
     refuse(&["pack", table], 2, "SOURCE OUT");
     refuse(&["pack", table, text(&path("c")), "--map", "caption"], 2, "COLUMN=FIELD");
     refuse(&["pack", table, text(&path("c")), "--format", "xml"], 2, "expected files, jsonl");
-    refuse(&["index", table], 2, "dflop.from_parquet");
+    let lines = path("rows.jsonl");
+    std::fs::write(&lines, "{}").unwrap();
+    refuse(&["index", text(&lines)], 2, "dflop.from_jsonl");
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn unknown(path: &Path) -> Error {
 ///
 /// # Errors
 /// The reason, if a column type is not bytes and has no JSON equivalent.
-fn row_at(batch: &RecordBatch, row: usize) -> Result<Columns, String> {
+pub(super) fn row_at(batch: &RecordBatch, row: usize) -> Result<Columns, String> {
     let schema = batch.schema_ref();
     let columns = schema.fields().iter().zip(batch.columns());
     let cell = |(field, array): (&arrow_schema::FieldRef, &ArrayRef)| match cell_at(array, row) {

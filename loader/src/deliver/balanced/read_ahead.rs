@@ -156,13 +156,14 @@ pub(super) fn begin_events(
 }
 
 /// Removes the next microbatches to read: a single microbatch of local shards, or as many as fit into half of
-/// the buffered bytes, so that remote fields are requested together while the other half is consumed.
+/// the buffered bytes, so that remote fields and table rows are fetched together while the other half is
+/// consumed.
 fn next_group(waiting: &mut VecDeque<ReadPlan>, buffered_bytes_max: u64) -> Option<Vec<ReadPlan>> {
     let mut group = vec![waiting.pop_front()?];
     let mut bytes = group[0].resident_bytes;
-    let is_remote = group[0].is_remote();
+    let is_fetched = group[0].is_fetched();
     while let Some(next) = waiting.pop_front_if(|next| {
-        is_remote && next.is_remote() && bytes.saturating_add(next.resident_bytes) <= buffered_bytes_max / 2
+        is_fetched && next.is_fetched() && bytes.saturating_add(next.resident_bytes) <= buffered_bytes_max / 2
     }) {
         bytes += next.resident_bytes;
         group.push(next);

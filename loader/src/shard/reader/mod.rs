@@ -8,12 +8,15 @@
 //! are remote shards, several of which are requested in parallel. In every case the waiting bytes are
 //! bounded, and their pages are resident when they are delivered.
 
+mod table;
+
 use super::LocalArchive;
 use super::compression::{Compression, decompress, sniff_compression};
 use super::field_selection::FieldSelection;
 use super::list::Shard;
 use super::order::{HEADER_BYTES, ItemPosition, KnownShards, ShardIdentity, ShardPass, ShardPasses};
 use super::samples::{FIELD_BYTES_MAX, MappedSamples, RangedSamples, ShardItem, StreamedSamples};
+use super::table::{OpenTable, is_table_name};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::store::{LocalShard, Opened, RemoteShard, ShardBody, ShardsAhead};
@@ -62,14 +65,20 @@ pub(crate) struct ReaderSettings {
 impl ReaderSettings {
     /// Starts to request the remote shards for all passes.
     fn request_ahead(&self) -> Option<ShardsAhead> {
-        if self.shards.iter().all(|shard| shard.remote().is_none()) {
+        if !self.shards.iter().any(is_requested) {
             return None;
         }
         let counted = |shard: &Shard| Some(shard.remote()?.clone().counted_by(self.metrics.retries()));
-        let remote: Vec<_> = self.shards.iter().map(counted).collect();
+        let remote = self.shards.iter().map(|shard| counted(shard).filter(|_| is_requested(shard)));
+        let remote: Vec<_> = remote.collect();
         let passes = self.passes.clone().into_shards(&self.shards);
         ShardsAhead::start(passes.filter_map(move |shard| remote[shard].clone()), self.requested_bytes_max)
     }
+}
+
+/// Returns whether a shard is requested as a whole, ahead of time: remote, and not a table.
+fn is_requested(shard: &Shard) -> bool {
+    shard.remote().is_some() && !is_table_name(&shard.url)
 }
 
 /// Starts reading; the channel ends after the last sample of the last epoch, or after an error.
@@ -103,10 +112,11 @@ impl Reader {
         let meter = self.config.metrics.stage(LoaderStage::Read);
         let mut ahead = self.config.request_ahead();
         for pass in self.config.passes.over(&self.config.shards) {
-            let is_remote = self.config.shards[pass.shard].remote().is_some();
-            let read = match ahead.as_mut().filter(|_| is_remote) {
-                Some(ahead) => self.read_remote(&pass, ahead)?,
-                None => self.read_shard(&pass)?,
+            let shard = &self.config.shards[pass.shard];
+            let read = match (shard.remote(), ahead.as_mut().filter(|_| is_requested(shard))) {
+                (Some(_), Some(ahead)) => self.read_remote(&pass, ahead)?,
+                (Some(object), None) => self.read_remote_table(&pass, object)?,
+                (None, _) => self.read_shard(&pass)?,
             };
             if let Err(error) = read {
                 self.pause_work();
@@ -178,6 +188,7 @@ impl Reader {
         }
         match sniff_compression(&shard.url, &first) {
             Ok(Compression::None) => self.read_plain(shard, pass, archive),
+            Ok(Compression::Table) => self.read_table(shard, pass, OpenTable::local(shard, archive.clone())),
             Ok(compression) => {
                 let body = archive.body();
                 let failure = body.failure();
@@ -382,8 +393,11 @@ impl Reader {
     }
 }
 
-/// Number of bytes needed to detect stream compression.
-const SNIFFED_BYTES: usize = 6;
+/// Number of bytes needed to detect the stream format.
+const SNIFFED_BYTES: usize = 8;
+/// Reason for skipping a table that arrives as a stream.
+const STREAMED_TABLE: &str = "a table is read by row group and cannot be streamed; write it to a file, or name the \
+                              remote file with the extension of the format";
 /// Maximum time for a command to exit after the end of its output.
 const COMMAND_END: Duration = Duration::from_mins(1);
 
@@ -431,6 +445,7 @@ impl Reader {
             return Ok(Err(shard.read_error(source)));
         }
         match sniff_compression(&shard.url, &first) {
+            Ok(Compression::Table) => self.skip_shard(shard, pass, STREAMED_TABLE.to_owned()).await?,
             Ok(compression) => {
                 let whole = std::io::Cursor::new(first).chain(input);
                 self.read_stream(shard, pass, decompress(compression, whole)).await?;

@@ -34,10 +34,15 @@ const QUOTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Number of upload bytes per request timeout.
 const UPLOAD_BYTES: u64 = 16 << 20;
 
+/// Maximum size of a page in bytes.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+
 /// Connections to a server, with the user named in its URLs.
 pub(in crate::store) struct HttpServer {
     client: HttpClient,
     authorization: Option<HeaderValue>,
+    /// Kind of store, which determines the advice where a request is rejected.
+    kind: StoreKind,
     timeout: Duration,
 }
 
@@ -51,15 +56,25 @@ impl HttpServer {
     /// Prepares requests to a URL's server; nothing is sent.
     ///
     /// - `timeout`: limit until the response headers arrive
+    /// - `token`: bearer token, in place of the user in the URL
     ///
     /// # Errors
-    /// The reason why no client can be created.
-    pub(in crate::store) fn new(url: &Url, timeout: Duration) -> Result<Self, String> {
+    /// The reason why no client can be created, or that the token cannot be sent.
+    pub(in crate::store) fn new(
+        url: &Url,
+        kind: StoreKind,
+        timeout: Duration,
+        token: Option<&str>,
+    ) -> Result<Self, String> {
         install_tls();
         // Bodies have separate limits, where they are read.
         let options = ClientOptions::new().with_allow_http(url.scheme() == "http").with_timeout_disabled();
         let client = ReqwestConnector::default().connect(&options).map_err(|error| short_reason(&error))?;
-        Ok(Self { client, authorization: basic(url), timeout })
+        let authorization = match token {
+            Some(token) => Some(bearer(token)?),
+            None => basic(url),
+        };
+        Ok(Self { client, authorization, kind, timeout })
     }
 
     /// Requests an object, a part of it, or only its headers.
@@ -77,7 +92,25 @@ impl HttpServer {
         match response.status().as_u16() {
             206 if wanted.range.is_some() => partial(response, wanted),
             200..300 => Ok(whole(response, wanted)),
-            _ => Err(refused(response).await),
+            _ => Err(refused(response, self.kind).await),
+        }
+    }
+
+    /// Requests a page, and returns the address of the next page on the same server (RFC 8288).
+    pub(in crate::store) async fn get_page(&self, url: &Url) -> Result<(Bytes, Option<Url>), Refusal> {
+        let request = self.request("GET", url, HttpRequestBody::empty())?;
+        let response = self.send(request, self.timeout).await?;
+        if !response.status().is_success() {
+            return Err(refused(response, self.kind).await);
+        }
+        let next = text(response.headers(), "link").and_then(next_page).and_then(|next| url.join(next).ok());
+        // The token belongs to this server.
+        let next = next.filter(|next| next.origin() == url.origin());
+        let page = http_body_util::Limited::new(response.into_body(), PAGE_BYTES_MAX).collect();
+        match tokio::time::timeout(self.timeout, page).await {
+            Ok(Ok(page)) => Ok((page.to_bytes(), next)),
+            Ok(Err(error)) => Err(Fault::transient(error.to_string()).into()),
+            Err(_) => Err(Fault::transient("the server did not answer in time").into()),
         }
     }
 
@@ -96,7 +129,7 @@ impl HttpServer {
         let request = self.request("PUT", url, file.clone().into())?;
         let parts = u32::try_from(file.len() as u64 / UPLOAD_BYTES).unwrap_or(u32::MAX).saturating_add(1);
         let response = self.send(request, self.timeout.saturating_mul(parts)).await?;
-        if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
+        if response.status().is_success() { Ok(()) } else { Err(refused(response, self.kind).await) }
     }
 
     async fn make_directories(&self, url: &Url) {
@@ -140,6 +173,12 @@ impl HttpServer {
     }
 }
 
+/// Returns the target of the link `next` in a header.
+fn next_page(header: &str) -> Option<&str> {
+    let link = header.split(',').find(|link| link.contains("rel=\"next\""))?;
+    link.split_once('<')?.1.split_once('>').map(|(target, _)| target)
+}
+
 /// Returns the authorization header for the user in a URL (RFC 7617).
 fn basic(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
@@ -151,6 +190,14 @@ fn basic(url: &Url) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(pair))).ok()?;
     value.set_sensitive(true);
     Some(value)
+}
+
+/// Returns the authorization header for a token (RFC 6750).
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(&format!("Bearer {token}"));
+    let mut value = value.map_err(|_| "the token has a character that cannot be sent".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 fn header(value: &str) -> Result<HeaderValue, Refusal> {
@@ -240,7 +287,7 @@ impl BodyPart {
 }
 
 /// Returns the fault for a failed response.
-async fn refused(response: HttpResponse) -> Refusal {
+async fn refused(response: HttpResponse, kind: StoreKind) -> Refusal {
     let status = response.status();
     let retry_after = text(response.headers(), "retry-after").and_then(wait_asked_for);
     let total = total_without_range(response.headers());
@@ -256,7 +303,7 @@ async fn refused(response: HttpResponse) -> Refusal {
         408 | 425 | 429 | 500.. => Fault::Transient { reason, retry_after },
         404 | 410 => Fault::is_final(ErrorKind::NotFound, reason),
         401 | 403 => {
-            let hint = StoreKind::Http.credentials_hint();
+            let hint = kind.credentials_hint();
             Fault::is_final(ErrorKind::PermissionDenied, format!("{reason}; {hint}"))
         }
         416 => Fault::is_final(

@@ -103,14 +103,14 @@ impl DrawnReader {
         sample.fields.iter().find(|field| field.bytes > self.settings.field_bytes_max)
     }
 
-    /// Returns the ranges to request from remote shards.
-    fn remote(&self, chunk: &[PlannedSample]) -> WantedFields {
+    /// Returns the fields to fetch from remote shards and tables.
+    fn fetched(&self, chunk: &[PlannedSample]) -> WantedFields {
         let datasets = self.settings.draw.datasets();
         let mut wanted = vec![Vec::new(); datasets.len()];
         for PlannedSample { drawn, shard, sample, ranges } in chunk {
-            let is_remote = datasets[drawn.dataset].index().shards()[*shard].remote().is_some();
-            if is_remote && self.long_field(sample).is_none() {
-                wanted[drawn.dataset].extend(ranges.iter().map(|range| range.in_shard(*shard)));
+            let is_fetched = datasets[drawn.dataset].index().is_fetched(*shard);
+            if is_fetched && self.long_field(sample).is_none() {
+                wanted[drawn.dataset].extend(ranges.iter().map(|range| (*shard, *range)));
             }
         }
         wanted
@@ -144,7 +144,7 @@ impl DrawnReader {
     /// Reads a few samples, on a separate thread.
     pub(super) async fn read_all(mut self, draws: Vec<StepSample>) -> Result<(Self, Vec<ShardItem>)> {
         let chunk: Vec<PlannedSample> = draws.into_iter().map(|drawn| self.plan(drawn)).collect();
-        let wanted = self.remote(&chunk);
+        let wanted = self.fetched(&chunk);
         self.ranges.fetch(wanted).await?;
         let read = tokio::task::spawn_blocking(move || {
             let items = chunk.into_iter().map(|planned| self.read(planned).map(|read| read.item));
@@ -208,9 +208,9 @@ impl ReadTask {
         }
     }
 
-    /// Requests the remote fields of a chunk.
+    /// Fetches the remote fields and table rows of a chunk.
     fn fetch(&mut self, chunk: &[PlannedSample]) -> Result<Result<()>, ReceiverDropped> {
-        let wanted = self.reader.remote(chunk);
+        let wanted = self.reader.fetched(chunk);
         if wanted.iter().all(Vec::is_empty) {
             return Ok(Ok(()));
         }
