@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 
 const WORK: u64 = 20_000;
 /// Longest placement found over the shortest of all, on small problems.
-const RATIO_MAX: f64 = 1.03;
+const RATIO_MAX: f64 = 1.01;
 
 /// Problem with the settings that the placements here are checked against.
 #[derive(Clone)]
@@ -61,7 +61,8 @@ impl Case {
             let shard = |shard: usize| -> u64 {
                 let ranks = shard * self.shard_ranks..(shard + 1) * self.shard_ranks;
                 let slot = |loads: &Vec<Vec<u64>>| -> u64 {
-                    let slowest = |module: usize| ranks.clone().map(|rank| loads[rank][module]).max().unwrap();
+                    let slowest =
+                        |module: usize| ranks.clone().map(|rank| loads[rank][module]).max().unwrap();
                     (0..modules).map(slowest).sum()
                 };
                 loads.iter().map(slot).sum()
@@ -182,7 +183,7 @@ fn small_problems_are_solved() {
         exact += usize::from(found.makespan_ns == shortest);
     }
     assert!(worst <= RATIO_MAX, "{worst}");
-    assert!(exact >= 40, "{exact} of 45");
+    assert!(exact >= 43, "{exact} of 45");
 }
 
 /// With a whole placement, the result is at least as good, and it is that placement where splits only cost.
@@ -201,8 +202,7 @@ fn no_result_is_longer_than_the_whole_placement() {
         }
         let times = items.iter().flat_map(|item| [item.media_ns[0][0], item.slices[0].ns]).collect();
         let instance = Instance::new(ranks * slots, 2, times).unwrap();
-        let whole =
-            balance_lockstep(&instance, ranks, &Caps::default(), &mut Budget::work(WORK)).unwrap();
+        let whole = balance_lockstep(&instance, ranks, &Caps::default(), &mut Budget::work(WORK)).unwrap();
         let case = Case {
             ranks,
             slots,
@@ -230,7 +230,8 @@ fn a_long_item_is_split_down_to_the_mean() {
         (0..=3).map(slice).collect()
     };
     let item = |ns| ContextItem { media_ns: Vec::new(), slices: slices(ns) };
-    let items: Vec<ContextItem> = std::iter::once(8_000).chain(std::iter::repeat_n(1_000, 24)).map(item).collect();
+    let items: Vec<ContextItem> =
+        std::iter::once(8_000).chain(std::iter::repeat_n(1_000, 24)).map(item).collect();
     for shard_ranks in [1, 16] {
         let case = Case {
             ranks: 16,
@@ -267,12 +268,16 @@ fn an_item_above_the_cap_is_split() {
     assert_eq!(found.places[5].ranks.len(), 2);
     for rank in 0..4 {
         let held = found.places.iter().zip(&case.items).filter(|(place, _)| place.ranks.contains(&rank));
-        let tokens: u64 = held.map(|(place, item)| item.slices[place.ranks.len().ilog2() as usize].tokens).sum();
+        let tokens: u64 =
+            held.map(|(place, item)| item.slices[place.ranks.len().ilog2() as usize].tokens).sum();
         assert!(tokens <= 2_200, "{tokens}");
     }
     case.caps.tokens_max = Some(900);
     let refused = balance_context(&case.problem(), None, &mut Budget::work(WORK)).unwrap_err();
-    assert!(matches!(refused, Error::CapItem { item: 5, unit: "tokens", value: 1_000, max: 900 }), "{refused}");
+    assert!(
+        matches!(refused, Error::CapItem { item: 5, unit: "tokens", value: 1_000, max: 900 }),
+        "{refused}"
+    );
     case.caps.tokens_max = Some(1_001);
     let refused = balance_context(&case.problem(), None, &mut Budget::work(WORK)).unwrap_err();
     assert!(matches!(refused, Error::CapUnmet { .. }), "{refused}");
@@ -299,7 +304,9 @@ fn equal_problems_have_equal_results() {
         // Groups are aligned, and inside of shard groups.
         for place in &found.places {
             assert!(place.ranks.start.is_multiple_of(place.ranks.len()));
-            assert!(shard_ranks == 1 || place.ranks.start / shard_ranks == (place.ranks.end - 1) / shard_ranks);
+            assert!(
+                shard_ranks == 1 || place.ranks.start / shard_ranks == (place.ranks.end - 1) / shard_ranks
+            );
         }
         assert!(case.is_full(&places(&found)));
     }
@@ -324,7 +331,8 @@ fn microbatch_constants_count_once_per_microbatch() {
     let items = vec![ContextItem { media_ns: vec![vec![10]], slices }; 4];
     let module = |base_ns| MicrobatchConstants { floor_ns: 0, base_ns };
     let apart = ModelConstants { modules: vec![module(5), module(7)], whole: None };
-    let whole = ModelConstants { modules: vec![], whole: Some(MicrobatchConstants { floor_ns: 300, base_ns: 1 }) };
+    let whole =
+        ModelConstants { modules: vec![], whole: Some(MicrobatchConstants { floor_ns: 300, base_ns: 1 }) };
     for (constants, expected) in [(apart, 2 * 10 + 5 + 2 * 100 + 7), (whole, 300)] {
         for shard_ranks in [1, 2] {
             let ranks = NonZeroUsize::new(shard_ranks).unwrap();

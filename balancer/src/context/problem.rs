@@ -73,7 +73,11 @@ impl ContextProblem {
         let mut sum = 0_u128;
         for (item, own) in items.iter().enumerate() {
             if own.media_ns.len() != encoders && !own.media_ns.is_empty() {
-                return Err(Error::ItemLength { item, found: own.media_ns.len() + 1, expected: encoders + 1 });
+                return Err(Error::ItemLength {
+                    item,
+                    found: own.media_ns.len() + 1,
+                    expected: encoders + 1,
+                });
             }
             if own.slices.is_empty() {
                 return Err(Error::Length { field: "slices", found: 0, expected: 1 });
@@ -177,7 +181,8 @@ impl ContextProblem {
     pub(super) fn item_logs(&self, item: usize) -> impl Iterator<Item = u8> + '_ {
         let slices = &self.items[item].slices;
         let [least, most] = self.logs;
-        (least..=most.min(slices.len() as u8 - 1)).filter(move |log| self.fits_alone(&slices[usize::from(*log)]))
+        (least..=most.min(slices.len() as u8 - 1))
+            .filter(move |log| self.fits_alone(&slices[usize::from(*log)]))
     }
 
     pub(super) fn fits_alone(&self, slice: &ContextSlice) -> bool {

@@ -10,6 +10,11 @@ const STEPS_PER_CHANGE: u64 = 8;
 const LOADS_PER_STEP: u64 = 16;
 /// Divisor of the mean item for the first threshold below which a change for the worse is accepted.
 const THRESHOLD_DIVISOR: u64 = 4;
+/// One change in this many moves a single medium, if there is one in a group.
+const MEDIUM_CHANCE: usize = 8;
+
+/// Number of times that the search starts again from the best placement.
+const CYCLES: u64 = 4;
 
 /// A change: an item goes to a group, and an item from there takes its place, if there is one.
 #[derive(Debug, Clone, Copy)]
@@ -17,46 +22,66 @@ struct Change {
     item: usize,
     to: Spot,
     other: Option<usize>,
+    /// Number of a medium of the item that goes to a place in the group; other media find their own.
+    medium: Option<(usize, u8)>,
 }
 
 /// Changes places until the budget is spent or the bound is met; returns the best placement.
 pub(super) fn search(state: &mut State<'_>, bound_ns: u64, budget: &mut Budget) -> (u64, Placement) {
     let problem = state.problem;
-    let mut now_ns = state.total_ns();
-    let mut best = (now_ns, state.placement.clone());
+    let mut best = (state.total_ns(), state.placement.clone());
     let bins = problem.slots * problem.ranks;
     if problem.items.is_empty() || bins < 2 {
         return best;
     }
     let mut random = SplitMix64::new(problem.seed());
-    let read = if problem.shard_ranks == 1 { bins } else { 2 * problem.shard_ranks };
+    for cycle in 0..CYCLES {
+        if cycle > 0 {
+            *state = State::restore(problem, &best.1);
+        }
+        let steps = budget.steps_left() / (CYCLES - cycle);
+        budget.within(steps, |budget| search_once(state, &mut best, bound_ns, &mut random, budget));
+    }
+    best
+}
+
+/// Accepts ever smaller changes for the worse, and none in the last third.
+fn search_once(
+    state: &mut State<'_>,
+    best: &mut (u64, Placement),
+    bound_ns: u64,
+    random: &mut SplitMix64,
+    budget: &mut Budget,
+) {
+    let problem = state.problem;
+    let mut now_ns = state.total_ns();
+    let read = if problem.shard_ranks == 1 { problem.slots * problem.ranks } else { 2 * problem.shard_ranks };
     let steps = STEPS_PER_CHANGE + (read * problem.modules) as u64 / LOADS_PER_STEP;
-    let (budget_steps, first) = (budget.steps_left(), now_ns / problem.slots as u64 / THRESHOLD_DIVISOR);
-    while now_ns > bound_ns && !budget.is_spent() {
+    let mean_ns = now_ns / problem.items.len().div_ceil(problem.ranks) as u64;
+    let (budget_steps, first) = (budget.steps_left(), mean_ns / THRESHOLD_DIVISOR);
+    while best.0 > bound_ns && !budget.is_spent() {
         budget.spend(steps);
-        let Some(change) = draw(state, &mut random) else { continue };
-        let before = change.other.map(|other| state.placement.spots[other]);
+        let Some(change) = draw(state, random) else { continue };
         let from = state.placement.spots[change.item];
         let media = save_media(state, change);
         if !apply(state, change, from) {
-            undo(state, change, from, before, &media);
+            undo(state, change, from, &media);
             continue;
         }
         let after_ns = state.total_ns();
         // The threshold falls to zero over two thirds of the search, alike on every machine.
         let left = u128::from(budget.steps_left()) * 3 / 2;
         let share = left.saturating_sub(u128::from(budget_steps) / 2);
-        let threshold = (u128::from(first) * share / u128::from(budget_steps.max(1)) / 8) as u64;
+        let threshold = (u128::from(first) * share / u128::from(budget_steps.max(1))) as u64;
         if after_ns > now_ns.saturating_add(threshold) {
-            undo(state, change, from, before, &media);
+            undo(state, change, from, &media);
             continue;
         }
         now_ns = after_ns;
         if now_ns < best.0 {
-            best = (now_ns, state.placement.clone());
+            *best = (now_ns, state.placement.clone());
         }
     }
-    best
 }
 
 /// Draws a change for an item on a slowest rank, or any; `None` if it would change nothing.
@@ -64,6 +89,11 @@ fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
     let problem = state.problem;
     let item = draw_item(state, random)?;
     let from = state.placement.spots[item];
+    let media = media_of(state, item).len();
+    if from.log > 0 && media > 0 && random.below(MEDIUM_CHANCE) == 0 {
+        let medium = (random.below(media), random.below(1 << from.log) as u8);
+        return Some(Change { item, to: from, other: None, medium: Some(medium) });
+    }
     let kind = random.below(4);
     let log = if kind == 0 {
         let logs: Vec<u8> = problem.item_logs(item).filter(|log| *log != from.log).collect();
@@ -84,7 +114,8 @@ fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
     };
     let to = Spot { slot, first: (group << log) as u32, log };
     if to == from {
-        return None;
+        // Media may find better ranks.
+        return (from.log > 0 && media > 0).then_some(Change { item, to, other: None, medium: None });
     }
     let mut other = None;
     if kind >= 2 && log == from.log {
@@ -94,7 +125,7 @@ fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
             other = Some(candidate).filter(|other| state.placement.spots[*other] == to);
         }
     }
-    Some(Change { item, to, other })
+    Some(Change { item, to, other, medium: None })
 }
 
 fn draw_item(state: &State<'_>, random: &mut SplitMix64) -> Option<usize> {
@@ -131,6 +162,15 @@ fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
 
 /// Applies a change and computes the times; returns whether it is within the caps and leaves no rank empty.
 fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
+    if let Some((medium, offset)) = change.medium {
+        let own = media_of(state, change.item);
+        let mut media = state.placement.media[own].to_vec();
+        media[medium] = offset;
+        state.remove(change.item);
+        state.insert_placed(change.item, from, &media);
+        state.count_spots(&[from]);
+        return true;
+    }
     state.remove(change.item);
     if let Some(other) = change.other {
         state.remove(other);
@@ -138,7 +178,7 @@ fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
     let mut fits = state.fits(change.item, change.to);
     state.insert(change.item, change.to);
     if let Some(other) = change.other {
-        fits &= state.problem.item_logs(other).any(|log| log == from.log) && state.fits(other, from);
+        fits &= state.fits(other, from);
         state.insert(other, from);
     }
     if fits && state.problem.fills() {
@@ -152,9 +192,8 @@ fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
 
 /// Copies the media places of the changed items.
 fn save_media(state: &State<'_>, change: Change) -> [Vec<u8>; 2] {
-    [Some(change.item), change.other].map(|item| {
-        item.map_or_else(Vec::new, |item| state.placement.media[media_of(state, item)].to_vec())
-    })
+    [Some(change.item), change.other]
+        .map(|item| item.map_or_else(Vec::new, |item| state.placement.media[media_of(state, item)].to_vec()))
 }
 
 fn media_of(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
@@ -162,14 +201,14 @@ fn media_of(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
 }
 
 /// Takes a change back, with the media where they were.
-fn undo(state: &mut State<'_>, change: Change, from: Spot, before: Option<Spot>, media: &[Vec<u8>; 2]) {
+fn undo(state: &mut State<'_>, change: Change, from: Spot, media: &[Vec<u8>; 2]) {
     state.remove(change.item);
     if let Some(other) = change.other {
         state.remove(other);
     }
     state.insert_placed(change.item, from, &media[0]);
-    if let (Some(other), Some(spot)) = (change.other, before) {
-        state.insert_placed(other, spot, &media[1]);
+    if let Some(other) = change.other {
+        state.insert_placed(other, change.to, &media[1]);
     }
     state.count_spots(&[from, change.to]);
 }

@@ -89,9 +89,8 @@ fn lightest(state: &State<'_>, item: usize, log: u8) -> Option<Spot> {
         groups.map(move |group| Spot { slot: slot as u32, first: (group << log) as u32, log })
     });
     let is_apart = problem.shard_ranks == 1;
-    let rank_ns = |rank: usize| -> u64 {
-        (0..problem.slots).map(|slot| load_ns(state, state.bin(slot, rank))).sum()
-    };
+    let rank_ns =
+        |rank: usize| -> u64 { (0..problem.slots).map(|slot| load_ns(state, state.bin(slot, rank))).sum() };
     // Without lockstep, work counts over all slots; groups meet in the first slots, before ranks drift apart.
     let rank_loads: Vec<u64> = if is_apart { (0..problem.ranks).map(rank_ns).collect() } else { Vec::new() };
     let key = |spot: &Spot| -> (u64, u64) {
@@ -123,9 +122,10 @@ fn fill(state: &mut State<'_>) -> bool {
             first: (bin % state.problem.ranks) as u32,
             log: 0,
         };
-        let moved = state.members.iter().filter(|own| own.len() > 1).flatten().copied().find(|&item| {
-            state.placement.spots[item as usize].log == 0 && state.fits(item as usize, spot)
-        });
+        let moved =
+            state.members.iter().filter(|own| own.len() > 1).flatten().copied().find(|&item| {
+                state.placement.spots[item as usize].log == 0 && state.fits(item as usize, spot)
+            });
         let Some(item) = moved else { return false };
         state.remove(item as usize);
         state.insert(item as usize, spot);

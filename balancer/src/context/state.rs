@@ -191,9 +191,7 @@ impl<'a> State<'a> {
         let load = &self.loads[bin * modules..(bin + 1) * modules];
         let constants = &self.problem.constants;
         match &constants.whole {
-            None => {
-                constants.modules.get(module).map_or(load[module], |own| own.microbatch_ns(load[module]))
-            }
+            None => constants.modules.get(module).map_or(load[module], |own| own.microbatch_ns(load[module])),
             Some(whole) if module + 1 == modules => {
                 let sum = load.iter().sum();
                 load[module] + whole.microbatch_ns(sum).saturating_sub(sum)

@@ -242,7 +242,8 @@ impl LlmFlops {
             }
             let backward = |step: u32| {
                 let own = self.backward.attention(&step_rows(step), Attention::Causal);
-                let scores = if recomputation == Recomputation::None { 0 } else { self.scores(forward(step)) };
+                let scores =
+                    if recomputation == Recomputation::None { 0 } else { self.scores(forward(step)) };
                 own.saturating_add(scores)
             };
             ring.push(RingPass { steps: steps().map(backward).collect(), messages: 2 });
@@ -250,7 +251,12 @@ impl LlmFlops {
         SliceFlops { training, ring }
     }
 
-    fn training_rows(&self, rows: &Rows, attention: Attention, recomputation: Recomputation) -> TrainingFlops {
+    fn training_rows(
+        &self,
+        rows: &Rows,
+        attention: Attention,
+        recomputation: Recomputation,
+    ) -> TrainingFlops {
         let pairs = self.forward.attention(rows, attention);
         let linear = self.forward.linear(rows);
         let head = self.head_forward(rows.tokens);

@@ -151,7 +151,8 @@ mod tests {
 
     /// Counts the squares of a mask entry by entry: two for a pair, one for a token with itself.
     fn count(slices: &ZigzagSlices, rank: u32, keys_of: Option<u32>, sees: impl Fn(u32, u32) -> bool) -> u64 {
-        let is_there = |key: u32| keys_of.is_none_or(|of| slices.chunks(of).iter().any(|own| own.contains(&key)));
+        let is_there =
+            |key: u32| keys_of.is_none_or(|of| slices.chunks(of).iter().any(|own| own.contains(&key)));
         let mut squares = 0;
         for query in slices.chunks(rank).into_iter().flatten() {
             for key in (0..slices.tokens).filter(|key| is_there(*key) && sees(query, *key)) {
@@ -218,7 +219,11 @@ mod tests {
                 for rank in 0..slices.ranks {
                     let full = slices.chunks(rank).into_iter().flatten().filter(is_full).count() as u64;
                     let expected = count(&slices, rank, None, sees) + full;
-                    assert_eq!(slices.window_squares(rank, &windows), expected, "{windows:?} {slices:?} {rank}");
+                    assert_eq!(
+                        slices.window_squares(rank, &windows),
+                        expected,
+                        "{windows:?} {slices:?} {rank}"
+                    );
                 }
             }
         }

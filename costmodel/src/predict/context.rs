@@ -128,7 +128,8 @@ impl CostModel {
             let llm_ns = llm_ns.fold(0, u64::saturating_add);
             return Ok(vec![SliceCost { tokens: count as u32, llm_ns, exposed_ns: 0 }]);
         }
-        let transfer_ns: f64 = samples.iter().map(|[tokens, _]| transfer_ns(self, *tokens, ranks, exchange)).sum();
+        let transfer_ns: f64 =
+            samples.iter().map(|[tokens, _]| transfer_ns(self, *tokens, ranks, exchange)).sum();
         Ok((0..ranks).map(|rank| self.packed_slice(samples, [rank, ranks], exchange, transfer_ns)).collect())
     }
 
@@ -196,12 +197,7 @@ impl CostModel {
     /// Returns the nanoseconds in which a rank waits for messages, in all layers and passes.
     ///
     /// - `latency`, `transfer`: nanoseconds of a message with the keys and values in one layer
-    fn exposed_ns(
-        &self,
-        passes: &[TimedPass],
-        [latency, transfer]: [f64; 2],
-        kind: KeyExchangeKind,
-    ) -> f64 {
+    fn exposed_ns(&self, passes: &[TimedPass], [latency, transfer]: [f64; 2], kind: KeyExchangeKind) -> f64 {
         let llm = &self.spec.llm;
         let windowed = f64::from(llm.windowed_layer_count().min(llm.layers));
         let full = f64::from(llm.layers) - windowed;
@@ -237,7 +233,8 @@ struct TimedPass {
 /// Returns the nanoseconds in which the longest slice's keys and values in a layer pass a link.
 fn transfer_ns(model: &CostModel, tokens: u32, ranks: u32, exchange: &KeyExchange) -> f64 {
     let Some(link) = exchange.link else { return 0.0 };
-    let bytes = f64::from(ZigzagSlices::new(tokens, ranks).tokens_max()) * model.key_bytes(exchange.element_bytes);
+    let bytes =
+        f64::from(ZigzagSlices::new(tokens, ranks).tokens_max()) * model.key_bytes(exchange.element_bytes);
     1e9 * bytes / link.bytes_per_second
 }
 
@@ -340,7 +337,8 @@ mod tests {
         let ring = over(nvlink, KeyExchangeKind::Ring);
         let [plain, windowed] =
             [&model, &windowed].map(|model| model.predict_slices(100_000, 0, 4, &ring).unwrap()[0]);
-        let message = |times: f64| nvlink.latency_seconds + times * 25_000.0 * 2048.0 / nvlink.bytes_per_second;
+        let message =
+            |times: f64| nvlink.latency_seconds + times * 25_000.0 * 2048.0 / nvlink.bytes_per_second;
         let expected = 14.0 * 3.0 * (message(1.0) + message(2.0));
         assert_eq!(plain.exposed_ns, 0);
         assert!((windowed.exposed_ns as f64 / 1e9 / expected - 1.0).abs() < 1e-6);
