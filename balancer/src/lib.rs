@@ -13,6 +13,7 @@
 //!
 //! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`], or your own [`Partitioner`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
+//! - items split over ranks: [`ContextProblem`], [`balance_context`]
 //! - pipelines: [`schedule`](mod@schedule), [`simulate`], [`CompiledSchedule`], [`assign_ranks`],
 //!   [`peak_order`]
 //!
@@ -33,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod context;
 mod digest;
 mod error;
 mod instance;
@@ -42,6 +44,10 @@ pub mod schedule;
 mod simulate;
 
 pub use budget::Budget;
+pub use context::{
+    ContextAssignment, ContextItem, ContextPlace, ContextProblem, ContextSlice, balance_context,
+    context_step_ns,
+};
 pub use digest::PlanDigest;
 pub use error::{Error, Result};
 pub use instance::{Caps, Instance};

@@ -1,5 +1,6 @@
 //! Tests the balancer's public claims: one module per kind.
 
+mod context;
 mod families;
 mod oracle;
 mod own_strategy;

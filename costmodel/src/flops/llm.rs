@@ -1,5 +1,6 @@
 //! Counts FLOPs for a language model.
 
+use super::slice::ZigzagSlices;
 use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::counts::{LlmCounts, Polynomial};
 use crate::model::{LlmSpec, WindowedAttention};
@@ -37,6 +38,39 @@ struct PassFlops {
     head_per_token: u64,
 }
 
+/// Tokens that run together, with their attention in squares: twice the pairs, so that a causal sequence has
+/// the square of its length.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rows {
+    tokens: u64,
+    /// In layers with full attention.
+    full: u64,
+    /// In layers with windows.
+    windowed: u64,
+    /// In layers without a causal mask.
+    unmasked: u64,
+}
+
+/// Training FLOPs for a slice of a sequence, with the attention by ring step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SliceFlops {
+    /// All FLOPs.
+    pub training: TrainingFlops,
+    /// Attention in layers without windows, part of [`Self::training`], by pass over the layers: forward;
+    /// forward again if layers are recomputed; backward with recomputed scores, unless there is no backward
+    /// pass.
+    pub ring: Vec<RingPass>,
+}
+
+/// Attention FLOPs for a slice in a pass over the layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RingPass {
+    /// FLOPs by ring step, `[ranks]`.
+    pub steps: Vec<u128>,
+    /// Message size in multiples of the keys and values: 1 forward, 2 backward, with their gradients.
+    pub messages: u32,
+}
+
 impl PassFlops {
     /// Converts counts; a causal square has half the pairs.
     const fn counted(layers: &Polynomial, head: &Polynomial) -> Self {
@@ -50,8 +84,19 @@ impl PassFlops {
     }
 
     /// Returns the FLOPs in the layers without attention.
-    fn linear(&self, sample_tokens: &[u32]) -> u128 {
-        wide_product(self.per_token, tokens(sample_tokens))
+    fn linear(&self, rows: &Rows) -> u128 {
+        wide_product(self.per_token, rows.tokens)
+    }
+
+    /// Returns the attention FLOPs in all layers.
+    fn attention(&self, rows: &Rows, attention: Attention) -> u128 {
+        let causal = wide_product(self.per_full_square, rows.full)
+            .saturating_add(wide_product(self.per_windowed_square, rows.windowed));
+        let masked = match attention {
+            Attention::Causal => causal,
+            Attention::Full => causal.saturating_mul(2),
+        };
+        masked.saturating_add(wide_product(self.per_unmasked_square, rows.unmasked))
     }
 
     const fn doubled(self) -> Self {
@@ -126,8 +171,8 @@ impl LlmFlops {
     /// squares.
     #[must_use]
     pub fn layers_forward(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
-        let attention = self.attention(&self.forward, sample_tokens, attention);
-        self.forward.linear(sample_tokens).saturating_add(attention)
+        let rows = self.rows(sample_tokens);
+        self.forward.linear(&rows).saturating_add(self.forward.attention(&rows, attention))
     }
 
     /// Returns the forward FLOPs per token in all layers, without attention.
@@ -164,9 +209,57 @@ impl LlmFlops {
         attention: Attention,
         recomputation: Recomputation,
     ) -> TrainingFlops {
-        let pairs = self.attention(&self.forward, sample_tokens, attention);
-        let linear = self.forward.linear(sample_tokens);
-        let head = self.head_forward(tokens(sample_tokens));
+        self.training_rows(&self.rows(sample_tokens), attention, recomputation)
+    }
+
+    /// Returns the training FLOPs for the slice of a sequence on one rank of a context-parallel group, LM
+    /// head included; over all ranks they add up to [`Self::training`] of the sequence, with causal
+    /// attention.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    #[must_use]
+    pub fn slice(&self, slices: &ZigzagSlices, rank: u32, recomputation: Recomputation) -> SliceFlops {
+        let tokens: u64 = slices.tokens(rank).into();
+        let steps = || 0..slices.ranks();
+        let rows = Rows {
+            tokens,
+            full: slices.squares(rank),
+            windowed: self.windows.map_or(0, |windows| slices.window_squares(rank, &windows)),
+            unmasked: steps().map(|step| slices.unmasked_ring_squares(rank, step)).sum(),
+        };
+        let training = self.training_rows(&rows, Attention::Causal, recomputation);
+        let step_rows = |step: u32| Rows {
+            full: slices.ring_squares(rank, step),
+            unmasked: slices.unmasked_ring_squares(rank, step),
+            ..Rows::default()
+        };
+        let forward = |step: u32| self.forward.attention(&step_rows(step), Attention::Causal);
+        let mut ring = vec![RingPass { steps: steps().map(forward).collect(), messages: 1 }];
+        if self.gradients != Gradients::None {
+            if recomputation == Recomputation::Layers {
+                ring.push(ring[0].clone());
+            }
+            let backward = |step: u32| {
+                let own = self.backward.attention(&step_rows(step), Attention::Causal);
+                let scores =
+                    if recomputation == Recomputation::None { 0 } else { self.scores(forward(step)) };
+                own.saturating_add(scores)
+            };
+            ring.push(RingPass { steps: steps().map(backward).collect(), messages: 2 });
+        }
+        SliceFlops { training, ring }
+    }
+
+    fn training_rows(
+        &self,
+        rows: &Rows,
+        attention: Attention,
+        recomputation: Recomputation,
+    ) -> TrainingFlops {
+        let pairs = self.forward.attention(rows, attention);
+        let linear = self.forward.linear(rows);
+        let head = self.head_forward(rows.tokens);
         let layers = linear.saturating_add(pairs);
         let forward = layers.saturating_add(head);
         let recomputed = match recomputation {
@@ -179,11 +272,11 @@ impl LlmFlops {
         };
         let backward = match self.gradients {
             // The embedding is trained, so the layers need input gradients even if nothing comes before them.
-            Gradients::All | Gradients::Weights => self.all_gradients(sample_tokens, attention),
+            Gradients::All | Gradients::Weights => self.all_gradients(rows, attention),
             // Weight gradients take as many FLOPs as the forward pass; attention has no weights.
             Gradients::Inputs => {
                 let weights = linear.saturating_add(head);
-                self.all_gradients(sample_tokens, attention).saturating_sub(weights)
+                self.all_gradients(rows, attention).saturating_sub(weights)
             }
             Gradients::None => 0,
         };
@@ -191,13 +284,10 @@ impl LlmFlops {
     }
 
     /// Returns the FLOPs for weight and input gradients, saturating.
-    fn all_gradients(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
+    fn all_gradients(&self, rows: &Rows, attention: Attention) -> u128 {
         let pass = &self.backward;
-        sum([
-            pass.linear(sample_tokens),
-            self.attention(pass, sample_tokens, attention),
-            wide_product(pass.head_per_token, tokens(sample_tokens)),
-        ])
+        let head = wide_product(pass.head_per_token, rows.tokens);
+        sum([pass.linear(rows), pass.attention(rows, attention), head])
     }
 
     /// Returns the FLOPs for the first attention product, from the FLOPs for both.
@@ -211,26 +301,20 @@ impl LlmFlops {
         pairs / both * scores as u128
     }
 
-    fn attention(&self, pass: &PassFlops, sample_tokens: &[u32], attention: Attention) -> u128 {
+    /// Sums the rows of whole samples.
+    fn rows(&self, sample_tokens: &[u32]) -> Rows {
         let squares = |of: &dyn Fn(u64) -> u64| {
             sample_tokens.iter().map(|&tokens| of(u64::from(tokens))).fold(0, u64::saturating_add)
         };
         let all = squares(&|tokens| tokens * tokens);
-        let mut causal = wide_product(pass.per_full_square, all);
-        if let Some(windows) = self.windows.filter(|_| pass.per_windowed_square > 0) {
-            let windowed = squares(&|tokens| windows.causal_squares(tokens));
-            causal = causal.saturating_add(wide_product(pass.per_windowed_square, windowed));
+        let windowed = self.windows.map_or(0, |windows| squares(&|tokens| windows.causal_squares(tokens)));
+        Rows {
+            tokens: sample_tokens.iter().map(|&tokens| u64::from(tokens)).sum(),
+            full: all,
+            windowed,
+            unmasked: all,
         }
-        let masked = match attention {
-            Attention::Causal => causal,
-            Attention::Full => causal.saturating_mul(2),
-        };
-        masked.saturating_add(wide_product(pass.per_unmasked_square, all))
     }
-}
-
-fn tokens(sample_tokens: &[u32]) -> u64 {
-    sample_tokens.iter().map(|&tokens| u64::from(tokens)).sum()
 }
 
 #[cfg(test)]
@@ -350,5 +434,47 @@ mod tests {
         assert_eq!(training(&frozen).recomputed, training(&all).recomputed);
         let none = all.gradients(Gradients::None);
         assert_eq!((training(&none).backward, training(&none).recomputed), (0, 0));
+    }
+
+    /// Slices have the FLOPs of the whole sequence, and each nearly its share.
+    #[test]
+    fn slices_add_up_to_the_sequence() {
+        for name in ["llava-ov-qwen2.5-7b", "gemma3-12b", "qwen3-vl-30b-a3b"] {
+            let llm = llm(name);
+            for (tokens, ranks) in [(1, 8), (777, 2), (4_099, 4), (40_001, 8)] {
+                let slices = ZigzagSlices::new(tokens, ranks);
+                for recomputation in Recomputation::ALL {
+                    let whole = llm.training(&[tokens], Attention::Causal, recomputation);
+                    let parts = || (0..ranks).map(|rank| llm.slice(&slices, rank, recomputation).training);
+                    assert_eq!(parts().map(|part| part.forward).sum::<u128>(), whole.forward, "{name}");
+                    assert_eq!(parts().map(|part| part.backward).sum::<u128>(), whole.backward, "{name}");
+                    let recomputed = parts().map(|part| part.recomputed).sum::<u128>();
+                    assert!(whole.recomputed - recomputed <= u128::from(ranks), "{name}");
+                    let most = parts().map(|part| part.total()).max().unwrap() as f64;
+                    let share = whole.total() as f64 / f64::from(ranks);
+                    assert!(tokens < 777 || most / share < 1.01, "{name} {tokens} {ranks}: {}", most / share);
+                }
+            }
+        }
+    }
+
+    /// The steps of all passes are the attention of a model without windows.
+    #[test]
+    fn ring_steps_add_up_to_the_attention() {
+        let llm = llm("llava-ov-qwen2.5-7b");
+        let slices = ZigzagSlices::new(5_003, 4);
+        for rank in 0..4 {
+            for recomputation in Recomputation::ALL {
+                let slice = llm.slice(&slices, rank, recomputation);
+                let ring: u128 = slice.ring.iter().flat_map(|pass| &pass.steps).sum();
+                let rows = Rows { tokens: slices.tokens(rank).into(), ..Rows::default() };
+                let linear = llm.training_rows(&rows, Attention::Causal, recomputation).total();
+                assert_eq!(slice.training.total() - linear, ring, "{rank} {recomputation:?}");
+            }
+        }
+        let frozen = llm.gradients(Gradients::None).slice(&slices, 0, Recomputation::Layers);
+        assert_eq!(frozen.ring.iter().map(|pass| pass.messages).collect::<Vec<_>>(), [1]);
+        let passes = llm.slice(&slices, 0, Recomputation::Layers).ring;
+        assert_eq!(passes.iter().map(|pass| pass.messages).collect::<Vec<_>>(), [1, 1, 2]);
     }
 }

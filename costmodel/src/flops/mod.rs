@@ -21,13 +21,15 @@
 
 mod encoder;
 mod llm;
+mod slice;
 
 use std::str::FromStr;
 
 use crate::error::Error;
 
 pub use encoder::{EncoderFlops, EncoderPass};
-pub use llm::LlmFlops;
+pub use llm::{LlmFlops, RingPass, SliceFlops};
+pub use slice::ZigzagSlices;
 
 /// Query-key pairs in a sequence that the LLM's attention computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -61,20 +61,20 @@ pub struct Prediction {
 /// ```
 #[derive(Debug, Clone)]
 pub struct CostModel {
-    spec: ModelSpec,
-    times: TimeSource,
+    pub(super) spec: ModelSpec,
+    pub(super) times: TimeSource,
     check: Option<ProfileCheck>,
     correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
     encoders: Vec<Encoder>,
-    llm: LlmFlops,
-    recomputation: Recomputation,
+    pub(super) llm: LlmFlops,
+    pub(super) recomputation: Recomputation,
     frozen: FrozenParts,
 }
 
 /// Source that converts work to time.
 #[derive(Debug, Clone)]
-enum TimeSource {
+pub(super) enum TimeSource {
     /// FLOPs over a stated rate.
     Rate(DeviceRate),
     /// Curves through measured times.
@@ -490,7 +490,7 @@ impl CostModel {
     }
 
     /// Returns the LLM's corrected time over a sample, forward and backward.
-    fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
+    pub(super) fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
         let ns = match &self.times {
             TimeSource::Rate(rate) => {
                 let flops = self.llm.training(&[tokens], Attention::Causal, self.recomputation);
@@ -504,7 +504,7 @@ impl CostModel {
         self.corrected_ns(Module::Llm, tokens.into(), ns)
     }
 
-    fn corrected_ns(&self, module: Module, size: u64, ns: u64) -> u64 {
+    pub(super) fn corrected_ns(&self, module: Module, size: u64, ns: u64) -> u64 {
         self.correction.as_ref().map_or(ns, |table| table.apply(module, size, ns))
     }
 

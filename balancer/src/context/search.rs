@@ -1,0 +1,214 @@
+//! Improves a placement: items change group, slot or number of ranks, or exchange places.
+
+use super::state::{Placement, Spot, State};
+use crate::budget::Budget;
+use dflop_costmodel::random::SplitMix64;
+
+/// Elementary steps per tried change, in addition to the loads that it reads.
+const STEPS_PER_CHANGE: u64 = 8;
+/// Loads that are read in an elementary step.
+const LOADS_PER_STEP: u64 = 16;
+/// Divisor of the mean item for the first threshold below which a change for the worse is accepted.
+const THRESHOLD_DIVISOR: u64 = 4;
+/// One change in this many moves a single medium, if there is one in a group.
+const MEDIUM_CHANCE: usize = 8;
+
+/// Number of times that the search starts again from the best placement.
+const CYCLES: u64 = 4;
+
+/// A change: an item goes to a group, and an item from there takes its place, if there is one.
+#[derive(Debug, Clone, Copy)]
+struct Change {
+    item: usize,
+    to: Spot,
+    other: Option<usize>,
+    /// Number of a medium of the item that goes to a place in the group; other media find their own.
+    medium: Option<(usize, u8)>,
+}
+
+/// Changes places until the budget is spent or the bound is met; returns the best placement.
+pub(super) fn search(state: &mut State<'_>, bound_ns: u64, budget: &mut Budget) -> (u64, Placement) {
+    let problem = state.problem;
+    let mut best = (state.total_ns(), state.placement.clone());
+    let bins = problem.slots * problem.ranks;
+    if problem.items.is_empty() || bins < 2 {
+        return best;
+    }
+    let mut random = SplitMix64::new(problem.seed());
+    for cycle in 0..CYCLES {
+        if cycle > 0 {
+            *state = State::restore(problem, &best.1);
+        }
+        let steps = budget.steps_left() / (CYCLES - cycle);
+        budget.within(steps, |budget| search_once(state, &mut best, bound_ns, &mut random, budget));
+    }
+    best
+}
+
+/// Accepts ever smaller changes for the worse, and none in the last third.
+fn search_once(
+    state: &mut State<'_>,
+    best: &mut (u64, Placement),
+    bound_ns: u64,
+    random: &mut SplitMix64,
+    budget: &mut Budget,
+) {
+    let problem = state.problem;
+    let mut now_ns = state.total_ns();
+    let read = if problem.shard_ranks == 1 { problem.slots * problem.ranks } else { 2 * problem.shard_ranks };
+    let steps = STEPS_PER_CHANGE + (read * problem.modules) as u64 / LOADS_PER_STEP;
+    let mean_ns = now_ns / problem.items.len().div_ceil(problem.ranks) as u64;
+    let (budget_steps, first) = (budget.steps_left(), mean_ns / THRESHOLD_DIVISOR);
+    while best.0 > bound_ns && !budget.is_spent() {
+        budget.spend(steps);
+        let Some(change) = draw(state, random) else { continue };
+        let from = state.placement.spots[change.item];
+        let media = save_media(state, change);
+        if !apply(state, change, from) {
+            undo(state, change, from, &media);
+            continue;
+        }
+        let after_ns = state.total_ns();
+        // The threshold falls to zero over two thirds of the search, alike on every machine.
+        let left = u128::from(budget.steps_left()) * 3 / 2;
+        let share = left.saturating_sub(u128::from(budget_steps) / 2);
+        let threshold = (u128::from(first) * share / u128::from(budget_steps.max(1))) as u64;
+        if after_ns > now_ns.saturating_add(threshold) {
+            undo(state, change, from, &media);
+            continue;
+        }
+        now_ns = after_ns;
+        if now_ns < best.0 {
+            *best = (now_ns, state.placement.clone());
+        }
+    }
+}
+
+/// Draws a change for an item on a slowest rank, or any; `None` if it would change nothing.
+fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
+    let problem = state.problem;
+    let item = draw_item(state, random)?;
+    let from = state.placement.spots[item];
+    let media = media_of(state, item).len();
+    if from.log > 0 && media > 0 && random.below(MEDIUM_CHANCE) == 0 {
+        let medium = (random.below(media), random.below(1 << from.log) as u8);
+        return Some(Change { item, to: from, other: None, medium: Some(medium) });
+    }
+    let kind = random.below(4);
+    let log = if kind == 0 {
+        let logs: Vec<u8> = problem.item_logs(item).filter(|log| *log != from.log).collect();
+        if logs.is_empty() { from.log } else { logs[random.below(logs.len())] }
+    } else {
+        from.log
+    };
+    let slot = if problem.slots == 1 || random.below(2) == 0 {
+        from.slot
+    } else {
+        random.below(problem.slots) as u32
+    };
+    let groups = problem.ranks >> log;
+    let group = match random.below(3) {
+        0 => random.below(groups),
+        1 if log != from.log => (from.first as usize >> log).min(groups - 1),
+        _ => lightest_group(state, slot as usize, log),
+    };
+    let to = Spot { slot, first: (group << log) as u32, log };
+    if to == from {
+        // Media may find better ranks.
+        return (from.log > 0 && media > 0).then_some(Change { item, to, other: None, medium: None });
+    }
+    let mut other = None;
+    if kind >= 2 && log == from.log {
+        let members = &state.members[state.bin(slot as usize, to.first as usize)];
+        if !members.is_empty() {
+            let candidate = members[random.below(members.len())] as usize;
+            other = Some(candidate).filter(|other| state.placement.spots[*other] == to);
+        }
+    }
+    Some(Change { item, to, other, medium: None })
+}
+
+fn draw_item(state: &State<'_>, random: &mut SplitMix64) -> Option<usize> {
+    let problem = state.problem;
+    if random.below(2) == 0 {
+        return Some(random.below(problem.items.len()));
+    }
+    let slot = random.below(problem.slots);
+    let rank = if problem.shard_ranks > 1 {
+        let module = random.below(problem.modules);
+        let first = state.slowest_shard() * problem.shard_ranks;
+        let ns = |rank: &usize| state.module_ns(state.bin(slot, *rank), module);
+        (first..first + problem.shard_ranks).rev().max_by_key(ns)?
+    } else {
+        (0..problem.ranks).rev().max_by_key(|rank| state.done_ns[*rank])?
+    };
+    let members = &state.members[state.bin(slot, rank)];
+    (!members.is_empty()).then(|| members[random.below(members.len())] as usize)
+}
+
+/// Returns the group with the least work in a slot, or in all slots if ranks do not meet in modules.
+fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
+    let problem = state.problem;
+    let load = |rank: usize| -> u64 {
+        if problem.shard_ranks == 1 {
+            return state.done_ns[rank];
+        }
+        let bin = state.bin(slot, rank);
+        state.loads[bin * problem.modules..(bin + 1) * problem.modules].iter().sum()
+    };
+    let slowest = |group: &usize| (group << log..(group + 1) << log).map(load).max();
+    (0..problem.ranks >> log).min_by_key(slowest).unwrap_or(0)
+}
+
+/// Applies a change and computes the times; returns whether it is within the caps and leaves no rank empty.
+fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
+    if let Some((medium, offset)) = change.medium {
+        let own = media_of(state, change.item);
+        let mut media = state.placement.media[own].to_vec();
+        media[medium] = offset;
+        state.remove(change.item);
+        state.insert_placed(change.item, from, &media);
+        state.count_spots(&[from]);
+        return true;
+    }
+    state.remove(change.item);
+    if let Some(other) = change.other {
+        state.remove(other);
+    }
+    let mut fits = state.fits(change.item, change.to);
+    state.insert(change.item, change.to);
+    if let Some(other) = change.other {
+        fits &= state.fits(other, from);
+        state.insert(other, from);
+    }
+    if fits && state.problem.fills() {
+        fits = from.ranks().all(|rank| !state.members[state.bin(from.slot as usize, rank)].is_empty());
+    }
+    if fits {
+        state.count_spots(&[from, change.to]);
+    }
+    fits
+}
+
+/// Copies the media places of the changed items.
+fn save_media(state: &State<'_>, change: Change) -> [Vec<u8>; 2] {
+    [Some(change.item), change.other]
+        .map(|item| item.map_or_else(Vec::new, |item| state.placement.media[media_of(state, item)].to_vec()))
+}
+
+fn media_of(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
+    state.problem.media_starts[item]..state.problem.media_starts[item + 1]
+}
+
+/// Takes a change back, with the media where they were.
+fn undo(state: &mut State<'_>, change: Change, from: Spot, media: &[Vec<u8>; 2]) {
+    state.remove(change.item);
+    if let Some(other) = change.other {
+        state.remove(other);
+    }
+    state.insert_placed(change.item, from, &media[0]);
+    if let Some(other) = change.other {
+        state.insert_placed(other, change.to, &media[1]);
+    }
+    state.count_spots(&[from, change.to]);
+}

@@ -1,0 +1,277 @@
+//! Loads of all ranks and slots under a placement, and the step time that follows from them.
+
+use super::problem::ContextProblem;
+
+/// Group of ranks in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) slot: u32,
+    pub(super) first: u32,
+    /// Logarithm of the number of ranks.
+    pub(super) log: u8,
+}
+
+impl Spot {
+    pub(super) fn ranks(self) -> std::ops::Range<usize> {
+        self.first as usize..self.first as usize + (1 << self.log)
+    }
+}
+
+/// Number of possible group sizes.
+const LOGS: usize = super::problem::GROUP_RANKS_MAX.ilog2() as usize + 1;
+
+/// Placement of every item.
+#[derive(Debug, Clone)]
+pub(super) struct Placement {
+    pub(super) spots: Vec<Spot>,
+    /// Rank of every medium inside the group.
+    pub(super) media: Vec<u8>,
+}
+
+/// Loads under a placement.
+#[derive(Debug, Clone)]
+pub(super) struct State<'a> {
+    pub(super) problem: &'a ContextProblem,
+    pub(super) placement: Placement,
+    /// Nanoseconds that items add, `[slots * ranks * modules]`.
+    pub(super) loads: Vec<u64>,
+    /// Tokens and bytes, `[slots * ranks]`.
+    limited: Vec<[u64; 2]>,
+    /// Items, `[slots * ranks]`.
+    pub(super) members: Vec<Vec<u32>>,
+    /// Number of items by group size, `[slots * ranks]`.
+    widths: Vec<[u32; LOGS]>,
+    /// Lockstep: time of every slot, `[shard groups * slots]`.
+    slot_ns: Vec<u64>,
+    /// Otherwise: time at which every rank is done, `[ranks]`.
+    pub(super) done_ns: Vec<u64>,
+}
+
+impl<'a> State<'a> {
+    pub(super) fn empty(problem: &'a ContextProblem) -> Self {
+        let bins = problem.slots * problem.ranks;
+        let nowhere = Spot { slot: 0, first: 0, log: 0 };
+        let media = problem.media_starts.last().copied().unwrap_or(0);
+        Self {
+            problem,
+            placement: Placement { spots: vec![nowhere; problem.items.len()], media: vec![0; media] },
+            loads: vec![0; bins * problem.modules],
+            limited: vec![[0; 2]; bins],
+            members: vec![Vec::new(); bins],
+            widths: vec![[0; LOGS]; bins],
+            slot_ns: vec![0; problem.ranks / problem.shard_ranks * problem.slots],
+            done_ns: vec![0; problem.ranks],
+        }
+    }
+
+    /// Restores the loads of a placement.
+    pub(super) fn restore(problem: &'a ContextProblem, placement: &Placement) -> Self {
+        let mut state = Self::empty(problem);
+        state.placement.media.clone_from(&placement.media);
+        for (item, spot) in placement.spots.iter().enumerate() {
+            state.add(item, *spot);
+            state.add_placed_media(item, *spot);
+        }
+        state.recount();
+        state
+    }
+
+    pub(super) fn bin(&self, slot: usize, rank: usize) -> usize {
+        slot * self.problem.ranks + rank
+    }
+
+    /// Puts an item on a group; its media go to the ranks with the least encoder work, longest first.
+    pub(super) fn insert(&mut self, item: usize, spot: Spot) {
+        self.add(item, spot);
+        let (problem, modules) = (self.problem, self.problem.modules);
+        let start = problem.media_starts[item];
+        let first = self.bin(spot.slot as usize, spot.first as usize);
+        let mut next = start;
+        for (encoder, order) in problem.media_order[item].iter().enumerate() {
+            let media_ns = &problem.items[item].media_ns[encoder];
+            for &medium in order {
+                let offset = self.least_loaded(first, spot.log, encoder);
+                self.placement.media[next + medium as usize] = offset as u8;
+                self.loads[(first + offset) * modules + encoder] += media_ns[medium as usize];
+            }
+            next += media_ns.len();
+        }
+    }
+
+    /// Puts an item on a group, with the media on given ranks.
+    pub(super) fn insert_placed(&mut self, item: usize, spot: Spot, media: &[u8]) {
+        let start = self.problem.media_starts[item];
+        self.placement.media[start..start + media.len()].copy_from_slice(media);
+        self.add(item, spot);
+        self.add_placed_media(item, spot);
+    }
+
+    /// Returns the place in a group of the rank with the least work in an encoder, or in all modules if ranks
+    /// do not meet in modules.
+    fn least_loaded(&self, first: usize, log: u8, encoder: usize) -> usize {
+        if log == 0 {
+            return 0;
+        }
+        let modules = self.problem.modules;
+        let load = |offset: usize| {
+            let load = &self.loads[(first + offset) * modules..(first + offset + 1) * modules];
+            if self.problem.shard_ranks > 1 { load[encoder] } else { load.iter().sum() }
+        };
+        (0..1 << log).min_by_key(|offset| load(*offset)).unwrap_or(0)
+    }
+
+    /// Adds everything of an item but its media.
+    fn add(&mut self, item: usize, spot: Spot) {
+        let slice = *self.problem.slice(item, spot.log);
+        let modules = self.problem.modules;
+        for rank in spot.ranks() {
+            let bin = self.bin(spot.slot as usize, rank);
+            self.loads[(bin + 1) * modules - 1] += slice.ns;
+            self.limited[bin][0] += slice.tokens;
+            self.limited[bin][1] += slice.bytes;
+            self.members[bin].push(item as u32);
+            self.widths[bin][usize::from(spot.log)] += 1;
+        }
+        self.placement.spots[item] = spot;
+    }
+
+    /// Adds an item's media to the ranks that they were placed on.
+    fn add_placed_media(&mut self, item: usize, spot: Spot) {
+        self.change_media(item, spot, |load, ns| *load += ns);
+    }
+
+    fn change_media(&mut self, item: usize, spot: Spot, change: impl Fn(&mut u64, u64)) {
+        let problem = self.problem;
+        let first = self.bin(spot.slot as usize, spot.first as usize);
+        let mut next = problem.media_starts[item];
+        for (encoder, media_ns) in problem.items[item].media_ns.iter().enumerate() {
+            for &ns in media_ns {
+                let offset = usize::from(self.placement.media[next]);
+                change(&mut self.loads[(first + offset) * problem.modules + encoder], ns);
+                next += 1;
+            }
+        }
+    }
+
+    /// Takes an item away.
+    pub(super) fn remove(&mut self, item: usize) {
+        let spot = self.placement.spots[item];
+        self.change_media(item, spot, |load, ns| *load -= ns);
+        let slice = *self.problem.slice(item, spot.log);
+        let modules = self.problem.modules;
+        for rank in spot.ranks() {
+            let bin = self.bin(spot.slot as usize, rank);
+            self.loads[(bin + 1) * modules - 1] -= slice.ns;
+            self.limited[bin][0] -= slice.tokens;
+            self.limited[bin][1] -= slice.bytes;
+            if let Some(at) = self.members[bin].iter().position(|own| *own as usize == item) {
+                self.members[bin].swap_remove(at);
+            }
+            self.widths[bin][usize::from(spot.log)] -= 1;
+        }
+    }
+
+    /// Whether an item fits on a group within the caps.
+    pub(super) fn fits(&self, item: usize, spot: Spot) -> bool {
+        let (slice, caps) = (self.problem.slice(item, spot.log), self.problem.caps);
+        let max = [caps.tokens_max, caps.bytes_max];
+        if max == [None, None] {
+            return true;
+        }
+        let is_within = |bin: usize| {
+            let after = [self.limited[bin][0] + slice.tokens, self.limited[bin][1] + slice.bytes];
+            max.iter().zip(after).all(|(max, after)| max.is_none_or(|max| after <= max))
+        };
+        spot.ranks().all(|rank| is_within(self.bin(spot.slot as usize, rank)))
+    }
+
+    /// Returns the time of a rank's microbatch in a module.
+    pub(super) fn module_ns(&self, bin: usize, module: usize) -> u64 {
+        let modules = self.problem.modules;
+        let load = &self.loads[bin * modules..(bin + 1) * modules];
+        let constants = &self.problem.constants;
+        match &constants.whole {
+            None => constants.modules.get(module).map_or(load[module], |own| own.microbatch_ns(load[module])),
+            Some(whole) if module + 1 == modules => {
+                let sum = load.iter().sum();
+                load[module] + whole.microbatch_ns(sum).saturating_sub(sum)
+            }
+            Some(_) => load[module],
+        }
+    }
+
+    fn bin_ns(&self, bin: usize) -> u64 {
+        (0..self.problem.modules).map(|module| self.module_ns(bin, module)).sum()
+    }
+
+    /// Computes the times of all slots anew.
+    pub(super) fn recount(&mut self) {
+        if self.problem.shard_ranks > 1 {
+            for slot in 0..self.problem.slots {
+                for shard in 0..self.problem.ranks / self.problem.shard_ranks {
+                    self.count_slot(shard, slot);
+                }
+            }
+        } else {
+            self.count_ranks();
+        }
+    }
+
+    /// Computes the times anew after changes in some groups.
+    pub(super) fn count_spots(&mut self, spots: &[Spot]) {
+        if self.problem.shard_ranks == 1 {
+            return self.count_ranks();
+        }
+        for (at, spot) in spots.iter().enumerate() {
+            let shard = |spot: &Spot| (spot.first as usize / self.problem.shard_ranks, spot.slot as usize);
+            let (own, slot) = shard(spot);
+            if !spots[..at].iter().any(|before| shard(before) == (own, slot)) {
+                self.count_slot(own, slot);
+            }
+        }
+    }
+
+    /// Computes the time of a slot whose ranks meet in every module.
+    fn count_slot(&mut self, shard: usize, slot: usize) {
+        let first = self.bin(slot, shard * self.problem.shard_ranks);
+        let bins = first..first + self.problem.shard_ranks;
+        let slowest = |module: usize| bins.clone().map(|bin| self.module_ns(bin, module)).max().unwrap_or(0);
+        let slot_ns = (0..self.problem.modules).map(slowest).sum();
+        self.slot_ns[shard * self.problem.slots + slot] = slot_ns;
+    }
+
+    /// Computes when every rank is done. Ranks that share an item begin and end a microbatch together,
+    /// because they wait for each other's keys in every layer.
+    fn count_ranks(&mut self) {
+        self.done_ns.fill(0);
+        for slot in 0..self.problem.slots {
+            let mut rank = 0;
+            while rank < self.problem.ranks {
+                let bin = self.bin(slot, rank);
+                let log = self.widths[bin].iter().rposition(|count| *count > 0).unwrap_or(0);
+                let group = rank..rank + (1 << log);
+                let start = self.done_ns[group.clone()].iter().copied().max().unwrap_or(0);
+                let slowest = group.clone().map(|rank| self.bin_ns(self.bin(slot, rank))).max().unwrap_or(0);
+                self.done_ns[group.clone()].fill(start + slowest);
+                rank = group.end;
+            }
+        }
+    }
+
+    /// Returns the step time.
+    pub(super) fn total_ns(&self) -> u64 {
+        if self.problem.shard_ranks == 1 {
+            return self.done_ns.iter().copied().max().unwrap_or(0);
+        }
+        self.slot_ns.chunks(self.problem.slots).map(|slots| slots.iter().sum()).max().unwrap_or(0)
+    }
+
+    /// Returns the shard group with the longest time.
+    pub(super) fn slowest_shard(&self) -> usize {
+        let total = |shard: usize| {
+            self.slot_ns[shard * self.problem.slots..(shard + 1) * self.problem.slots].iter().sum::<u64>()
+        };
+        let shards = 0..self.problem.ranks / self.problem.shard_ranks;
+        shards.rev().max_by_key(|shard| total(*shard)).unwrap_or(0)
+    }
+}
