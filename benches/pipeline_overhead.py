@@ -1,19 +1,22 @@
-"""Measures what `dflop.torch.Pipeline` costs beside `torch.distributed.pipelining`, and counts bytes on the wire.
+"""Measures what `dflop.torch.Pipeline` costs beside `torch.distributed.pipelining`; counts bytes on the wire.
 
     python3 benches/pipeline_overhead.py [--runs 10] [--steps 2] [--parts step action bytes] [--out FILE]
 
-Four processes with one thread each exchange messages over gloo. The package, PyTorch and transformers are needed.
+Four processes with one thread each exchange messages over gloo. The package, PyTorch and transformers are
+needed.
 
-- `step`: CPU time of a step on the same modules, stages of a Qwen2 decoder, under `Pipeline` and `Schedule1F1B`: process
-  time, summed over ranks, with all threads. Microbatches are of one length, as `Schedule1F1B` requires. Runs alternate;
-  the ratio is the median over runs. Both have the same gradients, which is checked. `next` is the CPU time of the
-  threads that ask the iterator of `Pipeline` for a step: digests are compared, counts summed, tensors and route built.
-- `action`: the same with stages of one small matrix: CPU time of a step, less the passes of the modules alone, over the
-  actions of all ranks: passes, both ends of messages, gradient sums.
-- `bytes`: what four ranks with encoder and LLM send for a batch of real sizes, widths as in Qwen2.5-VL-7B in float32:
-  features and their gradients under a colocated `Pipeline`; pixels, features and gradients under `BalancedEncoder`; and
-  what an exchange of decoded pixels would send to encode the media of the batch on the same ranks as `Pipeline` does.
-  Sizes are tables of COCO images and SROIE scans under `--shapes`, otherwise drawn as in `encoder_exchange.py`.
+- `step`: CPU time of a step on the same modules, stages of a Qwen2 decoder, under `Pipeline` and
+  `Schedule1F1B`: process time, summed over ranks, with all threads. Microbatches are of one length, as
+  `Schedule1F1B` requires. Runs alternate; the ratio is the median over runs. Both have the same gradients,
+  which is checked. `next` is the CPU time of the threads that ask the iterator of `Pipeline` for a step:
+  digests are compared, counts summed, tensors and route built.
+- `action`: the same with stages of one small matrix: CPU time of a step, less the passes of the modules
+  alone, over the actions of all ranks: passes, both ends of messages, gradient sums.
+- `bytes`: what four ranks with encoder and LLM send for a batch of real sizes, widths as in Qwen2-VL-7B in
+  float32: features and their gradients under a colocated `Pipeline`; pixels, features and gradients under
+  `BalancedEncoder`; and what an exchange of decoded pixels would send to encode the media of the batch on the
+  same ranks as `Pipeline` does. Sizes are tables of COCO images and SROIE scans under `--shapes`, otherwise
+  drawn as in `encoder_exchange.py`.
 """
 
 import argparse
@@ -132,7 +135,7 @@ class Job:
             output_args=(torch.zeros((), requires_grad=True),) if self.is_last else (rows,),
             group=self.group,
         )
-        loss_of = lambda loss, _: loss / self.targets  # noqa: E731
+        loss_of = lambda loss, _: loss / self.targets
         self.schedule = Schedule1F1B(part, microbatches, loss_fn=loss_of, scale_grads=False)
         self.rows = rows
 
@@ -271,7 +274,7 @@ def measure_actions(directory: pathlib.Path, options: argparse.Namespace, say) -
     say(f"# {'stages x dp':>12}{'microbatches':>14}{'actions':>9}{'passes, ms':>12}{'Pipeline':>10}{'1F1B':>8}")
     data = prepared(directory, *DECODERS[0][:2])
     for microbatches, sizes in ACTIONS:
-        build = lambda module, layers, is_first, is_last, mesh: Tiny(is_first, is_last)  # noqa: E731
+        build = lambda module, layers, is_first, is_last, mesh: Tiny(is_first, is_last)
         job = Job(data, build, None, TINY, microbatches, sizes)
         found = job.compared(["dflop", "torch", "alone"], options.runs, 5 * options.steps)
         alone = statistics.median(found["alone"])

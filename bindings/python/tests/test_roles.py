@@ -67,6 +67,8 @@ class Roles(WithExample):
                 self.assertEqual([routed.medium.key for routed in own], vision.sample_keys)
                 rows = sum(routed.medium.rows for routed in own)
                 self.assertEqual(len(vision["pixel_values"]), PATCHES * rows)
+                self.assertEqual(len(vision.media_runs), len(vision["image_grid_thw"]))
+                self.assertEqual(sum(own for kind, own in vision.media_runs if kind == "image"), rows)
                 self.assertNotIn("input_ids", vision)
             for rank in range(schedule.dp_size):
                 for place, expected in enumerate(whole[rank][number].microbatches):
@@ -93,6 +95,7 @@ class Roles(WithExample):
         np.testing.assert_array_equal(llm.cu_seqlens, expected.cu_seqlens)
         places = np.flatnonzero(np.asarray(expected["mm_token_type_ids"])[0])
         np.testing.assert_array_equal(llm.media_rows, places)
+        self.assertEqual(sum(rows for _, rows in llm.media_runs), len(places))
         media = [routed for routed in route.media if routed.llm_microbatch == number]
         self.assertEqual(sum(routed.medium.rows for routed in media), len(places))
         pixels = []

@@ -151,9 +151,9 @@ def one_process(
     norm_max: float | None = None,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """Trains in one process, a microbatch per step; returns losses, norms, gradients and weights of all steps.
+    """Trains in one process, a microbatch per step; returns what each step leaves: loss, norm, gradients.
 
-    - `optimizer_of`: creates an optimizer of parameters. Default: `update`
+    - `optimizer_of`: creates an optimizer of parameters, whose weights are returned too. Default: `update`
     - `norm_max`: largest norm of the gradients
     """
     vision = build("vision", range(layers["vision"]), True, True, **options)

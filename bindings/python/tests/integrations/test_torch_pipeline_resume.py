@@ -1,4 +1,4 @@
-"""A pipeline that trains 20 steps resumes from its checkpoints on other degrees, with the losses of one process."""
+"""A pipeline resumes from steps of a run of 20 on other degrees, with the losses of one process."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ def whole(pipeline: dflop.torch.pipeline.Pipeline) -> dict[str, torch.Tensor]:
     """Returns the weights of a rank by name in checkpoints."""
     state = pipeline.state_dict()
     state.pop("loader")
-    return {
-        name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()
-    }
+    return {name: one.full_tensor() if hasattr(one, "full_tensor") else one for name, one in state.items()}
 
 
 class Resume(WithData):

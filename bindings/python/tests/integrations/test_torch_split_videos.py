@@ -1,4 +1,4 @@
-"""Encoder microbatches with images and videos: losses and gradients are those of the whole model in one process.
+"""Encoder microbatches with images and videos: losses and gradients are those of one process.
 
 Microbatches are made up here, in place of a loader, because a loader decodes videos only where FFmpeg is.
 """
@@ -211,7 +211,7 @@ def rank_of_job(rank: int, directory: Path) -> None:
             continue
         store = dist.FileStore(str(directory / f"store-{number}"), schedule.world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=schedule.world_size)
-        loader = lambda role: Loader(data, role)  # noqa: E731
+        loader = lambda role: Loader(data, role)
         pipeline = dflop.torch.Pipeline(split, schedule, loader, layers=split.layers, timeout=60)
         (step,) = pipeline
         mixed = [

@@ -250,7 +250,9 @@ class SplitWeights(unittest.TestCase):
 
     def test_several_tp_ranks(self) -> None:
         split = dflop.torch.split(self.directory)
-        with self.assertRaisesRegex(dflop.ConfigError, "`llm` has tp=2, .* call it without the mesh, then `parallelize_module`"):
+        with self.assertRaisesRegex(
+            dflop.ConfigError, "`llm` has tp=2, .* call it without the mesh, then `parallelize_module`"
+        ):
             split(*STAGES[2], Mesh())
 
 

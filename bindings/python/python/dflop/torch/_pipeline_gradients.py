@@ -134,7 +134,6 @@ class StageGradients:
             )
         self._shard_sums.clear()
 
-
     def refuse_parts(self) -> None:
         """Refuses gradients that differ between TP ranks, of weights that are whole on each of them.
 

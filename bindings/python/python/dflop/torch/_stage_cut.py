@@ -165,7 +165,7 @@ class Passage:
     def approach(self) -> None:
         """Lets the weights before the layers be zeros until the model has reached the layers.
 
-        Called before the model runs, which it does several times in a forward pass over several kinds of media.
+        Called before each run of the model: a forward pass has one for each kind of media.
         """
         device = None if self._rows is None else self._rows.device
         for module, name, weight in self._early:

@@ -154,7 +154,9 @@ def _in_route_order(parts: Mapping[str, torch.Tensor], microbatch: RoleMicrobatc
     counts = {kind: [rows for own, rows in microbatch.media_runs if own == kind] for kind in parts}
     for kind, part in parts.items():
         if sum(counts[kind]) != len(part):
-            raise ValueError(f"the encoder returned {len(part)} rows of {kind}s, expected {sum(counts[kind])}")
+            raise ValueError(
+                f"the encoder returned {len(part)} rows of {kind}s, expected {sum(counts[kind])}"
+            )
     left = {kind: iter(part.split(counts[kind])) for kind, part in parts.items()}
     return torch.cat([next(left[kind]) for kind, _ in microbatch.media_runs])
 

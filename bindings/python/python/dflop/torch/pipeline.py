@@ -83,8 +83,8 @@ class Pipeline:
             its layers in the stage or ``None`` if nothing gives their number, whether the stage is the first
             or last one of the module, and the ranks of the stage as a mesh with dimensions ``dp`` and ``tp``.
         plan: what ``dflop.plan_parallelism`` returned, a file with the output of ``dflop plan --json``, or a
-            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. Where ``tp`` is above 1,
-            ``build`` has to divide the stage; a stage that is whole on each of its TP ranks is a warning.
+            ``dflop.Schedule``: the same on all ranks, for as many ranks as there are. If ``tp`` is above 1,
+            ``build`` divides the stage; a stage that is whole on each of its TP ranks is a warning.
         loader: creates the loader for a role of this rank: ``dflop.BalancedLoader(..., role=role)``.
         layers: number of layers by module, cut evenly into stages. Default: ``layers`` of the plan.
         device: device of the stages. Default: the current CUDA device unless the process group has gloo only.

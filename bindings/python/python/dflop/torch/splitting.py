@@ -126,7 +126,7 @@ class Split:
         share = self._share(module, layers, is_first, is_last)
         if mesh is not None and mesh["tp"].size() > 1:
             reason = f"`{module}` has tp={mesh['tp'].size()}, and a split model is whole on each rank"
-            advice = 'in a function around `split`, call it without the mesh, then `parallelize_module` over `mesh["tp"]`'
+            advice = "in a function around `split`, call it without the mesh, then `parallelize_module`"
             raise ConfigError(f"{reason}: {advice}", "config")
         found: list[tuple[Structure, Passage]] = []
 
