@@ -23,7 +23,7 @@ INPUTS = {
 }
 # Tokens of the ids in configurations whose names do not tell them.
 TOKENS = {
-    "llama4": {"image_token_id": "<|patch|>"},
+    "llama4": {"image_token_id": "<|patch|>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
     "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
@@ -40,7 +40,7 @@ CONFIG = {
     "glm4v_moe": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12],
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
     "glm4_moe": {"head_dim": 128},
-    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "position_id_per_seconds": 13},
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "position_id_per_seconds": 13, "vision_start_token_id": 1, "vision_end_token_id": 2},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1, "vision_end_token_id": 2},
     "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
@@ -49,6 +49,7 @@ CONFIG = {
     "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
     "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
+    "ovis2": {"hidden_size": 4096},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
     "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
