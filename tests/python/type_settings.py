@@ -23,7 +23,7 @@ INPUTS = {
 }
 # Tokens of the ids in configurations whose names do not tell them.
 TOKENS = {
-    "llama4": {"image_token_id": "<|patch|>"},
+    "llama4": {"image_token_id": "<|patch|>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
     "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
@@ -42,7 +42,8 @@ CONFIG = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13},
+                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13,
+                               "vision_start_token_id": 1, "vision_end_token_id": 2},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1, "vision_end_token_id": 2},
     "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
@@ -51,6 +52,7 @@ CONFIG = {
     "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
     "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
+    "ovis2": {"hidden_size": 4096},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
     "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},

@@ -99,7 +99,7 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
     texts = [text for text in (template_text(processor, medium),) if text]
     own = ["a"] if not texts and _puts_placeholders(processor, medium) else []
     problems = []
-    for text in own + texts + placeholders(processor, medium):
+    for text in own + texts + placeholders(processor, medium) + _wrapped(processor, medium):
         for arguments in _arguments(processor, medium, value):
             try:
                 made: Mapping[str, Any] = processor(text=[text], return_tensors="pt", **arguments)
@@ -110,6 +110,17 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
     raise ModelError(
         f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
     )
+
+
+def _wrapped(processor: Any, medium: str) -> list[str]:
+    """Returns placeholders between the tokens that begin and end a medium."""
+    pairs = [
+        (f"{medium}_start_token", f"{medium}_end_token"),
+        ("boi_token", "eoi_token"),
+        ("boa_token", "eoa_token"),
+    ]
+    found = [(getattr(processor, start, None), getattr(processor, end, None)) for start, end in pairs]
+    return [f"{start}{placeholders(processor, medium)[0]}{end}" for start, end in found if start and end]
 
 
 @lru_cache(maxsize=4)
