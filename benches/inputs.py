@@ -62,6 +62,9 @@ def main() -> None:
     parser.add_argument("types", nargs="*", help=f"model types, of {', '.join(TYPES)}; all by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--photos", type=int, default=192)
+    parser.add_argument(
+        "--dflop", help="command whose `batches` runs dflop's own processor, if it is not the package"
+    )
     parser.add_argument("--out", type=Path, help="file for a copy of the output")
     parser.add_argument("--run", nargs=3, metavar=("VARIANT", "CHECKPOINT", "SHARDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -84,7 +87,7 @@ def main() -> None:
         for model_type in args.types or TYPES:
             checkpoint = Path(scratch, model_type)
             make_checkpoint(model_type, checkpoint)
-            rounds = [one_round(model_type, checkpoint, shards, tell) for _ in range(args.rounds)]
+            rounds = [one_round(checkpoint, shards, args.dflop, tell) for _ in range(args.rounds)]
             report(model_type, rounds, tell)
 
 
@@ -142,12 +145,13 @@ def make_checkpoint(model_type: str, directory: Path) -> None:
     (directory / "preprocessor_config.json").write_bytes(settings)
 
 
-def one_round(model_type: str, checkpoint: Path, shards: Path, tell: Any) -> dict[str, dict[str, float]]:
+def one_round(checkpoint: Path, shards: Path, dflop: str | None, tell: Any) -> dict[str, dict[str, float]]:
     """Measures every variant once, each in a process of its own."""
-    found = {}
+    model_type, found = checkpoint.name, {}
     for variant in VARIANTS:
         command = [sys.executable, __file__, "--run", variant, str(checkpoint), str(shards)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        environment |= {} if dflop is None else {"DFLOP_COMMAND": dflop}
         done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
         if done.returncode:
             tell(f"{model_type:16} {variant:12} failed: {done.stderr.strip().splitlines()[-1]}")
@@ -210,6 +214,16 @@ def measured(variant: str, checkpoint: Path, shards: Path) -> dict[str, float]:
         threads = int(variant.split()[0])
         processor = dflop.CustomProcessor(batch=inputs)
     return timed(lambda: delivered(checkpoint, shards, processor, threads), len(photos))
+
+
+def prepared(command: str, checkpoint: Path, shards: Path, photos: int) -> int:
+    """Returns the number of photos that the command prepares in an epoch, whose steps are all full."""
+    batch = MICROBATCH * MICROBATCHES
+    arguments = ["batches", shards, "--model", checkpoint, "--tokenizer", checkpoint, "--json"]
+    arguments += ["--global-batch-size", batch, "--microbatches", MICROBATCHES, "--steps", photos // batch]
+    arguments += ["--set", f"read.workers={WORKERS}", "--set", "processor.layout=padded"]
+    subprocess.run([command, *map(str, arguments)], check=True, capture_output=True)
+    return photos // batch * batch
 
 
 def delivered(checkpoint: Path, shards: Path, processor: Any, threads: int) -> int:
