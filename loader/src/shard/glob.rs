@@ -1,8 +1,8 @@
 //! Finds the files that match a shell pattern, for patterns that no shell has expanded.
 //!
-//! `*` matches any characters in a name, `?` one character, `[a-z]` and `[!a-z]` one of a set, `**` any number
-//! of directories. As in a shell, names that start with a dot match only a pattern that starts with a dot,
-//! and matches are sorted by name.
+//! `*` matches any characters in a name, `?` one character, `[a-z]` and `[!a-z]` one character in a set, `**`
+//! any number of directories. As in a shell, names that start with a dot match only a pattern that starts
+//! with a dot, and matches are sorted by name.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,11 @@
 //! Expands shard names: lists, brace patterns, wildcards, directories and environment variables.
 //!
 //! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `*`, `?`, `[0-9]` and `**` match
-//! files as in a shell, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
-//! listed shards. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
-//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards in a [store](crate::store); a directory
-//! there ends with `/`. The name of an existing file always means that file, whatever it looks like.
+//! files as in a shell, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the
+//! shards inside it, a wids shard list (`NAME.json`) to the listed shards. `-` is standard input and `pipe:`
+//! starts a command whose output is the shard. `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://`
+//! name shards in a [store](crate::store); a directory there ends with `/`. The name of an existing file always
+//! means that file, whatever it looks like.
 //!
 //! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
 //! and objects, never commands.
