@@ -176,15 +176,43 @@ impl From<dflop_loader::Error> for Failure {
 
 impl From<dflop_costmodel::Error> for Failure {
     fn from(error: dflop_costmodel::Error) -> Self {
-        use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed};
+        use dflop_costmodel::Error::{ProfileFormat, ProfileLacks, ProfileMixed, UnknownDevice};
         match error {
             // The arguments are right, the file that they name is not.
             ProfileFormat { .. } | ProfileLacks { .. } | ProfileMixed { .. } => {
                 Self::Failed(with_causes(&error))
             }
+            UnknownDevice { ref name, ref known } => {
+                Self::Misuse(with_causes(&error) + &did_you_mean(name, known.split(", ")))
+            }
             _ => Self::Misuse(with_causes(&error)),
         }
     }
+}
+
+/// Returns a line with the names that are similar to a name; empty if no name is.
+pub(crate) fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    // A typo, or a part of a name.
+    let difference = |known: &str| edits(name, known).min(if known.starts_with(name) { 1 } else { usize::MAX });
+    let near = known.into_iter().map(|known| (difference(known), known));
+    let mut near: Vec<_> = near.filter(|(edits, known)| *edits * 3 <= known.len().min(name.len())).collect();
+    near.sort_unstable();
+    let near: Vec<String> = near.into_iter().take(3).map(|(_, known)| format!("`{known}`")).collect();
+    if near.is_empty() { String::new() } else { format!("\ndid you mean {}?", near.join(" or ")) }
+}
+
+/// Counts the insertions, deletions and replacements of bytes that turn one text into another.
+fn edits(from: &str, into: &str) -> usize {
+    let mut row: Vec<usize> = (0..=into.len()).collect();
+    for (at, byte) in from.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, other) in into.bytes().enumerate() {
+            let replaced = diagonal + usize::from(byte != other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[into.len()]
 }
 
 impl From<dflop_balancer::Error> for Failure {
@@ -316,3 +344,23 @@ const REPLACED: [(&str, &str); 60] = [
     ("work", "--set plan.strategy=search:N"),
     ("workers", "--set read.workers=N"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_names_are_proposed_and_others_are_not() {
+        let names = ["h100", "h200", "b200", "search", "omni-7b", "qwen2.5-vl-7b"];
+        for (name, meant) in [
+            ("serach", "\ndid you mean `search`?"),
+            ("omni7b", "\ndid you mean `omni-7b`?"),
+            ("h1000", "\ndid you mean `h100`?"),
+            ("qwen2.5-vl", "\ndid you mean `qwen2.5-vl-7b`?"),
+            ("tpu", ""),
+        ] {
+            assert_eq!(did_you_mean(name, names), meant, "{name}");
+        }
+        assert_eq!((edits("kitten", "sitting"), edits("", "ab"), edits("a", "")), (3, 2, 1));
+    }
+}

@@ -124,6 +124,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
         "bindings/python/src",
         &[
             "error",
+            "logging",
             "arrays",
             "convert",
             "runtime",

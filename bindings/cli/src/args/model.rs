@@ -1,6 +1,6 @@
 //! Arguments for a model: checkpoint or preset, measured profile, tokenizer and chat template.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, did_you_mean};
 use clap::Args;
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::profile::reference_model;
@@ -95,7 +95,8 @@ impl ModelArgs {
 pub(crate) fn model_spec(names: &[String]) -> Result<ModelSpec, Failure> {
     spec_from_names(names).map_err(|error| match error {
         dflop_loader::Error::Model(Error::UnknownModel { ref name, .. }) => {
-            Failure::Misuse(format!("{error}; {}", unknown_name_hint(name)))
+            let similar = did_you_mean(name, ModelSpec::preset_names().iter().copied());
+            Failure::Misuse(format!("{error}; {}{similar}", unknown_name_hint(name)))
         }
         error => error.into(),
     })

@@ -3,7 +3,7 @@
 use super::mixture::MixtureArgs;
 use super::model::{ModelArgs, TokenizerArgs};
 use super::set::{Accepted, SetArgs};
-use crate::failure::Failure;
+use crate::failure::{Failure, did_you_mean};
 use clap::Args;
 use dflop_balancer::{Caps, Strategy};
 use dflop_loader::settings::Settings;
@@ -86,7 +86,11 @@ impl CapArgs {
 
 /// Parses a strategy by name or alias.
 pub(crate) fn parse_strategy(name: &str) -> Result<Strategy, String> {
-    Strategy::from_str(name).map_err(|error| error.to_string())
+    Strategy::from_str(name).map_err(|_| {
+        let names = Strategy::ALL.iter().map(|strategy| strategy.name());
+        let similar = did_you_mean(name, names.chain(["data-blind", "balanced"]));
+        format!("expected {}, found `{name}`{similar}", Strategy::describe(Strategy::ALL.iter().copied()))
+    })
 }
 
 /// Whether a strategy spends work units; other strategies have a single answer.
