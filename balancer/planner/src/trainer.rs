@@ -1,8 +1,8 @@
 //! Lists the plans that a trainer runs.
 //!
-//! The search is restricted to them, and plans from elsewhere are rejected with the first part that the trainer
-//! lacks. `dflop.torch.Pipeline` has stages on one rank each, under every schedule and in every placement; the
-//! executor has tensor parallelism as well.
+//! The search is restricted to them, and plans from elsewhere are rejected with the first part that the
+//! trainer lacks. `dflop.torch.Pipeline` has stages on one rank each, under every schedule and in every
+//! placement; the executor has tensor parallelism as well.
 
 use crate::problem::{ModulePlan, ParallelismPlan};
 use dflop_balancer::{Error, Result};
@@ -30,8 +30,8 @@ pub(crate) const fn divides_media(trainer: Trainer) -> bool {
     matches!(trainer, Trainer::Dflop)
 }
 
-/// Whether gradient sums and weight gathers of a stage run beside the passes of the same stage; otherwise after
-/// the last pass and before the first.
+/// Whether gradient sums and weight gathers of a stage run beside the passes of the same stage; otherwise
+/// after the last pass and before the first.
 pub(crate) const fn overlaps_sums(trainer: Trainer) -> bool {
     matches!(trainer, Trainer::Dflop)
 }

@@ -11,11 +11,11 @@
 //!
 //! Eager modules of transformers 5.24 with `FlashAttention` save more: `16h + 8` around the norms, which
 //! compute in 32 bits; `6d + 4` per query and key head around their norms; the gate before and after the
-//! activation, `8f`; where norms also follow attention and MLP, which is Gemma's layer, all norms multiply in
-//! 32 bits: `36h + 16`, and `8d + 4` per head. Encoders with a plain MLP have fused norms; every encoder keeps
-//! `4h` more, the queries and keys before they are rotated, or the inputs of layer scales. `SigLIP` has
-//! neither, so its encoder counts up to 15 % too much; all others agree with PyTorch's saved tensors. The last
-//! stage keeps the logits until the backward pass, and has their gradient, and parts in 32 bits, at that time.
+//! activation, `8f`. Where norms also follow attention and MLP, as in Gemma, all norms multiply in 32 bits:
+//! `36h + 16`, and `8d + 4` per head. Encoders with a plain MLP have fused norms; every encoder keeps `4h`
+//! more, the queries and keys before they are rotated, or the inputs of layer scales. `SigLIP` has neither,
+//! so its encoder counts up to 16 % too much; other layers agree with PyTorch's saved tensors. The last stage
+//! keeps the logits until the backward pass, and has their gradient, and parts in 32 bits, at that time.
 //!
 //! Training in 32 bits doubles the bytes per element except for the sums, which have 32 bits already; around
 //! transformers' norms it takes `24h + 8`, because the 32-bit copy is the input itself.

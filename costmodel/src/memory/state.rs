@@ -44,7 +44,7 @@ impl StateBytes {
     /// PyTorch's `AdamW` with `fully_shard` over the replicas of a stage in `dflop.torch.Pipeline`, 16 bits
     /// where it computes: weights and optimizer state in 32 bits in shards, gathered weights and whole
     /// gradients in 16 bits during a step. Before gradients are summed, the gathered weights are freed; the
-    /// gradients are copied to 32 bits, and their shards follow: 2 + 4 bytes and 4 in shards, in place of 2 + 2.
+    /// gradients are copied to 32 bits, and shards follow: 2 + 4 bytes and 4 in shards, in place of 2 + 2.
     pub const TORCH_SHARDED: Self = Self { sums: 2, shared_sums: 4, ..Self::ADAM };
     /// PyTorch's `AdamW` on 16-bit weights, whose state has 16 bits too, on every replica: 2 + 2 + 4, and the
     /// buckets in which gradients are summed.

@@ -32,7 +32,8 @@ impl Trainer {
         }
     }
 
-    /// Returns the bytes per trained parameter in 16-bit training, if replicas share the optimizer state or not.
+    /// Returns the bytes per trained parameter in 16-bit training, depending on whether replicas share the
+    /// optimizer state.
     #[must_use]
     pub const fn state(self, is_sharded: bool) -> StateBytes {
         match (self, is_sharded) {

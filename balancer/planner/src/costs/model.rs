@@ -43,8 +43,8 @@ pub struct ModelCosts {
     pub(super) unit_tokens: f64,
     pub(super) border_bytes: f64,
     pub(super) backward_ratios: [f64; 2],
-    /// Share of the layer times that counts; less than 1 if they were measured with recomputation, which plans
-    /// add again.
+    /// Share of the layer times that counts; less than 1 if they were measured with recomputation, which
+    /// plans add again.
     pub(super) layer_share: f64,
     pub(super) units: Units,
     /// Experts, for an LLM with experts.

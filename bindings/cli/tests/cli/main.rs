@@ -28,6 +28,7 @@ mod resume;
 mod runs;
 mod secrets;
 mod train;
+mod trainers;
 mod untrusted;
 mod video;
 mod view;

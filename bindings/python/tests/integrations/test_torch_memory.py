@@ -1,4 +1,4 @@
-"""`dflop memory --trainer torch` counts the tensors that layers of transformers keep for the backward pass."""
+"""`dflop memory --trainer torch` counts the tensors that layers keep for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for PyTorch: a pipeline runs each of them, and the lines that name what to pass to it are a script."""
+"""A pipeline runs every plan for PyTorch, and the lines that name what to pass to it are a script."""
 
 from __future__ import annotations
 

@@ -170,8 +170,8 @@ impl PlanArgs {
     }
 }
 
-/// Returns the plan kinds that are searched. A schedule that is given is the only schedule. PyTorch times that
-/// were measured with recomputation allow plans with and without it.
+/// Returns the plan kinds that are searched. A schedule that is given is the only schedule. PyTorch times
+/// that were measured with recomputation allow plans with and without it.
 pub(super) fn search_space<A: Accepted>(
     set: &SetArgs<A>,
     settings: &Settings,

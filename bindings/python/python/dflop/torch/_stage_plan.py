@@ -1,4 +1,4 @@
-"""What a plan for PyTorch says about the stages of a split model: recomputed layers, state that replicas share."""
+"""Applies a plan for PyTorch to stages of a split model: recomputed layers, state that replicas share."""
 
 from __future__ import annotations
 
