@@ -176,7 +176,7 @@ impl BlockRead {
                 Some(rows) => rows,
                 None => {
                     let rows = self.table.read(self.block, first).map_err(TableFault::into_io)?;
-                    let bytes = rows.iter().map(TableRow::bytes).sum();
+                    let bytes = rows.iter().map(TableRow::memory_bytes).sum();
                     let rows = Arc::new(DecodedRows { first, rows, bytes });
                     decoded.push(rows.clone());
                     rows
