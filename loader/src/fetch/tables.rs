@@ -33,7 +33,7 @@ impl RowField {
             return Ok(());
         }
         let shown = |name: &str| excerpt(name, EXCERPT_CHARACTERS).into_owned();
-        Err(stale(format!(
+        Err(stale(&format!(
             "row {} is indexed with field `{}` of sample `{}`, of {} bytes, and has field `{}` of sample `{}`, of \
              {bytes} bytes",
             range.offset,
@@ -47,7 +47,7 @@ impl RowField {
 }
 
 /// Returns the error for a table that differs from the index.
-fn stale(what: String) -> io::Error {
+fn stale(what: &str) -> io::Error {
     let reason = format!("{what}: it has changed since it was indexed; build the index again");
     io::Error::new(ErrorKind::InvalidData, reason)
 }
@@ -144,7 +144,7 @@ impl TableBlocks {
             let table = &tables[&shard];
             if range.offset >= table.rows() {
                 let (row, rows) = (range.offset, table.rows());
-                return Err((shard, stale(format!("row {row} is indexed, and there are {rows} rows"))));
+                return Err((shard, stale(&format!("row {row} is indexed, and there are {rows} rows"))));
             }
             by_block.entry((shard, table.block_at(range.offset))).or_default().push(range);
         }
@@ -176,7 +176,7 @@ impl BlockRead {
                 Some(rows) => rows,
                 None => {
                     let rows = self.table.read(self.block, first).map_err(TableFault::into_io)?;
-                    let bytes = rows.iter().map(TableRow::bytes).sum();
+                    let bytes = rows.iter().map(TableRow::memory_bytes).sum();
                     let rows = Arc::new(DecodedRows { first, rows, bytes });
                     decoded.push(rows.clone());
                     rows
@@ -198,7 +198,7 @@ impl BlockRead {
 /// If the row has no such field.
 fn field(row: &TableRow, range: FieldRange) -> io::Result<RowField> {
     let found = row.fields.as_ref().ok().and_then(|fields| fields.get(range.number as usize));
-    let missing = || stale(format!("row {} has no field number {}", range.offset, range.number));
+    let missing = || stale(&format!("row {} has no field number {}", range.offset, range.number));
     let (extension, payload) = found.ok_or_else(missing)?;
     Ok(RowField { key: row.key.as_str().into(), extension: extension.clone(), payload: payload.clone() })
 }

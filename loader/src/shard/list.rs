@@ -215,7 +215,7 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
     let mut expansion = Expansion::default();
     let push_names = |expansion: &mut Expansion, shards: &mut Vec<Shard>| {
         let names = std::mem::take(expansion).into_names();
-        names.into_iter().try_for_each(|name| push_name(with_home(name), access, shards))
+        names.into_iter().try_for_each(|name| push_name(&with_home(name), access, shards))
     };
     for pattern in patterns.iter().map(AsRef::as_ref) {
         if is_existing_file(pattern) {
@@ -236,19 +236,19 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
 }
 
 /// Appends the shards for a name, or for the local files that it matches.
-fn push_name(name: String, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
-    if is_hub_name(&name) {
-        return push_hub(&name, access, shards);
+fn push_name(name: &str, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
+    if is_hub_name(name) {
+        return push_hub(name, access, shards);
     }
-    let shard = Shard::given(name.clone(), access)?;
-    if !has_wildcards(&name) || shard.path().is_none_or(Path::exists) {
+    let shard = Shard::given(name.to_owned(), access)?;
+    if !has_wildcards(name) || shard.path().is_none_or(Path::exists) {
         return push_shards(shard, access, shards);
     }
-    let read_error = |source| Error::Storage(StorageError::Read { shard: name.clone(), source });
-    let files = matching_files(&name).map_err(read_error)?;
+    let read_error = |source| Error::Storage(StorageError::Read { shard: name.to_owned(), source });
+    let files = matching_files(name).map_err(read_error)?;
     if files.is_empty() {
         return Err(invalid(
-            &name,
+            name,
             "no file matches; `*` and `?` match inside a name, `**` over directories",
         ));
     }

@@ -20,6 +20,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Number of bytes at the start of a file that determine the format.
 const MAGIC_BYTES: usize = 8;
 
+/// Approximate size of a decoded row without payloads, in bytes.
+const ROW_BYTES: u64 = 256;
+
 /// Bytes of a table file, by range. Reading blocks the thread.
 pub trait TableFile: Debug + Send + Sync {
     /// Returns the file length in bytes.
@@ -87,9 +90,10 @@ pub struct TableRow {
 }
 
 impl TableRow {
-    /// Returns the payload size in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.fields.iter().flatten().map(|(_, payload)| payload.len() as u64).sum()
+    /// Returns the memory size in bytes: payloads, and about what a row needs beside them.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let payloads: u64 = self.fields.iter().flatten().map(|(_, payload)| payload.len() as u64).sum();
+        payloads + ROW_BYTES
     }
 }
 

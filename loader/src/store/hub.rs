@@ -9,6 +9,7 @@
 use super::redact::redact_name;
 use super::stores::Stores;
 use super::url::{ObjectName, RemoteUrl, StoreKind};
+#[cfg(feature = "remote")]
 use std::path::PathBuf;
 use url::Url;
 
@@ -69,17 +70,6 @@ impl HubName {
         Ok(Self { repository: format!("{owner}/{name}"), revision, path })
     }
 
-    /// Returns the name in the form in which it was given.
-    pub(super) fn display(&self) -> String {
-        let revision = self.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
-        format!("{SCHEME}datasets/{}{revision}/{}", self.repository, self.path)
-    }
-
-    /// Returns the name of a different path in the same revision.
-    fn at(&self, path: &str) -> Self {
-        Self { path: path.to_owned(), ..self.clone() }
-    }
-
     fn is_pinned(&self) -> bool {
         let is_digit = |byte: u8| byte.is_ascii_hexdigit();
         self.revision
@@ -135,6 +125,7 @@ fn endpoint() -> Result<String, String> {
 }
 
 /// Returns the user's token: from `HF_TOKEN`, else from the token file.
+#[cfg(feature = "remote")]
 pub(super) fn token() -> Option<String> {
     let cache = || {
         let directory = |variable: &str| set(variable).map(PathBuf::from);
@@ -181,6 +172,7 @@ mod listing {
     use super::super::object::{RemoteObject, Source};
     use super::super::url::RemoteUrl;
     use super::*;
+    use crate::error::BoxError;
     use bytes::Bytes;
     use serde::Deserialize;
     use std::io::{self, ErrorKind};
@@ -203,8 +195,21 @@ mod listing {
         path: String,
     }
 
-    fn invalid(reason: impl ToString) -> io::Error {
-        io::Error::new(ErrorKind::InvalidData, reason.to_string())
+    fn invalid(reason: impl Into<BoxError>) -> io::Error {
+        io::Error::new(ErrorKind::InvalidData, reason)
+    }
+
+    impl HubName {
+        /// Returns the name in the form in which it was given.
+        fn display(&self) -> String {
+            let revision = self.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
+            format!("{SCHEME}datasets/{}{revision}/{}", self.repository, self.path)
+        }
+
+        /// Returns the name of a different path in the same revision.
+        fn at(&self, path: &str) -> Self {
+            Self { path: path.to_owned(), ..self.clone() }
+        }
     }
 
     impl Stores {
@@ -327,7 +332,7 @@ mod tests {
         let address = name.address("https://hub:8/base").unwrap();
         let expected = "https://hub:8/base/datasets/o/n/resolve/refs%2Fpr%2F1/a%20b/c%25d.parquet";
         assert_eq!(address.as_str(), expected);
-        assert!(!name.is_pinned() && pinned_revision(&name.display()).is_none());
+        assert!(!name.is_pinned());
         let commit = "0123456789abcdef0123456789abcdef01234567";
         let pinned = format!("hf://datasets/o/n@{commit}/a.parquet");
         assert_eq!(pinned_revision(&pinned).as_deref(), Some(commit));
