@@ -47,7 +47,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 RANKS = 4
 WORDS = 240
 # Width, layers, microbatches, and stages and replicas of a decoder.
-DECODERS = [(64, 4, 8, (4, 1)), (64, 4, 32, (4, 1)), (64, 4, 8, (2, 2)), (256, 8, 8, (4, 1)), (256, 8, 8, (2, 2))]
+DECODERS = [
+    (64, 4, 8, (4, 1)),
+    (64, 4, 32, (4, 1)),
+    (64, 4, 8, (2, 2)),
+    (256, 8, 8, (4, 1)),
+    (256, 8, 8, (2, 2)),
+]
 STEPS = 6
 ACTIONS = [(8, (4, 1)), (32, (4, 1)), (8, (2, 2)), (32, (2, 2))]
 TINY = 8
@@ -249,7 +255,14 @@ def prepared(directory: pathlib.Path, width: int, layers: int) -> pathlib.Path:
 def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
     say("# CPU time of a step, ms, summed over 4 ranks: steps alternate; medians over runs, in brackets")
     say("# lowest and highest ratio; next: what the iterator of `Pipeline` takes once per step")
-    columns = (("width", 8), ("layers", 8), ("stages x dp", 13), ("microbatches", 14), ("tokens", 8), ("next", 7))
+    columns = (
+        ("width", 8),
+        ("layers", 8),
+        ("stages x dp", 13),
+        ("microbatches", 14),
+        ("tokens", 8),
+        ("next", 7),
+    )
     columns += (("Pipeline", 10), ("1F1B", 10))
     say("#" + "".join(f"{name:>{width}}" for name, width in columns)[1:] + "    ratio")
     for width, layers, microbatches, sizes in DECODERS:
@@ -267,8 +280,12 @@ def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> 
 
 
 def measure_actions(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
-    say("# CPU time of a step with tiny stages, less their passes, over the actions of all ranks, in microseconds")
-    say(f"# {'stages x dp':>12}{'microbatches':>14}{'actions':>9}{'passes, ms':>12}{'Pipeline':>10}{'1F1B':>8}")
+    say(
+        "# CPU time of a step with tiny stages, less their passes, over the actions of all ranks, in microseconds"
+    )
+    say(
+        f"# {'stages x dp':>12}{'microbatches':>14}{'actions':>9}{'passes, ms':>12}{'Pipeline':>10}{'1F1B':>8}"
+    )
     data = prepared(directory, *DECODERS[0][:2])
     for microbatches, sizes in ACTIONS:
         build = lambda module, layers, is_first, is_last, mesh: Tiny(is_first, is_last)
@@ -276,7 +293,9 @@ def measure_actions(directory: pathlib.Path, options: argparse.Namespace, say) -
         found = job.compared(["dflop", "torch", "alone"], options.runs, options.steps)
         alone = statistics.median(found["alone"])
         ours, theirs = (
-            1e6 * statistics.median(own - one for own, one in zip(found[name], found["alone"], strict=True)) / job.actions
+            1e6
+            * statistics.median(own - one for own, one in zip(found[name], found["alone"], strict=True))
+            / job.actions
             for name in ("dflop", "torch")
         )
         place = f"{sizes[0]} x {sizes[1]}"
@@ -427,7 +446,9 @@ def exchanged_bytes(settings: dict, microbatches: int) -> dict[str, float]:
 
 def count_bytes(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
     say("# Megabytes that 4 ranks send to each other in a step, float32: 2 microbatches per rank")
-    say(f"# {'media':<8}{'samples':>8}  {'job':<44}{'pixels':>9}{'features':>10}{'gradients':>11}{'headers':>9}{'sum':>9}")
+    say(
+        f"# {'media':<8}{'samples':>8}  {'job':<44}{'pixels':>9}{'features':>10}{'gradients':>11}{'headers':>9}{'sum':>9}"
+    )
     for kind in SIZES:
         for samples in (1, 4):
             data = directory / f"{kind}-{samples}"
@@ -465,7 +486,9 @@ def rank_of_job(rank: int, directory: pathlib.Path, options: argparse.Namespace)
         if rank == 0:
             print(line, file=out, flush=True)
 
-    say(f"# python3 benches/pipeline_overhead.py, PyTorch {torch.__version__}, transformers {transformers.__version__}")
+    say(
+        f"# python3 benches/pipeline_overhead.py, PyTorch {torch.__version__}, transformers {transformers.__version__}"
+    )
     for part in options.parts:
         PARTS[part](directory, options, say)
     dist.barrier()
@@ -483,7 +506,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         arguments = (pathlib.Path(directory), options)
         # Ranks are forked from a process that has imported packages, but started no threads.
-        multiprocessing.set_forkserver_preload(["torch", "transformers.modeling_utils", "dflop.torch.pipeline"])
+        multiprocessing.set_forkserver_preload(
+            ["torch", "transformers.modeling_utils", "dflop.torch.pipeline"]
+        )
         torch.multiprocessing.start_processes(rank_of_job, arguments, RANKS, start_method="forkserver")
 
 
