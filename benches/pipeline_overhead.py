@@ -1,14 +1,14 @@
 """Measures what `dflop.torch.Pipeline` costs beside `torch.distributed.pipelining`; counts bytes on the wire.
 
-    python3 benches/pipeline_overhead.py [--runs 10] [--steps 2] [--parts step action bytes] [--out FILE]
+    python3 benches/pipeline_overhead.py [--runs 10] [--steps 5] [--parts step action bytes] [--out FILE]
 
 Four processes with one thread each exchange messages over gloo. The package, PyTorch and transformers are
 needed.
 
 - `step`: CPU time of a step on the same modules, stages of a Qwen2 decoder, under `Pipeline` and
   `Schedule1F1B`: process time, summed over ranks, with all threads. Microbatches are of one length, as
-  `Schedule1F1B` requires. Runs alternate; the ratio is the median over runs. Both have the same gradients,
-  which is checked. `next` is the CPU time of the threads that ask the iterator of `Pipeline` for a step:
+  `Schedule1F1B` requires. Steps of both alternate; the ratio is the median over runs. Both have the same
+  gradients, which is checked. `next` is the CPU time of the threads that ask the iterator of `Pipeline` for a step:
   digests are compared, counts summed, tensors and route built.
 - `action`: the same with stages of one small matrix: CPU time of a step, less the passes of the modules
   alone, over the actions of all ranks: passes, both ends of messages, gradient sums.
@@ -47,7 +47,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 RANKS = 4
 WORDS = 240
 # Width, layers, microbatches, and stages and replicas of a decoder.
-DECODERS = [(64, 4, 8, (4, 1)), (64, 4, 32, (4, 1)), (64, 4, 8, (2, 2)), (256, 8, 8, (4, 1)), (256, 8, 8, (2, 2))]
+DECODERS = [
+    (64, 4, 8, (4, 1)),
+    (64, 4, 32, (4, 1)),
+    (64, 4, 8, (2, 2)),
+    (256, 8, 8, (4, 1)),
+    (256, 8, 8, (2, 2)),
+]
 STEPS = 6
 ACTIONS = [(8, (4, 1)), (32, (4, 1)), (8, (2, 2)), (32, (2, 2))]
 TINY = 8
@@ -178,24 +184,21 @@ class Job:
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours, theirs)
 
-    def seconds(self, run, steps: int) -> float:
-        """Returns the CPU time of a step on all ranks."""
-        dist.barrier()
-        start = time.process_time()
-        for _ in range(steps):
-            run()
-            self.module.zero_grad()
-        return summed((time.process_time() - start) / steps)
-
-    def compared(self, names, runs: int, steps: int) -> dict[str, list[float]]:
-        """Returns the CPU times of alternating runs."""
+    def compared(self, names: list[str], runs: int, steps: int) -> dict[str, list[float]]:
+        """Returns the CPU times of a step on all ranks, by run: steps alternate in a run."""
         self.check()
         found = {name: [] for name in names}
         for run in range(runs + 1):
-            for name in names if run % 2 else names[::-1]:
-                seconds = self.seconds(getattr(self, name), steps)
-                if run:  # the first one warms up
-                    found[name].append(seconds)
+            seconds = dict.fromkeys(names, 0.0)
+            for step in range(steps):
+                for name in names if (run + step) % 2 else names[::-1]:
+                    dist.barrier()
+                    start = time.process_time()
+                    getattr(self, name)()
+                    self.module.zero_grad()
+                    seconds[name] += time.process_time() - start
+            for name in names if run else ():  # the first run warms up
+                found[name].append(summed(seconds[name] / steps))
         return found
 
 
@@ -250,9 +253,16 @@ def prepared(directory: pathlib.Path, width: int, layers: int) -> pathlib.Path:
 
 
 def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
-    say("# CPU time of a step, ms, summed over 4 ranks: medians of alternating runs; ratio: median over runs, in brackets")
-    say("# lowest and highest; next: what the iterator of `Pipeline` takes once per step")
-    columns = (("width", 8), ("layers", 8), ("stages x dp", 13), ("microbatches", 14), ("tokens", 8), ("next", 7))
+    say("# CPU time of a step, ms, summed over 4 ranks: steps alternate; medians over runs, in brackets")
+    say("# lowest and highest ratio; next: what the iterator of `Pipeline` takes once per step")
+    columns = (
+        ("width", 8),
+        ("layers", 8),
+        ("stages x dp", 13),
+        ("microbatches", 14),
+        ("tokens", 8),
+        ("next", 7),
+    )
     columns += (("Pipeline", 10), ("1F1B", 10))
     say("#" + "".join(f"{name:>{width}}" for name, width in columns)[1:] + "    ratio")
     for width, layers, microbatches, sizes in DECODERS:
@@ -270,16 +280,22 @@ def measure_steps(directory: pathlib.Path, options: argparse.Namespace, say) -> 
 
 
 def measure_actions(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
-    say("# CPU time of a step with tiny stages, less their passes, over the actions of all ranks, in microseconds")
-    say(f"# {'stages x dp':>12}{'microbatches':>14}{'actions':>9}{'passes, ms':>12}{'Pipeline':>10}{'1F1B':>8}")
+    say(
+        "# CPU time of a step with tiny stages, less their passes, over the actions of all ranks, in microseconds"
+    )
+    say(
+        f"# {'stages x dp':>12}{'microbatches':>14}{'actions':>9}{'passes, ms':>12}{'Pipeline':>10}{'1F1B':>8}"
+    )
     data = prepared(directory, *DECODERS[0][:2])
     for microbatches, sizes in ACTIONS:
         build = lambda module, layers, is_first, is_last, mesh: Tiny(is_first, is_last)
         job = Job(data, build, None, TINY, microbatches, sizes)
-        found = job.compared(["dflop", "torch", "alone"], options.runs, 5 * options.steps)
+        found = job.compared(["dflop", "torch", "alone"], options.runs, options.steps)
         alone = statistics.median(found["alone"])
         ours, theirs = (
-            1e6 * statistics.median(own - one for own, one in zip(found[name], found["alone"], strict=True)) / job.actions
+            1e6
+            * statistics.median(own - one for own, one in zip(found[name], found["alone"], strict=True))
+            / job.actions
             for name in ("dflop", "torch")
         )
         place = f"{sizes[0]} x {sizes[1]}"
@@ -430,7 +446,9 @@ def exchanged_bytes(settings: dict, microbatches: int) -> dict[str, float]:
 
 def count_bytes(directory: pathlib.Path, options: argparse.Namespace, say) -> None:
     say("# Megabytes that 4 ranks send to each other in a step, float32: 2 microbatches per rank")
-    say(f"# {'media':<8}{'samples':>8}  {'job':<44}{'pixels':>9}{'features':>10}{'gradients':>11}{'headers':>9}{'sum':>9}")
+    say(
+        f"# {'media':<8}{'samples':>8}  {'job':<44}{'pixels':>9}{'features':>10}{'gradients':>11}{'headers':>9}{'sum':>9}"
+    )
     for kind in SIZES:
         for samples in (1, 4):
             data = directory / f"{kind}-{samples}"
@@ -468,7 +486,9 @@ def rank_of_job(rank: int, directory: pathlib.Path, options: argparse.Namespace)
         if rank == 0:
             print(line, file=out, flush=True)
 
-    say(f"# python3 benches/pipeline_overhead.py, PyTorch {torch.__version__}, transformers {transformers.__version__}")
+    say(
+        f"# python3 benches/pipeline_overhead.py, PyTorch {torch.__version__}, transformers {transformers.__version__}"
+    )
     for part in options.parts:
         PARTS[part](directory, options, say)
     dist.barrier()
@@ -478,7 +498,7 @@ def rank_of_job(rank: int, directory: pathlib.Path, options: argparse.Namespace)
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--shapes", type=pathlib.Path, default=pathlib.Path("../shared/shapes"))
     parser.add_argument("--out", type=pathlib.Path)
@@ -486,7 +506,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         arguments = (pathlib.Path(directory), options)
         # Ranks are forked from a process that has imported packages, but started no threads.
-        multiprocessing.set_forkserver_preload(["torch", "transformers.modeling_utils", "dflop.torch.pipeline"])
+        multiprocessing.set_forkserver_preload(
+            ["torch", "transformers.modeling_utils", "dflop.torch.pipeline"]
+        )
         torch.multiprocessing.start_processes(rank_of_job, arguments, RANKS, start_method="forkserver")
 
 

@@ -154,7 +154,7 @@ impl RoleStep {
     fn microbatch<'py>(&self, py: Python<'py>, of: RoleMicrobatch) -> PyResult<Bound<'py, PyAny>> {
         let is_llm = self.role.is_llm();
         let media_rows: Vec<i64> = of.media_places().into_iter().map(i64::from).collect();
-        let media_runs = media_runs(self.role.rank_role().module, &of.samples);
+        let runs = media_runs(self.role.rank_role().module, &of.samples);
         let keys: Vec<String> = of.plan_indices.iter().map(|&index| self.key(index)).collect();
         let (preparer, samples) = (self.preparer.clone(), of.samples);
         let made = class(py, "RoleMicrobatch")?.call0()?;
@@ -179,7 +179,7 @@ impl RoleStep {
         made.setattr("cu_seqlens", cu_seqlens)?;
         made.setattr("max_seqlen", if is_llm { inputs.max_seqlen } else { 0 })?;
         made.setattr("media_rows", media_rows)?;
-        made.setattr("media_runs", media_runs)?;
+        made.setattr("media_runs", runs)?;
         made.setattr("tokens", if is_llm { inputs.tokens } else { 0 })?;
         Ok(made)
     }

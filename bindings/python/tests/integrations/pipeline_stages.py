@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 LAYERS = {"vision": 2, "llm": 4}
+# Modules whose rows are divided over TP ranks.
+ROWS = ("merge", "blocks.1", "blocks.3")
 WIDTH, VISION_WIDTH, PATCH, MERGED, WORDS = 24, 16, 1176, 4, 640
 
 
@@ -106,13 +108,14 @@ def freeze(stage: torch.nn.Module, parts: tuple[str, ...]) -> torch.nn.Module:
 
 def parallelize(stage: torch.nn.Module, mesh: Any) -> torch.nn.Module:
     """Divides all weights of a stage over TP ranks: columns, but rows in every second block."""
-    columns = {"output_layouts": Replicate(), "use_local_output": True}
     plan: dict[str, Any] = {}
     for name, one in stage.named_modules():
-        if isinstance(one, torch.nn.Embedding) or name == "merge" or name in ("blocks.1", "blocks.3"):
+        if not isinstance(one, torch.nn.Linear | torch.nn.Embedding):
+            continue
+        if isinstance(one, torch.nn.Embedding) or name.removesuffix(".base") in ROWS:
             plan[name] = RowwiseParallel(input_layouts=Replicate())
-        elif isinstance(one, torch.nn.Linear):
-            plan[name] = ColwiseParallel(**columns)
+        else:
+            plan[name] = ColwiseParallel(output_layouts=Replicate())
     parallelize_module(stage, mesh, plan)
     return stage
 

@@ -124,14 +124,8 @@ class StageGradients:
             local = summed.to_local()
             local = local.wait() if hasattr(local, "wait") else local
             assert isinstance(shard, DTensor)
-            shard.grad = DTensor.from_local(
-                local,
-                shard.device_mesh,
-                shard.placements,
-                run_check=False,
-                shape=shard.shape,
-                stride=shard.stride(),
-            )
+            # No other way keeps the order in which replicas and TP ranks divide a dimension.
+            shard.grad = DTensor(local, shard._spec, requires_grad=False)
         self._shard_sums.clear()
 
     def refuse_parts(self) -> None:
@@ -182,9 +176,11 @@ def _placed(parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Ten
         return DTensor.from_local(
             local, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
         )
-    # With sequence parallelism each TP rank has a part of the sum.
-    is_sum = isinstance(gradient, DTensor) and any(one.is_partial() for one in gradient.placements)
-    return gradient.redistribute(placements=parameter.placements) if is_sum else gradient  # type: ignore
+    if not (isinstance(gradient, DTensor) and isinstance(parameter, DTensor)):
+        return gradient
+    # A gradient may be whole on each TP rank, or with sequence parallelism a part of the sum.
+    is_placed = gradient.placements == parameter.placements
+    return gradient if is_placed else gradient.redistribute(placements=parameter.placements)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
