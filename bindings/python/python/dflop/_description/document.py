@@ -104,6 +104,8 @@ def _check_beside(
 ) -> None:
     """Checks that hardly any parameters that do work are outside the modules; those that never run may be.
 
+    Videos are left out if they alone reach such parameters.
+
     Raises:
         ModelError: a part of the model is reached neither by the decoder nor by a features function.
     """
@@ -111,13 +113,16 @@ def _check_beside(
     most = parts.parameter_count([model]) * fits.ERROR_MAX
     if sum(beside.values()) <= most:
         return
-    ran = [_running(opened, medium) for entry in modules for medium in entry["media"]]
-    sizes: dict[str, int] = {}
-    for path, parameter in model.named_parameters():
-        name = ".".join(path.split(".")[:2])
-        runs = any(paths is None or any(f"{one}.".startswith(f"{name}.") for one in paths) for paths in ran)
-        if id(parameter) in beside and (runs or not ran):
-            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    ran = {medium: _running(opened, medium) for entry in modules for medium in entry["media"]}
+    sizes = _unreached(model, beside, list(ran.values()))
+    if sum(sizes.values()) > most and "video" in ran:
+        # A tower of its own for videos is not described, and neither are they.
+        others = [paths for medium, paths in ran.items() if medium != "video"]
+        if sum(_unreached(model, beside, others).values()) <= most:
+            for entry in modules:
+                entry["media"] = [medium for medium in entry["media"] if medium != "video"]
+                entry.pop("video_token_rule", None)
+            return
     if sum(sizes.values()) <= most:
         return
     name = max(sizes, key=lambda one: sizes[one])
@@ -125,6 +130,17 @@ def _check_beside(
         f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
         "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
     )
+
+
+def _unreached(model: Any, beside: dict[int, int], ran: list[list[str] | None]) -> dict[str, int]:
+    """Returns the sizes of parameters outside the modules in parts that may run, by the path of the part."""
+    sizes: dict[str, int] = {}
+    for path, parameter in model.named_parameters():
+        name = ".".join(path.split(".")[:2])
+        runs = any(paths is None or any(f"{one}.".startswith(f"{name}.") for one in paths) for paths in ran)
+        if id(parameter) in beside and (runs or not ran):
+            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return sizes
 
 
 def _running(opened: checkpoint.Checkpoint, medium: str) -> list[str] | None:
