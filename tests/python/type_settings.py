@@ -47,7 +47,7 @@ CONFIG = {
     "chameleon": {"vocabulary_map": {"<image>": 7} | {f"IMGIMG{one}Z": 8 + at for at, one in enumerate("ABCDEFGH")}, "vq_config": {"num_embeddings": 8, "base_channels": 512}},
     "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)}, "vq_config": {"codebook_size": 8, "base_channels": 512}},
     "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
-    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 2, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
+    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
     "janus": {"text_config": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8},
               "vision_config": {"projection_dim": 1024}},

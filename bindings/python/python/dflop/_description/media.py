@@ -97,7 +97,7 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
         ModelError: it accepts no text that stands for the medium.
     """
     texts = [text for text in (template_text(processor, medium),) if text]
-    own = ["", "a"] if not texts and _puts_placeholders(processor, medium) else []
+    own = ["\n", "a"] if not texts and _puts_placeholders(processor, medium) else []
     problems = []
     for text in own + texts + placeholders(processor, medium) + _wrapped(processor, medium):
         for arguments in _arguments(processor, medium, value):
