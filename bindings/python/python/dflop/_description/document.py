@@ -55,10 +55,13 @@ def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, A
     model, config = opened.model, opened.config
     found = decoder.find(model)
     modules = _encoders(opened, decoder.width(model))
-    described = decoder.measure(model, found)
-    llm = {"module": "llm", "path": found.path, "sizes": _sizes(found.config), **described}
     owned = {entry["module"]: entry.pop("owned") for entry in modules}
-    divided = parts.owners(model, {"llm": _llm_paths(model, found)} | owned)
+    # Encoders inside the module that runs the decoder.
+    inside = [path for paths in owned.values() for path in paths if path.startswith(f"{found.path}.")]
+    described = decoder.measure(model, found, inside)
+    llm = {"module": "llm", "path": found.path, "sizes": _sizes(found.config), **described}
+    of_llm = {"llm": _llm_paths(model, found)}
+    divided = parts.owners(model, owned | of_llm if inside else of_llm | owned)
     for entry in [*modules, llm]:
         entry["parameters"] = sum(divided[entry["module"]].values())
     # Parameters beside the parts, such as newline embeddings, belong to the only encoder if there is one.
@@ -189,6 +192,11 @@ def _encoder(
         rule = token_rules.image_rule(processor, sizes, work)
     else:
         rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width), work)
+    sizes_declared = _sizes(config)
+    if sizes_declared["hidden"] is None and all(
+        run["message_width"] is None for run in described["layer_runs"]
+    ):
+        sizes_declared["hidden"] = width  # A projection alone, whose vectors are those of the LLM.
     embedding = _path(model, model.get_input_embeddings())
     beside = parts.roots_beside(_path(model, decoder.innermost(model)), found.ran)
     video = None
@@ -197,7 +205,7 @@ def _encoder(
     return {
         "module": module,
         "media": [medium] if video is None else [medium, "video"],
-        "sizes": _sizes(config),
+        "sizes": sizes_declared,
         "token_rule": rule,
         **({} if video is None else {"video_token_rule": video}),
         "owned": [path for path in beside if path != embedding],
