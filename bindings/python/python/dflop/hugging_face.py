@@ -360,8 +360,8 @@ def aligned(
 ) -> list[int]:
     """Returns labels of ids that a processor made of a text, where it has expanded media.
 
-    Targets that merged with text of the processor's own after them, such as a line break, are the ids that both
-    became.
+    Targets that merged with text of the processor's own after them, such as a line break, are the ids that
+    both became.
 
     Args:
         plain: ids of the text before, and whether each is a target.
