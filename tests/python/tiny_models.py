@@ -30,8 +30,8 @@ _LAYER_NAMES = re.compile(r"^(num_(hidden_)?layers|(resampler_)?depth|(encoder|d
                           r"num_hidden_layers\w*|num_global_layers|hybrid_layers|num_blocks)$")
 _WIDTHS = re.compile(r"(hidden_size|hidden_dim|d_model|n_embd|embed_dim|embedding_size|intermediate|ffn|d_ff|n_inner|inner_dim|input_dim|output_dim|"
                      r"projection_dim|projection_size|projector_dim|proj_dim|lru_width|d_inner|mlp_dim|text_dim|vision_dim|q_lora_rank|kv_lora_rank|d_ssm|"
-                     r"expansion_dim|embd_pdim|attention_hidden|_channels$|dim_feedforward|^width$)")
-_NO_WIDTHS = re.compile(r"(^input_dim$|_per_|ratio|multip|factor|layer|act|head_dim|num_channels|in_channels|in_chans|dropout|tokens|position|_std|scale|freq|bias|divisor)")
+                     r"adapter_(in|out)_dim|adapter_input_size|expansion_dim|embd_pdim|attention_hidden|_channels$|dim_feedforward|^width$)")
+_NO_WIDTHS = re.compile(r"(^input_dim$|^audio_embed_dim$|^patch_embed_hidden_size$|_per_|ratio|multip|factor|layer|act|head_dim|num_channels|in_channels|in_chans|dropout|tokens|position|_std|scale|freq|bias|divisor)")
 _HEADS = re.compile(r"^(n_heads?|num_heads|n_head|num_\w*heads?\w*|(encoder|decoder)_attention_heads|\w*attention_heads|\w*_n_heads|\w*num_heads)$")
 _KEY_HEADS = re.compile(r"(kv_heads|key_value_heads|n_head_kv|num_kv|n_groups)")
 _EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts")

@@ -108,6 +108,9 @@ def limit_tiles(processor):
 def random_model(config):
     torch.manual_seed(0)
     checkpoint_class = checkpoint.find_class(config, False)
+    config = copy.deepcopy(config)
+    for one in (config, *checkpoint.sub_configs(config)):
+        one._experts_implementation = "eager"  # Others gather the weights of each token's experts.
     for attention in ("sdpa", "eager", None):
         try:
             made = checkpoint_class._from_config(copy.deepcopy(config), **({} if attention is None else {"attn_implementation": attention}))

@@ -235,12 +235,17 @@ class Inputs:
     def _mixed(
         self, texts: list[str], media: list[dict[str, list[Any]]], arguments: dict[str, Any]
     ) -> dict[str, Any]:
-        """Calls the processor for all samples, or the tokenizer for those without media if it refuses these."""
+        """Calls the processor for all samples, or the tokenizer for those without media.
+
+        The latter if the processor refuses such samples among others, or gives them places of media.
+        """
         without = [at for at, own in enumerate(media) if not any(own.values())]
         refused: Exception | None = None
         if not (self._is_apart and without):
             try:
-                return self._processed(texts, arguments | self._media(media))
+                made = self._processed(texts, arguments | self._media(media))
+                if not any(self._has_media(made["input_ids"][at]) for at in without):
+                    return made
             except Exception as error:
                 if not without or self._tokenizer is self._processor:
                     raise
@@ -251,6 +256,10 @@ class Inputs:
             raise refused or error from None
         self._is_apart = True
         return made
+
+    def _has_media(self, ids: Any) -> bool:
+        media = set(_media_ids(self._processor, self._tokenizer))
+        return any(int(one) in media for one in ids)
 
     def _apart(
         self,
@@ -351,8 +360,8 @@ def aligned(
 ) -> list[int]:
     """Returns labels of ids that a processor made of a text, where it has expanded media.
 
-    Targets that merged with text of the processor's own after them, such as a line break, are the ids that both
-    became.
+    Targets that merged with text of the processor's own after them, such as a line break, are the ids that
+    both became.
 
     Args:
         plain: ids of the text before, and whether each is a target.
@@ -597,5 +606,6 @@ def _media_ids(processor: Any, tokenizer: Any) -> Iterator[int]:
     """Yields the ids of placeholders, which are never targets."""
     for name in ("image_token", "video_token", "audio_token"):
         token = getattr(processor, name, None)
+        token = getattr(token, "content", token)
         if isinstance(token, str):
             yield tokenizer.convert_tokens_to_ids(token)

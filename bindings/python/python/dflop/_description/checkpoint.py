@@ -72,7 +72,7 @@ def feature_functions(model: Any) -> dict[str, Any]:
 
 
 def _features_function(model: Any, name: str) -> Any:
-    """Returns the function with its own arguments: that of the base model, to which a model with a head delegates."""
+    """Returns the function that names its arguments: the base model's, to which a head's delegates."""
     owners = [getattr(model, "base_model", None), getattr(model, "model", None), model]
     functions = [getattr(owner, name) for owner in owners if hasattr(owner, name)]
     kinds = [{one.kind for one in inspect.signature(function).parameters.values()} for function in functions]

@@ -78,24 +78,31 @@ def width(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[-1])
 
 
-def measure(model: Any, decoder: Decoder) -> dict[str, Any]:
+def measure(model: Any, decoder: Decoder, encoders: Sequence[str] = ()) -> dict[str, Any]:
     """Counts the decoder on samples of several lengths.
+
+    Args:
+        model: the whole model.
+        decoder: the decoder's parts.
+        encoders: paths of encoders inside the decoder's module, which texts do not reach.
 
     Raises:
         ModelError: it does not run on shapes alone, or counts follow no polynomial.
     """
     lengths = _lengths(decoder.config)
     if lengths != LENGTHS:
-        return _measured(model, decoder, lengths)
+        return _measured(model, decoder, lengths, encoders)
     try:
-        return _measured(model, decoder, LENGTHS)
+        return _measured(model, decoder, LENGTHS, encoders)
     except fits.FitError:
-        return _measured(model, decoder, LONG_LENGTHS)
+        return _measured(model, decoder, LONG_LENGTHS, encoders)
 
 
-def _measured(model: Any, decoder: Decoder, lengths: Sequence[int]) -> dict[str, Any]:
+def _measured(
+    model: Any, decoder: Decoder, lengths: Sequence[int], encoders: Sequence[str]
+) -> dict[str, Any]:
     hidden = width(model)
-    run = _runnable(decoder, hidden, lengths[0])
+    run = _runnable(decoder, hidden, lengths[0], encoders)
     units = [fits.Units(1, length) for length in lengths]
     experts = [parts.find_experts(layer) for layer in decoder.layers.modules]
     watched = [*decoder.layers.modules, *(one.module for one in experts if one is not None)]
@@ -142,7 +149,7 @@ def _lengths(config: Any) -> tuple[int, ...]:
     return tuple(max(at + 1, length // parts_count) for at, length in enumerate(LENGTHS))
 
 
-def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any]:
+def _runnable(decoder: Decoder, hidden: int, tokens: int, encoders: Sequence[str]) -> Callable[[Any], Any]:
     """Returns a function that runs the decoder on embeddings, with arguments that it accepts."""
     problems = []
     for names in (
@@ -168,7 +175,7 @@ def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any
         try:
             with counting.executed(decoder.module) as ran, shapes_only(), torch.no_grad():
                 run(torch.empty((1, tokens, hidden), device="meta"))
-            _check_all_run(decoder, list(ran))
+            _check_all_run(decoder, list(ran), encoders)
             return run
         except ModelError:
             raise
@@ -178,7 +185,7 @@ def _runnable(decoder: Decoder, hidden: int, tokens: int) -> Callable[[Any], Any
     raise ModelError(f"the decoder `{decoder.path}` does not run on shapes alone, {problems[0]}")
 
 
-def _check_all_run(decoder: Decoder, ran: Sequence[str]) -> None:
+def _check_all_run(decoder: Decoder, ran: Sequence[str], encoders: Sequence[str]) -> None:
     """Checks that the decoder has no parts that only media reach.
 
     Raises:
@@ -187,10 +194,10 @@ def _check_all_run(decoder: Decoder, ran: Sequence[str]) -> None:
     total = parts.parameter_count([decoder.module])
     for name, child in decoder.module.named_children():
         has_run = any(path == name or path.startswith(f"{name}.") for path in ran)
-        if has_run or isinstance(child, torch.nn.Embedding):
+        path = f"{decoder.path}.{name}".lstrip(".")
+        if has_run or isinstance(child, torch.nn.Embedding) or path in encoders:
             continue
         if parts.parameter_count([child]) > total * fits.ERROR_MAX:
-            path = f"{decoder.path}.{name}".lstrip(".")
             raise ModelError(
                 f"`{path}` does not run on texts, and no function such as `get_image_features` runs it"
             )

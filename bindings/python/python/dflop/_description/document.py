@@ -55,10 +55,13 @@ def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, A
     model, config = opened.model, opened.config
     found = decoder.find(model)
     modules = _encoders(opened, decoder.width(model))
-    described = decoder.measure(model, found)
-    llm = {"module": "llm", "path": found.path, "sizes": _sizes(found.config), **described}
     owned = {entry["module"]: entry.pop("owned") for entry in modules}
-    divided = parts.owners(model, {"llm": _llm_paths(model, found)} | owned)
+    # Encoders inside the module that runs the decoder.
+    inside = [path for paths in owned.values() for path in paths if path.startswith(f"{found.path}.")]
+    described = decoder.measure(model, found, inside)
+    llm = {"module": "llm", "path": found.path, "sizes": _sizes(found.config), **described}
+    of_llm = {"llm": _llm_paths(model, found)}
+    divided = parts.owners(model, owned | of_llm if inside else of_llm | owned)
     for entry in [*modules, llm]:
         entry["parameters"] = sum(divided[entry["module"]].values())
     # Parameters beside the parts, such as newline embeddings, belong to the only encoder if there is one.
@@ -104,6 +107,8 @@ def _check_beside(
 ) -> None:
     """Checks that hardly any parameters that do work are outside the modules; those that never run may be.
 
+    Videos are left out if they alone reach such parameters.
+
     Raises:
         ModelError: a part of the model is reached neither by the decoder nor by a features function.
     """
@@ -111,13 +116,16 @@ def _check_beside(
     most = parts.parameter_count([model]) * fits.ERROR_MAX
     if sum(beside.values()) <= most:
         return
-    ran = [_running(opened, medium) for entry in modules for medium in entry["media"]]
-    sizes: dict[str, int] = {}
-    for path, parameter in model.named_parameters():
-        name = ".".join(path.split(".")[:2])
-        runs = any(paths is None or any(f"{one}.".startswith(f"{name}.") for one in paths) for paths in ran)
-        if id(parameter) in beside and (runs or not ran):
-            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    ran = {medium: _running(opened, medium) for entry in modules for medium in entry["media"]}
+    sizes = _unreached(model, beside, list(ran.values()))
+    if sum(sizes.values()) > most and "video" in ran:
+        # A tower of its own for videos is not described, and neither are they.
+        others = [paths for medium, paths in ran.items() if medium != "video"]
+        if sum(_unreached(model, beside, others).values()) <= most:
+            for entry in modules:
+                entry["media"] = [medium for medium in entry["media"] if medium != "video"]
+                entry.pop("video_token_rule", None)
+            return
     if sum(sizes.values()) <= most:
         return
     name = max(sizes, key=lambda one: sizes[one])
@@ -125,6 +133,17 @@ def _check_beside(
         f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
         "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
     )
+
+
+def _unreached(model: Any, beside: dict[int, int], ran: list[list[str] | None]) -> dict[str, int]:
+    """Returns the sizes of parameters outside the modules in parts that may run, by the path of the part."""
+    sizes: dict[str, int] = {}
+    for path, parameter in model.named_parameters():
+        name = ".".join(path.split(".")[:2])
+        runs = any(paths is None or any(f"{one}.".startswith(f"{name}.") for one in paths) for paths in ran)
+        if id(parameter) in beside and (runs or not ran):
+            sizes[name] = sizes.get(name, 0) + parameter.numel()
+    return sizes
 
 
 def _running(opened: checkpoint.Checkpoint, medium: str) -> list[str] | None:
@@ -173,6 +192,11 @@ def _encoder(
         rule = token_rules.image_rule(processor, sizes, work)
     else:
         rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width), work)
+    sizes_declared = _sizes(config)
+    if sizes_declared["hidden"] is None and all(
+        run["message_width"] is None for run in described["layer_runs"]
+    ):
+        sizes_declared["hidden"] = width  # A projection alone, whose vectors are those of the LLM.
     embedding = _path(model, model.get_input_embeddings())
     beside = parts.roots_beside(_path(model, decoder.innermost(model)), found.ran)
     video = None
@@ -181,7 +205,7 @@ def _encoder(
     return {
         "module": module,
         "media": [medium] if video is None else [medium, "video"],
-        "sizes": _sizes(config),
+        "sizes": sizes_declared,
         "token_rule": rule,
         **({} if video is None else {"video_token_rule": video}),
         "owned": [path for path in beside if path != embedding],

@@ -181,7 +181,7 @@ def layer_hypotheses(
 def outside_hypotheses(
     window: int | None, runs: Sequence[Units] = ()
 ) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to whole chunks."""
+    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to chunks."""
     yield "none", (TOKENS,)
     if runs:
         whole = _chunks(max(units.longest for units in runs))

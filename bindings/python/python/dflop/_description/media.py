@@ -97,7 +97,7 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
         ModelError: it accepts no text that stands for the medium.
     """
     texts = [text for text in (template_text(processor, medium),) if text]
-    own = ["a"] if not texts and _puts_placeholders(processor, medium) else []
+    own = ["\n", "a"] if not texts and _puts_placeholders(processor, medium) else []
     problems = []
     for text in own + texts + placeholders(processor, medium) + _wrapped(processor, medium):
         for arguments in _arguments(processor, medium, value):
@@ -180,7 +180,7 @@ class _Reached(Exception):
 
 
 def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that the model's own forward pass has for a features function; nothing if it never calls it."""
+    """Returns the arguments that the model's forward pass has for a features function; none without a call."""
     function = inspect.unwrap(function)
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     signature, seen = inspect.signature(function), dict[str, Any]()

@@ -42,7 +42,7 @@ def find_layers(
 ) -> Layers | None:
     """Returns the list of layers: that with the most parameters or work, outside of other such lists.
 
-    A list with one module is chosen only if there is no longer one: connectors keep their layers in such lists.
+    A list with one module is chosen only if there is no longer one: connectors have such lists.
 
     Args:
         root: module to search.
