@@ -193,7 +193,8 @@ impl From<dflop_costmodel::Error> for Failure {
 /// Returns a line with the names that are similar to a name; empty if no name is.
 pub(crate) fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     // A typo, or a part of a name.
-    let difference = |known: &str| edits(name, known).min(if known.starts_with(name) { 1 } else { usize::MAX });
+    let difference =
+        |known: &str| edits(name, known).min(if known.starts_with(name) { 1 } else { usize::MAX });
     let near = known.into_iter().map(|known| (difference(known), known));
     let mut near: Vec<_> = near.filter(|(edits, known)| *edits * 3 <= known.len().min(name.len())).collect();
     near.sort_unstable();
