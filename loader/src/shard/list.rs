@@ -4,8 +4,8 @@
 //! files as in a shell, `::` joins lists, `${NAME}` comes from the environment, a directory expands to the
 //! shards inside it, a wids shard list (`NAME.json`) to the listed shards. `-` is standard input and `pipe:`
 //! starts a command whose output is the shard. `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://`
-//! name shards in a [store](crate::store); a directory there ends with `/`. The name of an existing file always
-//! means that file, whatever it looks like.
+//! name shards in a [store](crate::store); a directory there ends with `/`. The name of an existing file
+//! always means that file, whatever it looks like.
 //!
 //! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
 //! and objects, never commands.
