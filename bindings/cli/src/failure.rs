@@ -354,7 +354,7 @@ mod tests {
     fn similar_names_are_proposed_and_others_are_not() {
         let names = ["h100", "h200", "b200", "search", "omni-7b", "qwen2.5-vl-7b"];
         for (name, meant) in [
-            ("seach", "\ndid you mean `search`?"),
+            ("searchx", "\ndid you mean `search`?"),
             ("omni7b", "\ndid you mean `omni-7b`?"),
             ("h1000", "\ndid you mean `h100`?"),
             ("qwen2.5-vl", "\ndid you mean `qwen2.5-vl-7b`?"),
