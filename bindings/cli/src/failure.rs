@@ -193,7 +193,8 @@ impl From<dflop_costmodel::Error> for Failure {
 /// Returns a line with the names that are similar to a name; empty if no name is.
 pub(crate) fn did_you_mean<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     // A typo, or a part of a name.
-    let difference = |known: &str| edits(name, known).min(if known.starts_with(name) { 1 } else { usize::MAX });
+    let difference =
+        |known: &str| edits(name, known).min(if known.starts_with(name) { 1 } else { usize::MAX });
     let near = known.into_iter().map(|known| (difference(known), known));
     let mut near: Vec<_> = near.filter(|(edits, known)| *edits * 3 <= known.len().min(name.len())).collect();
     near.sort_unstable();
@@ -353,7 +354,7 @@ mod tests {
     fn similar_names_are_proposed_and_others_are_not() {
         let names = ["h100", "h200", "b200", "search", "omni-7b", "qwen2.5-vl-7b"];
         for (name, meant) in [
-            ("serach", "\ndid you mean `search`?"),
+            ("searchx", "\ndid you mean `search`?"),
             ("omni7b", "\ndid you mean `omni-7b`?"),
             ("h1000", "\ndid you mean `h100`?"),
             ("qwen2.5-vl", "\ndid you mean `qwen2.5-vl-7b`?"),

@@ -62,14 +62,18 @@ fn place(document: &Path, line: usize) -> String {
 fn fault(snippet: &Snippet) -> Option<String> {
     let language = snippet.language.as_str();
     match &snippet.mark {
-        Mark::Unknown(mark) => Some(format!("`{mark}` is not `run`, `file=NAME`, `from=PATH` or `needs=WHAT`")),
+        Mark::Unknown(mark) => {
+            Some(format!("`{mark}` is not `run`, `file=NAME`, `from=PATH` or `needs=WHAT`"))
+        }
         Mark::Needs(what) => {
             let unknown = what.split(',').find(|what| !NEEDS.contains(what))?;
             Some(format!("`needs={unknown}` is not one of {NEEDS:?}"))
         }
         Mark::Run if !["sh", "python"].contains(&language) => Some(format!("`{language}` cannot run")),
         Mark::None if ["rust", "json"].contains(&language) || SHOWN.contains(&language) => None,
-        Mark::None => Some(format!("`{language}` has no mark: `run`, `file=NAME`, `from=PATH` or `needs=WHAT`")),
+        Mark::None => {
+            Some(format!("`{language}` has no mark: `run`, `file=NAME`, `from=PATH` or `needs=WHAT`"))
+        }
         Mark::Run | Mark::File(_) | Mark::From(_) => None,
     }
 }

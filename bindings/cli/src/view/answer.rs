@@ -75,7 +75,8 @@ fn skipped_page(all: &[Skipped], query: &Query) -> serde_json::Value {
     }
     let mut reasons: Vec<(&String, &u64)> = counts.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let is_shown = |skipped: &&Skipped| query.reason.is_empty() || reason_group(&skipped.reason) == query.reason;
+    let is_shown =
+        |skipped: &&Skipped| query.reason.is_empty() || reason_group(&skipped.reason) == query.reason;
     let count = all.iter().filter(is_shown).count();
     let shown = all.iter().filter(is_shown).skip(query.offset as usize).take(query.limit as usize);
     json!({"count": count, "reasons": reasons, "skipped": shown.map(skipped).collect::<Vec<_>>()})

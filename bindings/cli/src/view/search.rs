@@ -105,9 +105,7 @@ impl Search {
 /// Returns whether a field contains a lower-case text; documents are compared without escapes.
 fn is_in(payload: &[u8], is_document: bool, text: &str) -> bool {
     let shown = String::from_utf8_lossy(payload);
-    if is_document
-        && let Ok(document) = serde_json::from_str::<Value>(&shown)
-    {
+    if is_document && let Ok(document) = serde_json::from_str::<Value>(&shown) {
         return has_text(&document, text);
     }
     shown.to_lowercase().contains(text)

@@ -189,9 +189,11 @@ fn settings_without_effect_beside_others_are_refused() {
     refused(&["stream", "--decode", "raw"], &["read.decode=strict"], "with `--decode raw`");
     refused(&["stream", "--decode", "rgb224"], &["index.videos=fps:2:4"], "without `--decode media`");
     refused(&["stream"], &["index.directory=here"], "without `order` settings");
-    refused(&["stream", "--shuffle-shards"], &["order.shuffle=none"], "with `order` settings");
-    refused(&["stream", "--shuffle-buffer", "8"], &["order.tail=drop"], "with `order` settings");
-    refused(&["stream"], &["order.accept_changed_data=true"], "needs `--resume`");
+    let stream = ["stream", &pattern, "--set"];
+    let drawn = [&stream[..], &["order.shuffle=none"]].concat();
+    refuse(&[&drawn[..], &["--shuffle-shards"]].concat(), 2, "`--shuffle-shards` has no effect with `order`");
+    refuse(&[&drawn[..], &["--shuffle-buffer", "8"]].concat(), 2, "`--shuffle-buffer` has no effect with");
+    refuse(&[&stream[..], &["order.accept_changed_data=true"]].concat(), 2, "needs `--resume`");
 }
 
 #[test]

@@ -182,7 +182,9 @@ fn expected(args: &StreamArgs, settings: &Settings, loader: &Loader) -> Result<E
     }
     if loader.is_drawn() {
         let batches = loader.batches().filter(|_| !args.input.is_resumed());
-        return Ok(batches.map_or(Expected::Unknown, |batches| Expected::Samples(batches * args.batch as u64)));
+        return Ok(
+            batches.map_or(Expected::Unknown, |batches| Expected::Samples(batches * args.batch as u64))
+        );
     }
     // A resumed stream begins somewhere inside of the shards.
     let shards = args.input.shards_read(args.dataset.shards(settings)?).filter(|_| !args.input.is_resumed());

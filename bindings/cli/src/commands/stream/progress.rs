@@ -167,8 +167,7 @@ mod tests {
     fn the_amount_comes_from_the_index_else_from_the_lengths_of_the_shards() {
         let data = TempDataset::new(2, 8, Compression::Plain);
         let shards = expand_shards(&[data.pattern()]).unwrap();
-        let bytes: u64 =
-            shards.iter().map(|shard| shard.path().unwrap().metadata().unwrap().len()).sum();
+        let bytes: u64 = shards.iter().map(|shard| shard.path().unwrap().metadata().unwrap().len()).sum();
         let Some(Total::Bytes(lengths, all)) = Total::find(&shards, 3) else { panic!("no index") };
         assert_eq!((lengths.len(), all), (2, 3 * bytes));
         Index::open_or_build(shards.clone(), &IndexOptions::default()).unwrap();
