@@ -49,7 +49,8 @@ impl Hub {
             _ => ("401 Unauthorized".to_owned(), Vec::new()),
         };
         let mut answer =
-            format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len()).into_bytes();
+            format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len())
+                .into_bytes();
         if method == "GET" {
             answer.extend(body);
         }
@@ -68,11 +69,14 @@ impl Hub {
             return self.page(path, &below.replace("%20", " "), query);
         }
         let file = path.strip_prefix("/datasets/o/n/resolve/").map(|file| file.replace("%20", " "));
-        let Some(bytes) = file.and_then(|file| fs::read(self.directory.join(file)).ok()) else { return missing() };
+        let Some(bytes) = file.and_then(|file| fs::read(self.directory.join(file)).ok()) else {
+            return missing();
+        };
         match range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-')) {
             Some((first, last)) => {
                 let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
-                let head = format!("206 Partial Content\r\ncontent-range: bytes {first}-{last}/{}", bytes.len());
+                let head =
+                    format!("206 Partial Content\r\ncontent-range: bytes {first}-{last}/{}", bytes.len());
                 (head, bytes[first..=last].to_vec())
             }
             None => ("200 OK".to_owned(), bytes),
@@ -86,7 +90,8 @@ impl Hub {
             fs::read_dir(self.directory.join(below)).unwrap().map(|entry| entry.unwrap().path()).collect();
         entries.sort();
         let entry = &entries[at];
-        let (_, name) = entry.strip_prefix(&self.directory).unwrap().to_str().unwrap().split_once('/').unwrap();
+        let (_, name) =
+            entry.strip_prefix(&self.directory).unwrap().to_str().unwrap().split_once('/').unwrap();
         let kind = if entry.is_dir() { "directory" } else { "file" };
         let link = format!("\r\nlink: <{path}?recursive=false&cursor={}>; rel=\"next\"", at + 1);
         let link = if at + 1 < entries.len() { link } else { String::new() };
@@ -119,7 +124,9 @@ fn a_dataset_on_a_hub_is_pinned_listed_by_pages_and_read_by_range() {
     let count = |part: &str| requests.iter().filter(|request| request.contains(part)).count();
     assert_eq!(count("revision/refs%2Fconvert%2Fparquet"), 1, "one commit for the process: {requests:?}");
     assert!(count("cursor=1") > 0 && count("bytes=") > 0, "{requests:?}");
-    assert!(requests.iter().filter(|request| request.contains("resolve")).all(|file| file.contains("data%20dir")));
+    assert!(
+        requests.iter().filter(|request| request.contains("resolve")).all(|file| file.contains("data%20dir"))
+    );
     run("wrong");
 }
 
@@ -146,7 +153,8 @@ fn process() {
     }
     let shards = listed(directory);
     let names: Vec<&str> = shards.iter().map(|shard| &*shard.url).collect();
-    let name = |number| format!("hf://datasets/o/n@{}/data dir/train-0000{number}-of-00002.parquet", COMMITS[1]);
+    let name =
+        |number| format!("hf://datasets/o/n@{}/data dir/train-0000{number}-of-00002.parquet", COMMITS[1]);
     assert_eq!(names, [name(0), name(1)]);
     assert_eq!(listed("hf://datasets/o/n@~parquet/data dir/train-*1-of-*.parquet")[0].url, shards[1].url);
     for (number, shard) in shards.iter().enumerate() {
@@ -156,7 +164,8 @@ fn process() {
             ShardItem::Skipped(bad) => panic!("{bad:?}"),
         });
         let local = files.join(COMMITS[1]).join(format!("data dir/train-0000{number}-of-00002.parquet"));
-        let local = scanned(&local).0.iter().map(|sample| (sample.key.clone(), fields(sample))).collect::<Vec<_>>();
+        let local =
+            scanned(&local).0.iter().map(|sample| (sample.key.clone(), fields(sample))).collect::<Vec<_>>();
         assert_eq!(read.collect::<Vec<_>>(), local);
     }
     let index = files.join("index");

@@ -85,7 +85,8 @@ fn split_name(base: &str) -> Option<&str> {
 /// such names.
 fn is_hidden(name: &str) -> bool {
     let base = name.rsplit('/').next().unwrap_or(name);
-    let is_hidden = base.starts_with('.') || (base.starts_with("cache-") && Path::new(base).extension().is_some_and(|end| end == "arrow"));
+    let is_hidden = base.starts_with('.')
+        || (base.starts_with("cache-") && Path::new(base).extension().is_some_and(|end| end == "arrow"));
     if is_hidden {
         tracing::debug!(file = %redact_name(name), "a hidden file or a cache in the directory is no shard");
     }

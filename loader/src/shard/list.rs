@@ -247,10 +247,7 @@ fn push_name(name: &str, access: &ShardAccess, shards: &mut Vec<Shard>) -> Resul
     let read_error = |source| Error::Storage(StorageError::Read { shard: name.to_owned(), source });
     let files = matching_files(name).map_err(read_error)?;
     if files.is_empty() {
-        return Err(invalid(
-            name,
-            "no file matches; `*` and `?` match inside a name, `**` over directories",
-        ));
+        return Err(invalid(name, "no file matches; `*` and `?` match inside a name, `**` over directories"));
     }
     let files = files.into_iter().map(|file| file.display().to_string());
     files.map(|file| Shard::local(file, access)).try_for_each(|shard| push_shards(shard, access, shards))

@@ -2,7 +2,7 @@
 //!
 //! The path is literal, and the revision is a branch, a tag or a commit in which `%NN` is kept, as in
 //! `refs%2Fconvert%2Fparquet`; `~parquet` is the same revision. Names are pinned to the commit before
-//! anything is read, once per process, so that all ranks and a resumed run read what the name says.
+//! anything is read, once per process, so that a branch that moves meanwhile changes nothing.
 //! `HF_ENDPOINT` is the address of the hub; the token comes from `HF_TOKEN` or from the file that logging in
 //! writes.
 
