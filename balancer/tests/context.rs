@@ -2,7 +2,7 @@
 
 use dflop_balancer::{
     Budget, Caps, ContextAssignment, ContextItem, ContextProblem, ContextSlice, Error, balance_context,
-    balance_lockstep,
+    balance_lockstep, context_step_ns,
 };
 use dflop_balancer::{Instance, Strategy, balance};
 use dflop_costmodel::random::SplitMix64;
@@ -150,7 +150,7 @@ fn items(random: &mut SplitMix64, count: usize, logs: u32, media: usize) -> Vec<
         let extra = random.below(12) as u64;
         let slice = |log: u32| {
             let ns = (ns * (100 + extra * u64::from(log))).div_ceil(100 << log);
-            ContextSlice { ns, tokens: (ns / 4).max(1), bytes: 0 }
+            ContextSlice { ns, tokens: (ns / 4).max(1), ..ContextSlice::default() }
         };
         let media_ns = (0..media).map(|_| vec![20 + random.below(300) as u64]).collect();
         ContextItem { media_ns, slices: (0..=logs).map(slice).collect() }
@@ -226,7 +226,11 @@ fn no_result_is_longer_than_the_whole_placement() {
 #[test]
 fn a_long_item_is_split_down_to_the_mean() {
     let slices = |ns: u64| -> Vec<ContextSlice> {
-        let slice = |log: u32| ContextSlice { ns: (ns >> log) + u64::from(log), tokens: 1, bytes: 0 };
+        let slice = |log: u32| ContextSlice {
+            ns: (ns >> log) + u64::from(log),
+            tokens: 1,
+            ..ContextSlice::default()
+        };
         (0..=3).map(slice).collect()
     };
     let item = |ns| ContextItem { media_ns: Vec::new(), slices: slices(ns) };
@@ -261,7 +265,7 @@ fn an_item_above_the_cap_is_split() {
         let ns = item.slices[0].ns;
         item.slices.iter_mut().for_each(|slice| slice.ns = ns);
     }
-    let tokens = [4_000, 2_000, 1_000].map(|tokens| ContextSlice { ns: 500, tokens, bytes: 7 });
+    let tokens = [4_000, 2_000, 1_000].map(|tokens| ContextSlice { ns: 500, tokens, bytes: 7, shared_ns: 0 });
     case.items[5].slices = tokens.to_vec();
     case.caps = Caps { tokens_max: Some(2_200), bytes_max: Some(1_000) };
     let found = case.solve();
@@ -327,7 +331,7 @@ fn a_fixed_degree_splits_every_item() {
 
 #[test]
 fn microbatch_constants_count_once_per_microbatch() {
-    let slices = vec![ContextSlice { ns: 100, tokens: 1, bytes: 0 }; 1];
+    let slices = vec![ContextSlice { ns: 100, tokens: 1, ..ContextSlice::default() }; 1];
     let items = vec![ContextItem { media_ns: vec![vec![10]], slices }; 4];
     let module = |base_ns| MicrobatchConstants { floor_ns: 0, base_ns };
     let apart = ModelConstants { modules: vec![module(5), module(7)], whole: None };
@@ -352,7 +356,7 @@ fn invalid_problems_are_refused() {
     assert!(ContextProblem::new([1, 0], 1, vec![]).is_err());
     assert!(ContextProblem::new([1, 1], 2, vec![item.clone()]).is_err());
     assert!(ContextProblem::new([1, 1], 0, vec![ContextItem::default()]).is_err());
-    let long = ContextSlice { ns: u64::MAX, tokens: 0, bytes: 0 };
+    let long = ContextSlice { ns: u64::MAX, ..ContextSlice::default() };
     let long = ContextItem { media_ns: Vec::new(), slices: vec![long] };
     assert!(matches!(ContextProblem::new([1, 1], 0, vec![long]), Err(Error::Overflow { item: 0, .. })));
     assert!(problem().shard_ranks(NonZeroUsize::new(3).unwrap()).is_err());
@@ -379,4 +383,27 @@ fn ranks_that_meet_at_the_end_take_sums() {
     let problem = ContextProblem::new([8, 1], 0, items).unwrap();
     let found = balance_context(&problem, Some(&whole), &mut Budget::work(0)).unwrap();
     assert!(found.makespan_ns <= plain.makespan_ns);
+}
+
+/// Ranks 0 and 1 begin the second slot together, when the slower is done with the first.
+#[test]
+fn ranks_that_share_an_item_wait_for_each_other() {
+    let ranks_ns = [vec![vec![5], vec![2]], vec![vec![1], vec![3]], vec![vec![4], vec![4]]];
+    let step = |meetings: &[Vec<std::ops::Range<usize>>], shard: usize| {
+        context_step_ns(&ranks_ns, meetings, NonZeroUsize::new(shard).unwrap())
+    };
+    assert_eq!(step(&[], 1), 8);
+    assert_eq!(step(&[vec![], vec![0..2]], 1), 8);
+    assert_eq!(step(&[vec![0..2], vec![1..3, 0..3]], 1), 9);
+    assert_eq!(step(&[], 3), 9);
+}
+
+/// Messages that items share may vanish, so the bound does not count them.
+#[test]
+fn the_bound_leaves_out_what_items_share() {
+    let slices = vec![ContextSlice { ns: 100, shared_ns: 30, ..ContextSlice::default() }];
+    let items = vec![ContextItem { media_ns: vec![], slices }; 4];
+    let problem = ContextProblem::new([2, 1], 0, items).unwrap();
+    let found = balance_context(&problem, None, &mut Budget::work(100)).unwrap();
+    assert_eq!((found.makespan_ns, found.bound.ns), (200, 140));
 }

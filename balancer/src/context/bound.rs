@@ -8,11 +8,12 @@ use crate::partition::{BoundKind, LowerBound};
 ///
 /// No placement is faster: every rank in a group takes its slice, so a group spends at least the least work
 /// of the item, and the slowest rank of all at least the mean. With ranks that meet in every module, this
-/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean.
+/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean. What
+/// items may share counts as nothing.
 pub(super) fn bound(problem: &ContextProblem) -> LowerBound {
     let (mut llm_ns, mut longest_ns) = (0_u64, 0_u64);
     for item in 0..problem.items.len() {
-        let work = |log: u8| problem.slice(item, log).ns << log;
+        let work = |log: u8| least_ns(problem, item, log) << log;
         llm_ns = llm_ns.saturating_add(problem.item_logs(item).map(work).min().unwrap_or(0));
         let alone = problem.item_logs(item).map(|log| alone_ns(problem, item, log)).min();
         longest_ns = longest_ns.max(alone.unwrap_or(0));
@@ -34,9 +35,15 @@ pub(super) fn bound(problem: &ContextProblem) -> LowerBound {
     }
 }
 
+/// Returns the time of a slice that shares all that it can share.
+fn least_ns(problem: &ContextProblem, item: usize, log: u8) -> u64 {
+    let slice = problem.slice(item, log);
+    slice.ns.saturating_sub(slice.shared_ns)
+}
+
 /// Returns the least time of a group that has nothing but an item.
 fn alone_ns(problem: &ContextProblem, item: usize, log: u8) -> u64 {
-    let (slice_ns, ranks) = (problem.slice(item, log).ns, 1_u64 << log);
+    let (slice_ns, ranks) = (least_ns(problem, item, log), 1_u64 << log);
     let media = &problem.items[item].media_ns;
     let largest = |media: &Vec<u64>| media.iter().copied().max().unwrap_or(0);
     if problem.shard_ranks > 1 {

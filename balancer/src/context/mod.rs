@@ -23,7 +23,9 @@ pub use problem::{ContextItem, ContextProblem, ContextSlice};
 use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::partition::LowerBound;
+use crate::pipeline::shard_groups_ns;
 use state::State;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 /// Placement of whole and split items.
@@ -109,6 +111,45 @@ pub fn balance_context(
         work_spent: budget.work_spent() - work_before,
         is_reproducible: budget.is_reproducible(),
     })
+}
+
+/// Returns the time of a step from the times of all ranks, in nanoseconds.
+///
+/// - `ranks_ns`: time by rank, slot and module
+/// - `meetings`: groups of ranks that share an item, by slot, disjoint or nested
+/// - `shard_ranks`: number of consecutive ranks that meet in every module; 1 if ranks meet at the end of the
+///   step
+#[must_use]
+pub fn context_step_ns(
+    ranks_ns: &[Vec<Vec<u64>>],
+    meetings: &[Vec<Range<usize>>],
+    shard_ranks: NonZeroUsize,
+) -> u64 {
+    if shard_ranks.get() > 1 {
+        return shard_groups_ns(ranks_ns, shard_ranks);
+    }
+    let mut done_ns = vec![0_u64; ranks_ns.len()];
+    let slots = ranks_ns.iter().map(Vec::len).max().unwrap_or(0);
+    for slot in 0..slots {
+        let mut group_of: Vec<Range<usize>> = (0..ranks_ns.len()).map(|rank| rank..rank + 1).collect();
+        for meeting in meetings.get(slot).into_iter().flatten() {
+            for own in &mut group_of[meeting.clone()] {
+                if own.len() < meeting.len() {
+                    own.clone_from(meeting);
+                }
+            }
+        }
+        let mut rank = 0;
+        while rank < ranks_ns.len() {
+            let group = group_of[rank].clone();
+            let slot_ns = |rank: usize| -> u64 { ranks_ns[rank].get(slot).map_or(0, |own| own.iter().sum()) };
+            let start = done_ns[group.clone()].iter().copied().max().unwrap_or(0);
+            let longest = group.clone().map(slot_ns).max().unwrap_or(0);
+            done_ns[group.clone()].fill(start + longest);
+            rank = group.end;
+        }
+    }
+    done_ns.into_iter().max().unwrap_or(0)
 }
 
 fn place(state: &State<'_>, item: usize) -> ContextPlace {

@@ -25,6 +25,9 @@ pub struct ContextItem {
 pub struct ContextSlice {
     /// Time in the last module, the LLM, in nanoseconds.
     pub ns: u64,
+    /// Part of `ns` that an item may not take beside other items on the same ranks: messages that go
+    /// together. Only the lower bound counts on it.
+    pub shared_ns: u64,
     /// Tokens, for [`Caps::tokens_max`].
     pub tokens: u64,
     /// Bytes, for [`Caps::bytes_max`].
