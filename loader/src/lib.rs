@@ -83,8 +83,8 @@ pub use order::{
     StepSample, Steps, Stop, Tail,
 };
 pub use plan::{
-    BlankMedia, CostFault, CostFunction, CostInput, ExchangedMedium, LayoutSummary, PadTo, RandomBatches,
-    RankBalance, RankSummary, RankTraining, SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder,
-    StrategySummary, Synchronization, compare_layouts, compare_ranks, compare_strategies,
-    deal_random_batches, simulate_plan,
+    BlankMedia, ContextGroups, ContextPlan, ContextSummary, CostFault, CostFunction, CostInput,
+    ExchangedMedium, LayoutSummary, PadTo, RandomBatches, RankBalance, RankSummary, RankTraining,
+    SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary, Synchronization,
+    compare_context, compare_layouts, compare_ranks, compare_strategies, deal_random_batches, simulate_plan,
 };

@@ -7,6 +7,7 @@ use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, Simulation, Strategy};
 use dflop_costmodel::percentile;
 
+use super::context::ContextPlan;
 use super::lockstep::times_ns;
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
@@ -42,11 +43,21 @@ impl StepSums {
     ///
     /// - `busy_ns`, `devices`: time summed over the devices, and their number
     fn add(&mut self, plan: &StepPlan, makespan_ns: u64, busy_ns: u128, devices: usize) {
+        self.add_times([makespan_ns, plan.bound.ns], busy_ns, devices);
+        self.launch_limited += plan.launch_limited_share();
+    }
+
+    fn add_times(&mut self, [makespan_ns, bound_ns]: [u64; 2], busy_ns: u128, devices: usize) {
         self.step_seconds.push(makespan_ns as f64 / 1e9);
         self.busy_ns += busy_ns;
         self.available_ns += devices as u128 * u128::from(makespan_ns);
-        self.launch_limited += plan.launch_limited_share();
-        self.bound_seconds += plan.bound.ns as f64 / 1e9;
+        self.bound_seconds += bound_ns as f64 / 1e9;
+    }
+
+    /// Adds a step of ranks that share samples.
+    pub(super) fn add_context(&mut self, plan: &ContextPlan) {
+        let busy_ns = plan.times_ns.iter().flatten().flatten().copied().map(u128::from).sum();
+        self.add_times([plan.makespan_ns, plan.bound_ns], busy_ns, plan.times_ns.len());
     }
 
     /// Adds a step of ranks that run all modules.

@@ -7,6 +7,7 @@
 mod builder;
 mod compare_strategies;
 mod config;
+mod context;
 mod cost_function;
 mod data_parallel;
 mod lockstep;
@@ -24,6 +25,7 @@ mod token_balance;
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::config::PadTo;
+pub use self::context::{ContextGroups, ContextPlan, ContextSummary, compare_context};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::data_parallel::{
     LayoutSummary, RandomBatches, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,

@@ -1,5 +1,6 @@
 //! Tests step plans and parallelism plans.
 
+mod context;
 mod corrections;
 mod cost_function;
 mod data_parallel;

@@ -41,6 +41,9 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
         "\ntokens ",
         "\nand exchange ",
         "\nlower bound ",
+        "\nCP 2, all ",
+        "\ndflop, split ",
+        "\nbound, split ",
         "exposed s",
         "communication per step",
         "\nlayouts, balanced by dflop ",
@@ -49,6 +52,31 @@ fn gpus_alone_answer_how_much_faster_fsdp_is() {
     ];
     for part in parts {
         assert!(table.contains(part), "{part:?}: {table}");
+    }
+}
+
+#[test]
+fn samples_on_several_gpus_are_compared_with_whole_ones() {
+    let data = TempDataset::new(2, 16, Compression::Plain);
+    let report = object(&["simulate", &data.pattern(), "--gpus", "8", "--global-batch-size", "8", "--json"]);
+    let context = &report["context"];
+    assert_eq!(context["group_gpus"], 8);
+    let rows = context["strategies"].as_array().expect("rows");
+    let names: Vec<&Value> = rows.iter().map(|row| &row["name"]).collect();
+    assert_eq!(names, ["CP 2, all", "CP 4, all", "CP 8, all", "dflop, split"]);
+    let whole = number(&report, "/strategies/3/step_seconds");
+    let [split, bound] = [number(&rows[3], "/step_seconds"), number(context, "/lower_bound_seconds")];
+    assert!(bound <= split * 1.000_001 && split < whole, "{bound} {split} {whole}");
+    assert!(number(&rows[3], "/speedup") > number(&report, "/strategies/3/speedup"));
+    assert!(number(&rows[0], "/split_fraction") > 0.999 && number(&rows[3], "/split_fraction") > 0.0);
+    // Groups stay inside nodes and shard groups.
+    let group = |more: &[&str]| simulate(&data, more)["context"]["group_gpus"].clone();
+    assert_eq!(group(&["--gpus", "4", "--gpus-per-node", "2"]), 2);
+    assert_eq!(group(&["--gpus", "4", "--set", "plan.schedule=microbatch:2"]), 2);
+    assert_eq!(group(&["--gpus", "4", "--set", "plan.schedule=step"]), 4);
+    // Without links, or with a single GPU, there are no such rows.
+    for more in [&["--gpus", "3"][..], &["--gpus", "2", "--device", "cpu", "--memory-gib", "800"]] {
+        assert_eq!(simulate(&data, more)["context"], Value::Null, "{more:?}");
     }
 }
 

@@ -3,6 +3,7 @@
 //! A dataset is simulated on a pipeline, or on ranks that run the whole model. Rejects flags that have no
 //! effect: dataset flags with `--shapes`, and shape flags without it.
 
+mod context;
 mod given;
 mod ranks;
 mod shapes;
@@ -44,7 +45,8 @@ pub(crate) struct SimulateCommand(SimulateArgs);
 /// `plan.schedule=microbatch:N`. A balance by tokens, a lower bound, memory per GPU, and communication are
 /// added, and for FSDP and HSDP dflop's step if GPUs exchange media, so that each encodes an equal share;
 /// parameters of a layer are gathered while the layer before computes, and a layer waits for what takes
-/// longer. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
+/// longer. More rows split samples over GPUs of a node: each over 2, 4 or 8, and where dflop finds that
+/// faster. A second table compares DDP, ZeRO-1, ZeRO-2, FSDP and HSDP.
 ///
 /// With `--shapes` and `--gpus` instead of a dataset, whole methods are compared, planning and balancing:
 /// data-blind with uniform parallelism, data-blind with our plan, LPT, the paper's, and ours; with `--plan`

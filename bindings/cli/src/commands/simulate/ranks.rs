@@ -4,6 +4,7 @@
 //!
 //! Fills the `dflop simulate` report.
 
+use super::context::ContextReport;
 use super::shapes::{SimulatedSteps, dataset_report};
 use super::{COMPARED, SimulateArgs, StrategyReport, print_launch_limits};
 use crate::failure::Failure;
@@ -52,6 +53,8 @@ struct RanksReport {
     /// Mean step of the last strategy if GPUs exchange media before the encoder, without the time for
     /// messages; `None` if GPUs meet at the end of a step only, or the model has no encoder.
     exchanged_step_seconds: Option<f64>,
+    /// Steps in which GPUs share samples; `None` if the links are unknown, or no two GPUs can share a sample.
+    context: Option<ContextReport>,
     /// Communication per step; `None` if the links are unknown.
     communication: Option<CommunicationReport>,
     /// Step time of several layouts, with the same global batches and number of microbatches.
@@ -183,6 +186,8 @@ pub(super) fn run(
     let Some(ours) = summaries.last() else {
         unreachable!("several ways are compared");
     };
+    let blind_seconds = summaries.first().map_or(0.0, |blind| blind.steps.mean_seconds());
+    let context = ContextReport::simulate(planner, steps, &training, blind_seconds, memory_max)?;
     let report = RanksReport {
         steps,
         layout: layout(planner),
@@ -198,6 +203,7 @@ pub(super) fn run(
         lower_bound_seconds: ours.steps.bound_seconds,
         strategies: strategies(&names, &summaries, memory_max),
         exchanged_step_seconds: ours.exchanged_seconds,
+        context,
         communication: communication(planner, &training),
         memory: memories(&by_layout, memory_max),
         layouts: by_layout.iter().map(|layout| LayoutReport::new(layout, memory_max)).collect(),
@@ -365,7 +371,10 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
         print_mean("and exchange", seconds)?;
     }
     print_mean("lower bound", report.lower_bound_seconds)?;
-    Ok(())
+    report.context.as_ref().map_or(Ok(()), |context| {
+        context.print(out, blind, memory_gib)?;
+        Ok(writeln!(out, "{}", context.about())?)
+    })
 }
 
 fn print_layouts(out: &mut impl Write, layouts: &[LayoutReport], memory_gib: f64) -> Result<(), Failure> {
