@@ -73,6 +73,9 @@ impl ContextPlan {
     }
 }
 
+/// Values by rank, microbatch and module.
+type Table = Vec<Vec<Vec<u64>>>;
+
 /// A sample as the balancer sees it, and the encoder tokens of its media.
 struct Sample {
     item: ContextItem,
@@ -196,7 +199,7 @@ impl StepPlanner {
                 slices.push(ContextSlice { ns, shared_ns, tokens, bytes });
             }
             if whole.is_refused(place as u32) {
-                slices.truncate(1.max(groups.ranks[0].ilog2() as usize + 1));
+                slices.truncate(groups.ranks[0].max(1).ilog2() as usize + 1);
                 slices
                     .iter_mut()
                     .for_each(|slice| *slice = ContextSlice { bytes, ..ContextSlice::default() });
@@ -208,7 +211,6 @@ impl StepPlanner {
 
     /// Predicts every rank's microbatches: media where they are encoded, and the slices of all samples on the
     /// same ranks with their messages together.
-    #[expect(clippy::type_complexity, reason = "times and tokens, by rank, microbatch and module")]
     fn context_times(
         &self,
         whole: &StepPlan,
@@ -216,7 +218,7 @@ impl StepPlanner {
         samples: &[Sample],
         found: &ContextAssignment,
         groups: &ContextGroups,
-    ) -> Result<(Vec<Vec<Vec<u64>>>, Vec<Vec<Vec<u64>>>)> {
+    ) -> Result<(Table, Table)> {
         let (modules, slots) = (model.modules().len(), self.config.microbatches);
         let mut times_ns = vec![vec![vec![0_u64; modules]; slots]; self.config.dp_size];
         let mut tokens = times_ns.clone();
