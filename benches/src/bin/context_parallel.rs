@@ -229,9 +229,10 @@ fn read(model: &CostModel, table: &Path, exchange: &KeyExchange) -> Result<Vec<S
             let at = columns.iter().position(|column| *column == name)?;
             cells.get(at)?.parse().ok()
         };
-        let key: Vec<u64> = ["tiles", "seq_len", "frame_count", "width", "height", "text_words", "duration_s"]
-            .map(|name| cell(name).unwrap_or(0.0).to_bits())
-            .to_vec();
+        let key: Vec<u64> =
+            ["tiles", "seq_len", "frame_count", "width", "height", "text_words", "duration_s"]
+                .map(|name| cell(name).unwrap_or(0.0).to_bits())
+                .to_vec();
         if let Some(sample) = known.get(&key) {
             samples.push(sample.clone());
             continue;
@@ -263,7 +264,9 @@ fn sample(
             ..EncoderWork::default()
         };
         model.predict_counted(&[work], tokens as u32, 0)
-    } else if let (Some(frames), Some(width), Some(height)) = (cell("frame_count"), cell("width"), cell("height")) {
+    } else if let (Some(frames), Some(width), Some(height)) =
+        (cell("frame_count"), cell("width"), cell("height"))
+    {
         let frames = (frames as u32 / FRAMES_PER_SAMPLED).max(1);
         let video = VideoShape { frames, width: width as u32, height: height as u32 };
         model.predict(&SampleShape { videos: vec![video], ..plain })

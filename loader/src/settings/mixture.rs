@@ -146,8 +146,7 @@ impl DatasetSettings {
         let dataset = match &self.split {
             None => Dataset::from(index),
             Some(split) => {
-                let splits =
-                    self.splits.as_deref().map_or_else(|| Splits::beside(&index), Splits::read)?;
+                let splits = self.splits.as_deref().map_or_else(|| Splits::beside(&index), Splits::read)?;
                 Dataset::from(index).split(&splits, split)?
             }
         };

@@ -60,7 +60,10 @@ fn one_sample_a_rank_is_faster_if_ranks_share_samples() {
             assert!(plan.split_samples() > 0);
             // A shard group is never crossed.
             let most = plan.places.iter().map(|place| place.ranks.len()).max().unwrap();
-            assert!(most <= synchronization.shard_ranks(8).get().max(2) || synchronization == Synchronization::PerStep);
+            assert!(
+                most <= synchronization.shard_ranks(8).get().max(2)
+                    || synchronization == Synchronization::PerStep
+            );
             let again = meet(&data, synchronization).plan_context(step, &groups(1, 8)).unwrap();
             assert_eq!((&again.places, again.makespan_ns), (&plan.places, plan.makespan_ns));
         }
@@ -83,11 +86,10 @@ fn groups_of_one_rank_are_whole_samples() {
 fn samples_stay_whole_over_a_slow_link() {
     let data = data();
     let mut slow = groups(1, 8);
-    slow.exchange.link =
-        DevicePreset::named("h100").unwrap().links().map(|links| dflop_costmodel::DeviceLink {
-            latency_seconds: 1.0,
-            ..links.infiniband
-        });
+    slow.exchange.link = DevicePreset::named("h100")
+        .unwrap()
+        .links()
+        .map(|links| dflop_costmodel::DeviceLink { latency_seconds: 1.0, ..links.infiniband });
     let plan = meet(&data, Synchronization::PerMicrobatch).plan_context(0, &slow).unwrap();
     assert_eq!(plan.split_samples(), 0);
     assert!(plan.makespan_ns <= plan.whole.makespan_ns);
@@ -124,7 +126,10 @@ fn plans_without_slices_are_refused_by_name() {
         .unwrap();
     for (planner, part) in [(pipeline, "pipeline"), (fixed, "fixed length")] {
         let refused = planner.plan_context(0, &groups(1, 8)).unwrap_err();
-        assert!(matches!(&refused, Error::Config { setting: "context", reason } if reason.contains(part)), "{refused}");
+        assert!(
+            matches!(&refused, Error::Config { setting: "context", reason } if reason.contains(part)),
+            "{refused}"
+        );
     }
     let planner = meet(&data, Synchronization::PerMicrobatch);
     assert!(planner.plan_context(0, &groups(1, 3)).is_err());

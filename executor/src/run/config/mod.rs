@@ -11,9 +11,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::FrozenParts;
-use dflop_loader::settings::{
-    IndexSettings, OrderSettings, ProcessorSettings, ReadSettings, pattern_beside,
-};
+use dflop_loader::settings::{IndexSettings, OrderSettings, ProcessorSettings, ReadSettings, pattern_beside};
 use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
