@@ -30,7 +30,7 @@ pub(super) fn space_with<'a>(
         ..problem.options
     };
     check_schedule(plan)?;
-    trainer::check(options.trainer, plan, &problem.encoder_names())?;
+    check_trainer(problem, plan)?;
     let problem = PlanProblem { options, ..problem.clone() };
     let mut space = problem.space_without_shapes()?;
     check_modules(&problem, &space, plan)?;
@@ -146,6 +146,30 @@ fn check_schedule(plan: &ParallelismPlan) -> Result<()> {
              memory: leave one of the two out"
                 .to_owned(),
         );
+    }
+    Ok(())
+}
+
+/// Checks that the trainer runs the plan's degrees.
+fn check_trainer(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<()> {
+    let trainer = problem.options.trainer;
+    let name = trainer.name();
+    let encoders = plan.encoders.iter().zip(problem.encoder_names());
+    for (ModulePlan { degrees, .. }, module) in encoders.chain([(&plan.llm, "llm")]) {
+        if degrees.tp > trainer::tp_max(trainer) {
+            return refuse(format!(
+                "`{module}` has a TP degree of {}; trainer `{name}` runs stages on one rank each: plan with \
+                 `--trainer {name}`, or shard over `mesh[\"tp\"]` in stages of your own",
+                degrees.tp
+            ));
+        }
+    }
+    if plan.expert_parallel > trainer::expert_parallel_max(trainer) {
+        return refuse(format!(
+            "`llm` divides experts over {} ranks; trainer `{name}` keeps all experts of a layer on a rank: \
+             plan with `--trainer {name}`",
+            plan.expert_parallel
+        ));
     }
     Ok(())
 }
