@@ -179,7 +179,7 @@ class _Reached(Exception):
 
 
 def _passed(function: Callable[..., Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that the model's forward pass has for a features function; none without a call."""
+    """Returns the arguments that the model's forward pass has for a features function; none without one."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     signature, seen = inspect.signature(function), dict[str, Any]()
 
