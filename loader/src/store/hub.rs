@@ -106,7 +106,7 @@ impl RemoteUrl {
     /// The reason why the name is invalid, or that no hub is set.
     pub(super) fn parse_hub(name: &str) -> Result<Self, String> {
         let name = HubName::parse(name)?;
-        let endpoint = endpoint()?;
+        let endpoint = endpoint();
         let object = ObjectName::Address(name.address(&endpoint)?);
         let is_directory = name.path.is_empty() || name.path.ends_with('/');
         Ok(Self { kind: StoreKind::Hub, root: format!("hf:{endpoint}"), object, is_directory })
@@ -117,11 +117,10 @@ fn set(variable: &str) -> Option<String> {
     std::env::var(variable).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// Returns the address of the hub.
-fn endpoint() -> Result<String, String> {
-    let endpoint =
-        set("HF_ENDPOINT").ok_or("set `HF_ENDPOINT` to the address of the hub, as in `https://HOST`")?;
-    Ok(endpoint.trim_end_matches('/').to_owned())
+/// Returns the address of the hub: `HF_ENDPOINT`, else that of the public hub.
+fn endpoint() -> String {
+    let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+    endpoint.trim_end_matches('/').to_owned()
 }
 
 /// Returns the user's token: from `HF_TOKEN`, else from the token file.
@@ -229,7 +228,7 @@ mod listing {
                 Some(commit) => commit,
                 None => {
                     let before = format!("api/datasets/{}/revision/{}", parsed.repository, parsed.revision());
-                    let url = HubName::url(&endpoint().map_err(invalid)?, &before, "").map_err(invalid)?;
+                    let url = HubName::url(&endpoint(), &before, "").map_err(invalid)?;
                     let (page, _) = self.page(name, url)?;
                     let found: Revision = serde_json::from_slice(&page).map_err(invalid)?;
                     commits().entry(known).or_insert(found.sha).clone()
@@ -250,7 +249,7 @@ mod listing {
         pub(crate) fn hub_files(&self, directory: &str, is_deep: bool) -> io::Result<Vec<String>> {
             let parsed = HubName::parse(directory).map_err(invalid)?;
             let before = format!("api/datasets/{}/tree/{}", parsed.repository, parsed.revision());
-            let endpoint = endpoint().map_err(invalid)?;
+            let endpoint = endpoint();
             let mut url = HubName::url(&endpoint, &before, &parsed.path).map_err(invalid)?;
             url.set_query(Some(if is_deep { "recursive=true" } else { "recursive=false" }));
             let (mut names, mut next) = (Vec::new(), Some(url));
