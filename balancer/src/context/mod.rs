@@ -60,7 +60,7 @@ pub struct ContextPlace {
 /// slice, and from `whole` if it is given; then items move, change their number of ranks and exchange places.
 /// The result is never longer than `whole`.
 ///
-/// - `whole`: items by rank and slot without splits, such as from [`balance_lockstep`](crate::balance_lockstep)
+/// - `whole`: items by rank and slot without splits, as [`balance_lockstep`](crate::balance_lockstep) returns
 ///
 /// # Errors
 /// [`Error::CapItem`] if an item is above a cap however it is split; [`Error::CapUnmet`] if no placement

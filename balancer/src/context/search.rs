@@ -89,7 +89,7 @@ fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
     let problem = state.problem;
     let item = draw_item(state, random)?;
     let from = state.placement.spots[item];
-    let media = media_of(state, item).len();
+    let media = item_media(state, item).len();
     if from.log > 0 && media > 0 && random.below(MEDIUM_CHANCE) == 0 {
         let medium = (random.below(media), random.below(1 << from.log) as u8);
         return Some(Change { item, to: from, other: None, medium: Some(medium) });
@@ -163,7 +163,7 @@ fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
 /// Applies a change and computes the times; returns whether it is within the caps and leaves no rank empty.
 fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
     if let Some((medium, offset)) = change.medium {
-        let own = media_of(state, change.item);
+        let own = item_media(state, change.item);
         let mut media = state.placement.media[own].to_vec();
         media[medium] = offset;
         state.remove(change.item);
@@ -192,11 +192,12 @@ fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
 
 /// Copies the media places of the changed items.
 fn save_media(state: &State<'_>, change: Change) -> [Vec<u8>; 2] {
-    [Some(change.item), change.other]
-        .map(|item| item.map_or_else(Vec::new, |item| state.placement.media[media_of(state, item)].to_vec()))
+    [Some(change.item), change.other].map(|item| {
+        item.map_or_else(Vec::new, |item| state.placement.media[item_media(state, item)].to_vec())
+    })
 }
 
-fn media_of(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
+fn item_media(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
     state.problem.media_starts[item]..state.problem.media_starts[item + 1]
 }
 

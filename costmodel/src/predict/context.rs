@@ -21,8 +21,9 @@ use super::ModuleWorkload;
 use super::cost_model::{CostModel, TimeSource};
 use super::device::DeviceLink;
 use super::predicted_time::whole_ns;
+use crate::Module;
+use crate::error::{Error, Result};
 use crate::flops::{SliceFlops, ZigzagSlices};
-use crate::{Error, Module, Result};
 
 /// Largest context-parallel group that [`CostModel::predict_slices`] accepts.
 const RANKS_MAX: u32 = 1 << 16;
@@ -280,8 +281,8 @@ mod tests {
         }
     }
 
-    /// By hand: 28 layers, 4 key heads of 128, 4,000 tokens on 4 ranks, 2 bytes: 2.048 MB a message. At 1 GB/s
-    /// every message is longer than its attention, 4 x 3584 FLOPs per pair at 450 TFLOP/s.
+    /// By hand: 28 layers, 4 key heads of 128, 4,000 tokens on 4 ranks, 2 bytes: 2.048 MB a message. At 1
+    /// GB/s every message is longer than its attention, 4 x 3584 FLOPs per pair at 450 TFLOP/s.
     #[test]
     fn a_slow_ring_waits_for_messages_less_attention() {
         let model = model("llava-ov-qwen2.5-7b");

@@ -6,16 +6,14 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::UNIX_EPOCH;
 
-use super::builder::{Builder, BuiltShard};
+use super::builder::{Builder, BuiltShard, push_table};
 use super::encode::SpilledShard;
 use super::location::{IndexOptions, index_error};
 use super::remote::push_remote;
 use super::schema::IndexedShard;
 use super::spill::Spill;
 use crate::error::{Error, Result};
-use crate::shard::{
-    Compression, FIELD_BYTES_MAX, FieldSelection, OpenTable, Shard, TableFault, TableItems, sniff_compression,
-};
+use crate::shard::{Compression, OpenTable, Shard, sniff_compression};
 use crate::store::{Identity, Opened};
 
 /// Minimum number of remote shards that are read in parallel.
@@ -75,35 +73,6 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
         digest: 0,
         blocks: Vec::new(),
     }
-}
-
-/// Reads all rows of a table into `builder`.
-///
-/// # Errors
-/// The failed read of the file.
-pub(super) fn push_table(
-    builder: &mut Builder,
-    shard: &Shard,
-    opened: Result<OpenTable, TableFault>,
-) -> io::Result<()> {
-    builder.compression(Compression::Table);
-    let table = match opened {
-        Ok(table) => table,
-        Err(TableFault::Read(source)) => return Err(source),
-        Err(TableFault::Damaged(reason)) => {
-            builder.skip_shard(shard, reason);
-            return Ok(());
-        }
-    };
-    for block in 0..table.blocks() {
-        let rows = table.rows_in(block);
-        let items = TableItems::new(table.clone(), rows, FieldSelection::ALL, FIELD_BYTES_MAX, Some);
-        for item in items {
-            builder.push(item?.1);
-        }
-        builder.end_block();
-    }
-    Ok(())
 }
 
 /// Returns the length and modification time of a shard file.

@@ -21,8 +21,8 @@ use crate::error::{Result, Skipped, error_reason};
 use crate::shard::tar::Entry;
 use crate::shard::tar::entries::Archive;
 use crate::shard::{
-    Compression, FIELD_BYTES_MAX, LocalArchive, RangedSamples, RawSample, Shard, ShardItem, StreamedSamples,
-    decompress, split_key,
+    Compression, FIELD_BYTES_MAX, FieldSelection, LocalArchive, OpenTable, RangedSamples, RawSample, Shard,
+    ShardItem, StreamedSamples, TableFault, TableItems, decompress, split_key,
 };
 use crate::store::{FileBody, LocalShard};
 
@@ -320,6 +320,35 @@ fn complete<A: Archive>(sample: &mut RawSample, archive: &mut A) -> io::Result<(
         if is_cut(&field.payload, field.bytes) && !is_enough {
             field.payload = Some(archive.read(field.offset..field.offset + field.bytes)?);
         }
+    }
+    Ok(())
+}
+
+/// Reads all rows of a table into `builder`.
+///
+/// # Errors
+/// The failed read of the file.
+pub(super) fn push_table(
+    builder: &mut Builder,
+    shard: &Shard,
+    opened: Result<OpenTable, TableFault>,
+) -> io::Result<()> {
+    builder.compression(Compression::Table);
+    let table = match opened {
+        Ok(table) => table,
+        Err(TableFault::Read(source)) => return Err(source),
+        Err(TableFault::Damaged(reason)) => {
+            builder.skip_shard(shard, reason);
+            return Ok(());
+        }
+    };
+    for block in 0..table.blocks() {
+        let rows = table.rows_in(block);
+        let items = TableItems::new(table.clone(), rows, FieldSelection::ALL, FIELD_BYTES_MAX, Some);
+        for item in items {
+            builder.push(item?.1);
+        }
+        builder.end_block();
     }
     Ok(())
 }

@@ -8,8 +8,7 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 
-use super::build::push_table;
-use super::builder::{Builder, push_plain};
+use super::builder::{Builder, push_plain, push_table};
 use crate::error::Result;
 use crate::shard::tar::entries::Archive;
 use crate::shard::{

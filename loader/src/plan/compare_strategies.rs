@@ -7,7 +7,6 @@ use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, Simulation, Strategy};
 use dflop_costmodel::percentile;
 
-use super::context::ContextPlan;
 use super::lockstep::times_ns;
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
@@ -55,9 +54,12 @@ impl StepSums {
     }
 
     /// Adds a step of ranks that share samples.
-    pub(super) fn add_context(&mut self, plan: &ContextPlan) {
-        let busy_ns = plan.times_ns.iter().flatten().flatten().copied().map(u128::from).sum();
-        self.add_times([plan.makespan_ns, plan.bound_ns], busy_ns, plan.times_ns.len());
+    ///
+    /// - `step_ns`: time of the step, and its bound
+    /// - `times_ns`: by rank, microbatch and module
+    pub(super) fn add_shared(&mut self, step_ns: [u64; 2], times_ns: &[Vec<Vec<u64>>]) {
+        let busy_ns = times_ns.iter().flatten().flatten().copied().map(u128::from).sum();
+        self.add_times(step_ns, busy_ns, times_ns.len());
     }
 
     /// Adds a step of ranks that run all modules.

@@ -117,16 +117,41 @@ impl StepPlanner {
         )
         .and_then(|problem| problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks))
         .map_err(plan_error)?
-        .caps(self.context_caps(&whole))
         .constants(whole.constants.clone());
         let given = (is_within && groups.ranks[0] == 1).then_some(&whole.ranks[..]);
-        let found =
-            balance_context(&problem, given, &mut Budget::work(self.config.work)).map_err(plan_error)?;
-        let (times_ns, tokens) = self.context_times(&whole, &model, &samples, &found, groups)?;
-        let meetings = meetings(&found.places, self.config.microbatches);
-        // Samples on the same ranks share messages, so this is not longer than the balancer's time.
-        let makespan_ns = context_step_ns(&times_ns, &meetings, shard_ranks);
-        let bound_ns = found.bound.ns;
+        let place = |problem: ContextProblem, given| {
+            let caps = [self.context_caps(&whole), self.config.caps];
+            let budget = || Budget::work(self.config.work);
+            let near = balance_context(&problem.clone().caps(caps[0]), given, &mut budget());
+            match near {
+                // As for whole samples, only caps that were set are kept at all costs.
+                Err(dflop_balancer::Error::CapUnmet { .. }) if caps[0] != caps[1] => {
+                    balance_context(&problem.caps(caps[1]), given, &mut budget())
+                }
+                placed => placed,
+            }
+        };
+        let timed = |found: ContextAssignment| -> Result<(ContextAssignment, Table, Table, u64)> {
+            let (times_ns, tokens) = self.context_times(&whole, &model, &samples, &found, groups)?;
+            let meetings = meetings(&found.places, self.config.microbatches);
+            // Samples on the same ranks share messages, so this is not longer than the balancer's time.
+            let makespan_ns = context_step_ns(&times_ns, &meetings, shard_ranks);
+            Ok((found, times_ns, tokens, makespan_ns))
+        };
+        let own = place(problem.clone(), given).map_err(plan_error)?;
+        let bound_ns = own.bound.ns;
+        let (mut found, mut times_ns, mut tokens, mut makespan_ns) = timed(own)?;
+        // The search counts the messages of every sample; with one degree for all, most of them are shared.
+        let [least, most] = groups.ranks;
+        let degrees = (least.ilog2().max(1)..=most.ilog2()).map(|log| 1 << log);
+        for degree in degrees.filter(|_| least < most) {
+            let even = problem.clone().group_ranks([degree; 2]).and_then(|problem| place(problem, None));
+            let Ok(even) = even else { continue };
+            let even = timed(even)?;
+            if even.3 < makespan_ns {
+                (found, times_ns, tokens, makespan_ns) = even;
+            }
+        }
         Ok(ContextPlan { whole, places: found.places, times_ns, tokens, makespan_ns, bound_ns })
     }
 
@@ -293,7 +318,7 @@ pub fn compare_context(
         let (mut exposed_seconds, mut split, mut samples) = (0.0, 0, 0);
         for step in steps.clone() {
             let plan = planner.plan_context(step, groups)?;
-            sums.add_context(&plan);
+            sums.add_shared([plan.makespan_ns, plan.bound_ns], &plan.times_ns);
             (split, samples) = (split + plan.split_samples(), samples + plan.places.len());
             for tokens in plan.tokens.iter().flatten() {
                 largest.add(&training.memory, tokens.clone()).map_err(Error::Model)?;

@@ -8,6 +8,7 @@ use super::url::RemoteUrl;
 use crate::flow::start_runtime;
 use object_store::ObjectStore;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -22,6 +23,30 @@ pub(super) enum Retries {
     ByReader,
     /// The store itself, with the same policy: for uploads.
     ByStore(RetryConfig),
+}
+
+/// Returns the value of an environment variable; `None` if it is empty or not set.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// Returns the user's token for a hub: from `HF_TOKEN`, else from the token file.
+#[cfg(feature = "remote")]
+pub(super) fn hub_token() -> Option<String> {
+    let cache = || {
+        let directory = |name: &str| variable(name).map(PathBuf::from);
+        Some(
+            directory("XDG_CACHE_HOME")
+                .or_else(|| Some(std::env::home_dir()?.join(".cache")))?
+                .join("huggingface"),
+        )
+    };
+    let file = || {
+        let directory = variable("HF_HOME").map(PathBuf::from).or_else(cache)?;
+        let path = variable("HF_TOKEN_PATH").map_or_else(|| directory.join("token"), PathBuf::from);
+        dflop_samples::file::read_text(&path).ok().map(|token| token.trim().to_owned())
+    };
+    variable("HF_TOKEN").or_else(file).filter(|token| !token.is_empty())
 }
 
 #[cfg(not(feature = "remote"))]

@@ -6,6 +6,7 @@
 //! `HF_ENDPOINT` is the address of the hub; the token comes from `HF_TOKEN` or from the file that logging in
 //! writes.
 
+use super::connect::variable;
 use super::redact::redact_name;
 use super::stores::Stores;
 use super::url::{ObjectName, RemoteUrl, StoreKind};
@@ -113,33 +114,10 @@ impl RemoteUrl {
     }
 }
 
-fn set(variable: &str) -> Option<String> {
-    std::env::var(variable).ok().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
-}
-
 /// Returns the address of the hub: `HF_ENDPOINT`, else that of the public hub.
 fn endpoint() -> String {
-    let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+    let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
     endpoint.trim_end_matches('/').to_owned()
-}
-
-/// Returns the user's token: from `HF_TOKEN`, else from the token file.
-#[cfg(feature = "remote")]
-pub(super) fn token() -> Option<String> {
-    let cache = || {
-        let directory = |variable: &str| set(variable).map(PathBuf::from);
-        Some(
-            directory("XDG_CACHE_HOME")
-                .or_else(|| Some(std::env::home_dir()?.join(".cache")))?
-                .join("huggingface"),
-        )
-    };
-    let file = || {
-        let directory = set("HF_HOME").map(PathBuf::from).or_else(cache)?;
-        let path = set("HF_TOKEN_PATH").map_or_else(|| directory.join("token"), PathBuf::from);
-        std::fs::read_to_string(path).ok().map(|token| token.trim().to_owned())
-    };
-    set("HF_TOKEN").or_else(file).filter(|token| !token.is_empty())
 }
 
 /// Returns whether a name is on a hub.

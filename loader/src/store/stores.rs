@@ -9,11 +9,10 @@ use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
 use super::cache::Cache;
-use super::connect::{Retries, connect};
+use super::connect::{Retries, connect, hub_token};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
 #[cfg(feature = "remote")]
-use super::hub::token;
 use super::local::ReadMode;
 use super::redact::redact_name;
 use super::retry::Wait;
@@ -132,7 +131,7 @@ impl Stores {
         if let Some(server) = servers.get(&url.root) {
             return Ok(server.clone());
         }
-        let token = if url.kind == StoreKind::Hub { token() } else { None };
+        let token = if url.kind == StoreKind::Hub { hub_token() } else { None };
         let timeout = self.shared.settings.request_timeout;
         let server = Arc::new(HttpServer::new(address, url.kind, timeout, token.as_deref())?);
         Ok(servers.entry(url.root.clone()).or_insert(server).clone())

@@ -34,7 +34,17 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     ),
     (
         "balancer/src",
-        &["budget", "error", "instance", "digest", "partition", "schedule", "simulate", "pipeline"],
+        &[
+            "budget",
+            "error",
+            "instance",
+            "digest",
+            "partition",
+            "schedule",
+            "simulate",
+            "pipeline",
+            "context",
+        ],
     ),
     (
         "balancer/planner/src",

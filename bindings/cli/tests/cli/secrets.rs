@@ -64,7 +64,7 @@ const URLS: [&str; 44] = [
 
 /// Arguments for each command that accepts a name: `URL` is replaced, `IN` is the input directory. Files are
 /// written below the current directory.
-const COMMANDS: [&[&str]; 39] = [
+const COMMANDS: [&[&str]; 41] = [
     &["list", "URL", "--set", "store.retry_seconds=0"],
     &["list", "URL", "--set", "store.retry_seconds=0", "--json"],
     &["list", "IN/list.json", "--set", "store.retry_seconds=0"],
@@ -168,6 +168,8 @@ const COMMANDS: [&[&str]; 39] = [
     &["list", "--set", "store.read=URL"],
     &["list", "--URL"],
     &["URL"],
+    &["completions", "bash"],
+    &["man", "list"],
 ];
 
 /// Input directory and output directory for a run.

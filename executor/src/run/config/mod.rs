@@ -25,8 +25,8 @@ use crate::{Error, Result};
 /// Training run configuration.
 ///
 /// The tables `index`, `order`, `read` and `processor` are groups of loader settings
-/// ([`dflop_loader::settings`]). Every rank must use the same configuration, except for paths and machine resources, see
-/// [`inputs::check_agreement`](crate::inputs::check_agreement).
+/// ([`dflop_loader::settings`]). Every rank must use the same configuration, except for paths and machine
+/// resources, see [`inputs::check_agreement`](crate::inputs::check_agreement).
 #[derive(Debug, Clone, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]

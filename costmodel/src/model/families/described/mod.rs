@@ -2,7 +2,8 @@
 //!
 //! A description is a JSON document with the `model_type` "described". Sizes have the same names as in
 //! transformers' `config.json` files; an encoder's `tokens` names a known rule, such as `native`, with the
-//! rule's settings. dflop neither prepares nor trains such a model, whose processor and blocks are the user's.
+//! rule's settings. dflop neither prepares nor trains such a model, whose processor and blocks are the
+//! user's.
 
 mod rules;
 

@@ -30,7 +30,7 @@ fn experts_are_in_the_layers_that_the_fields_name() {
         ("qwen3_moe", json!({"decoder_sparse_step": 2, "mlp_only_layers": [3]}), layers([1, 5])),
         ("deepseek_v3", json!({}), layers(3..6)),
         ("deepseek_v3", json!({"first_k_dense_replace": 1}), layers(1..6)),
-        ("glm4_moe", json!({"mlp_layer_types": kinds}), layers([1, 2, 4])),
+        ("glm4_moe", json!({"head_dim": 128, "mlp_layer_types": kinds}), layers([1, 2, 4])),
         ("llama4_text", json!({"interleave_moe_layer_step": 2}), layers([1, 3, 5])),
         ("llama4_text", json!({"moe_layers": [0, 4]}), layers([0, 4])),
         ("mixtral", json!({}), layers(0..6)),
