@@ -9,6 +9,9 @@ use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::{MicrobatchConstants, ModelConstants};
 use std::num::NonZeroUsize;
 
+/// Slot, first rank and number of ranks of an item, and the rank of every medium.
+type Place = (usize, usize, usize, Vec<Vec<usize>>);
+
 const WORK: u64 = 20_000;
 /// Longest placement found over the shortest of all, on small problems.
 const RATIO_MAX: f64 = 1.01;
@@ -43,12 +46,12 @@ impl Case {
     /// Computes the step time of a placement from its definition.
     ///
     /// - `places`: slot, first rank and number of ranks of every item, and the rank of every medium
-    fn step_ns(&self, places: &[(usize, usize, usize, Vec<Vec<usize>>)]) -> u64 {
+    fn step_ns(&self, places: &[Place]) -> u64 {
         let modules = self.encoders + 1;
         let mut loads = vec![vec![vec![0_u64; modules]; self.ranks]; self.slots];
         for (item, (slot, first, size, media)) in self.items.iter().zip(places) {
-            for rank in *first..first + size {
-                loads[*slot][rank][modules - 1] += item.slices[size.ilog2() as usize].ns;
+            for loads in &mut loads[*slot][*first..first + size] {
+                loads[modules - 1] += item.slices[size.ilog2() as usize].ns;
             }
             for (encoder, ranks) in media.iter().enumerate() {
                 for (medium, rank) in ranks.iter().enumerate() {
@@ -86,7 +89,9 @@ impl Case {
                 let group: Vec<usize> = (0..self.ranks).filter(|rank| leader[*rank] == first).collect();
                 let start = group.iter().map(|rank| done[*rank]).max().unwrap_or(0);
                 let longest = group.iter().map(|rank| loads[*rank].iter().sum::<u64>()).max().unwrap_or(0);
-                group.iter().for_each(|rank| done[*rank] = start + longest);
+                for rank in group {
+                    done[rank] = start + longest;
+                }
             }
         }
         done.into_iter().max().unwrap()
@@ -94,7 +99,7 @@ impl Case {
 
     /// Tries every group, slot, number of ranks and rank of media; items have a medium per encoder at most.
     fn shortest_ns(&self) -> u64 {
-        let mut choices: Vec<Vec<(usize, usize, usize, Vec<Vec<usize>>)>> = Vec::new();
+        let mut choices: Vec<Vec<Place>> = Vec::new();
         for item in &self.items {
             let mut own = Vec::new();
             for slot in 0..self.slots {
@@ -162,7 +167,7 @@ fn small(seed: u64) -> Case {
     let mut random = SplitMix64::new(seed);
     let [ranks, slots, count, encoders] =
         [[4, 1, 6, 0], [4, 1, 4, 1], [2, 2, 5, 1], [4, 2, 4, 0], [2, 1, 6, 1]][seed as usize % 5];
-    let shard_ranks = if seed / 5 % 3 == 0 { 1 } else { ranks };
+    let shard_ranks = if (seed / 5).is_multiple_of(3) { 1 } else { ranks };
     let group_max = ranks;
     let items = items(&mut random, count, 2, encoders);
     Case { ranks, slots, encoders, shard_ranks, group_max, items, caps: Caps::default() }

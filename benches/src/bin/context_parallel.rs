@@ -284,7 +284,7 @@ fn sample(
     let mut slices = Vec::new();
     for ranks in [1, 2, 4, 8] {
         let own = model.predict_slices(cost.tokens, 0, ranks, exchange)?;
-        let ns = own.iter().map(|slice| slice.total_ns()).max().unwrap_or(0);
+        let ns = own.iter().map(dflop_costmodel::SliceCost::total_ns).max().unwrap_or(0);
         let shared_ns = ns - own.iter().map(|slice| slice.llm_ns).max().unwrap_or(0);
         let tokens = own.iter().map(|slice| u64::from(slice.tokens)).max().unwrap_or(0);
         slices.push(ContextSlice { ns, shared_ns, tokens, bytes: 0 });

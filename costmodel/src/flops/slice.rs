@@ -65,7 +65,7 @@ impl ZigzagSlices {
     }
 
     /// Returns the first token of a chunk: chunks get the remainder one token each, evenly spread.
-    fn boundary(&self, chunk: u32) -> u32 {
+    fn boundary(self, chunk: u32) -> u32 {
         // Below the number of tokens, so it fits.
         (u64::from(self.tokens) * u64::from(chunk) / (2 * u64::from(self.ranks))) as u32
     }
@@ -104,7 +104,7 @@ impl ZigzagSlices {
     }
 
     /// Sums the rows of both chunks, from the squares of all rows before a token.
-    fn chunk_squares(&self, rank: u32, before: impl Fn(u64) -> u64) -> u64 {
+    fn chunk_squares(self, rank: u32, before: impl Fn(u64) -> u64) -> u64 {
         let chunk = |chunk: Range<u32>| before(chunk.end.into()).saturating_sub(before(chunk.start.into()));
         self.chunks(rank).map(chunk).into_iter().fold(0, u64::saturating_add)
     }
@@ -150,7 +150,7 @@ mod tests {
     use crate::model::{LayerSet, Window};
 
     /// Counts the squares of a mask entry by entry: two for a pair, one for a token with itself.
-    fn count(slices: &ZigzagSlices, rank: u32, keys_of: Option<u32>, sees: impl Fn(u32, u32) -> bool) -> u64 {
+    fn count(slices: ZigzagSlices, rank: u32, keys_of: Option<u32>, sees: impl Fn(u32, u32) -> bool) -> u64 {
         let is_there =
             |key: u32| keys_of.is_none_or(|of| slices.chunks(of).iter().any(|own| own.contains(&key)));
         let mut squares = 0;
@@ -189,12 +189,12 @@ mod tests {
         for slices in cases() {
             let mut all = 0;
             for rank in 0..slices.ranks {
-                let causal = count(&slices, rank, None, |query, key| key <= query);
+                let causal = count(slices, rank, None, |query, key| key <= query);
                 assert_eq!(slices.squares(rank), causal, "{slices:?} {rank}");
                 let by_step = |step: u32| slices.ring_squares(rank, step);
                 for step in 0..slices.ranks {
                     let source = (rank + slices.ranks - step) % slices.ranks;
-                    let seen = count(&slices, rank, Some(source), |query, key| key <= query);
+                    let seen = count(slices, rank, Some(source), |query, key| key <= query);
                     assert_eq!(by_step(step), seen, "{slices:?} {rank} {step}");
                 }
                 assert_eq!((0..slices.ranks).map(by_step).sum::<u64>(), causal);
@@ -218,7 +218,7 @@ mod tests {
             for slices in cases() {
                 for rank in 0..slices.ranks {
                     let full = slices.chunks(rank).into_iter().flatten().filter(is_full).count() as u64;
-                    let expected = count(&slices, rank, None, sees) + full;
+                    let expected = count(slices, rank, None, sees) + full;
                     assert_eq!(
                         slices.window_squares(rank, &windows),
                         expected,

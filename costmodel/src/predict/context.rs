@@ -147,7 +147,7 @@ impl CostModel {
         for &[tokens, targets] in samples {
             let slices = ZigzagSlices::new(tokens, ranks);
             let flops = self.llm.slice(&slices, rank, self.recomputation);
-            let (llm_ns, flop_ns) = self.slice_ns(&slices, rank, targets, &flops);
+            let (llm_ns, flop_ns) = self.slice_ns(slices, rank, targets, &flops);
             let corrected_ns = self.corrected_ns(Module::Llm, tokens.into(), whole_ns(llm_ns));
             cost.llm_ns = cost.llm_ns.saturating_add(corrected_ns);
             cost.tokens += slices.tokens(rank);
@@ -174,7 +174,7 @@ impl CostModel {
 
     /// Returns the nanoseconds of a slice without messages, and of one FLOP in the attention of layers
     /// without windows.
-    fn slice_ns(&self, slices: &ZigzagSlices, rank: u32, targets: u32, flops: &SliceFlops) -> (f64, f64) {
+    fn slice_ns(&self, slices: ZigzagSlices, rank: u32, targets: u32, flops: &SliceFlops) -> (f64, f64) {
         match &self.times {
             TimeSource::Rate(rate) => {
                 let all = rate.nanoseconds(Module::Llm, flops.training.total()) as f64;

@@ -27,14 +27,14 @@ impl Hub {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let hub = self.clone();
-                std::thread::spawn(move || hub.answer(stream));
+                std::thread::spawn(move || hub.answer(&stream));
             }
         });
         address
     }
 
-    fn answer(&self, stream: TcpStream) {
-        let mut lines = BufReader::new(&stream).lines().map_while(Result::ok);
+    fn answer(&self, mut stream: &TcpStream) {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         let Some(line) = lines.next() else { return };
         let headers: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
         let header = |name: &str| {
@@ -54,7 +54,7 @@ impl Hub {
         if method == "GET" {
             answer.extend(body);
         }
-        drop((&stream).write_all(&answer));
+        drop(stream.write_all(&answer));
     }
 
     fn found(&self, target: &str, range: Option<&str>) -> Answer {

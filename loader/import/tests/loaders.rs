@@ -112,7 +112,9 @@ fn the_balanced_loader_delivers_every_row_once_and_resumes() {
         let delivered: Vec<_> = all.concat();
         assert_eq!(delivered.len(), 120, "two epochs");
         let mut epochs: BTreeMap<_, usize> = BTreeMap::new();
-        delivered.into_iter().for_each(|sample| *epochs.entry(sample).or_default() += 1);
+        for sample in delivered {
+            *epochs.entry(sample).or_default() += 1;
+        }
         assert!(epochs.values().all(|&times| times == 2), "{shuffle:?}");
         assert_eq!(epochs.into_keys().collect::<BTreeSet<_>>(), expected, "{shuffle:?}");
         let (before, state) = balanced(&planner, 1, 3, None);

@@ -106,7 +106,7 @@ fn group_range(path: &Path, group: usize) -> std::ops::Range<usize> {
     use parquet::file::reader::{FileReader, SerializedFileReader};
     let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
     let columns = reader.metadata().row_group(group).columns();
-    let ranges = columns.iter().map(|column| column.byte_range());
+    let ranges = columns.iter().map(parquet::file::metadata::ColumnChunkMetaData::byte_range);
     let start = ranges.clone().map(|(start, _)| start).min().unwrap();
     let end = ranges.map(|(start, length)| start + length).max().unwrap();
     start as usize..end as usize

@@ -132,12 +132,11 @@ impl ShardRanges {
         let source = self.index.shards()[shard].clone();
         let identity = identity(&self.index.indexed_shards()[shard]);
         let remote = source.remote().map(|object| object.clone().counted_by(self.retries.clone()));
-        let open: Box<dyn FnOnce() -> Result<OpenTable, TableFault> + Send> = match remote {
-            Some(object) => Box::new(move || OpenTable::remote(&source, object, identity)),
-            None => {
-                let file = self.opened(shard)?;
-                Box::new(move || OpenTable::local(&source, file))
-            }
+        let open: Box<dyn FnOnce() -> Result<OpenTable, TableFault> + Send> = if let Some(object) = remote {
+            Box::new(move || OpenTable::remote(&source, object, identity))
+        } else {
+            let file = self.opened(shard)?;
+            Box::new(move || OpenTable::local(&source, file))
         };
         Ok(spawn(blocking(move || open().map_err(TableFault::into_io))))
     }

@@ -172,15 +172,14 @@ impl BlockRead {
         let mut wanted = std::mem::take(&mut self.wanted).into_iter().peekable();
         let mut first = self.table.rows_in(self.block).start;
         while wanted.peek().is_some() {
-            let rows = match self.known.remove(&first) {
-                Some(rows) => rows,
-                None => {
-                    let rows = self.table.read(self.block, first).map_err(TableFault::into_io)?;
-                    let bytes = rows.iter().map(TableRow::memory_bytes).sum();
-                    let rows = Arc::new(DecodedRows { first, rows, bytes });
-                    decoded.push(rows.clone());
-                    rows
-                }
+            let rows = if let Some(rows) = self.known.remove(&first) {
+                rows
+            } else {
+                let rows = self.table.read(self.block, first).map_err(TableFault::into_io)?;
+                let bytes = rows.iter().map(TableRow::memory_bytes).sum();
+                let rows = Arc::new(DecodedRows { first, rows, bytes });
+                decoded.push(rows.clone());
+                rows
             };
             while let Some(range) = wanted.next_if(|range| range.offset < rows.end()) {
                 let row = &rows.rows[(range.offset - rows.first) as usize];

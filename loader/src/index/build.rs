@@ -1,6 +1,5 @@
 //! Builds the index rows for shards from the tar headers, on a few threads.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;

@@ -225,9 +225,7 @@ impl StepPlanner {
             }
             if whole.is_refused(place as u32) {
                 slices.truncate(groups.ranks[0].max(1).ilog2() as usize + 1);
-                slices
-                    .iter_mut()
-                    .for_each(|slice| *slice = ContextSlice { bytes, ..ContextSlice::default() });
+                slices.fill(ContextSlice { bytes, ..ContextSlice::default() });
             }
             samples.push(Sample { item: ContextItem { media_ns, slices }, media_tokens });
         }

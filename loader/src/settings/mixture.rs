@@ -158,6 +158,7 @@ impl DatasetSettings {
 }
 
 /// Joins a pattern to a directory; patterns with a scheme or an environment variable are not changed.
+#[must_use]
 pub fn pattern_beside(directory: &Path, pattern: &str) -> String {
     // A scheme, such as `s3:`, or a variable such as `${DATA}`.
     let stands_alone = pattern.contains(':') || pattern.starts_with("${");

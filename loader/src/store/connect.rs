@@ -8,7 +8,6 @@ use super::url::RemoteUrl;
 use crate::flow::start_runtime;
 use object_store::ObjectStore;
 use std::io;
-use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -34,7 +33,7 @@ pub(super) fn variable(name: &str) -> Option<String> {
 #[cfg(feature = "remote")]
 pub(super) fn hub_token() -> Option<String> {
     let cache = || {
-        let directory = |name: &str| variable(name).map(PathBuf::from);
+        let directory = |name: &str| variable(name).map(std::path::PathBuf::from);
         Some(
             directory("XDG_CACHE_HOME")
                 .or_else(|| Some(std::env::home_dir()?.join(".cache")))?
@@ -42,8 +41,9 @@ pub(super) fn hub_token() -> Option<String> {
         )
     };
     let file = || {
-        let directory = variable("HF_HOME").map(PathBuf::from).or_else(cache)?;
-        let path = variable("HF_TOKEN_PATH").map_or_else(|| directory.join("token"), PathBuf::from);
+        let directory = variable("HF_HOME").map(std::path::PathBuf::from).or_else(cache)?;
+        let path =
+            variable("HF_TOKEN_PATH").map_or_else(|| directory.join("token"), std::path::PathBuf::from);
         dflop_samples::file::read_text(&path).ok().map(|token| token.trim().to_owned())
     };
     variable("HF_TOKEN").or_else(file).filter(|token| !token.is_empty())

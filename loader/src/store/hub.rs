@@ -11,7 +11,6 @@ use super::redact::redact_name;
 use super::stores::Stores;
 use super::url::{ObjectName, RemoteUrl, StoreKind};
 #[cfg(feature = "remote")]
-use std::path::PathBuf;
 use url::Url;
 
 /// Scheme of the names.
@@ -148,7 +147,7 @@ mod listing {
     use super::super::connect::spawn;
     use super::super::object::{RemoteObject, Source};
     use super::super::url::RemoteUrl;
-    use super::*;
+    use super::{HubName, SCHEME, Stores, Url, endpoint};
     use crate::error::BoxError;
     use bytes::Bytes;
     use serde::Deserialize;
@@ -202,15 +201,14 @@ mod listing {
             let known = format!("{}@{}", parsed.repository, parsed.revision());
             let commits = || self.shared.commits.lock().expect("no holder panics");
             let commit = commits().get(&known).cloned();
-            let commit = match commit {
-                Some(commit) => commit,
-                None => {
-                    let before = format!("api/datasets/{}/revision/{}", parsed.repository, parsed.revision());
-                    let url = HubName::url(&endpoint(), &before, "").map_err(invalid)?;
-                    let (page, _) = self.page(name, url)?;
-                    let found: Revision = serde_json::from_slice(&page).map_err(invalid)?;
-                    commits().entry(known).or_insert(found.sha).clone()
-                }
+            let commit = if let Some(commit) = commit {
+                commit
+            } else {
+                let before = format!("api/datasets/{}/revision/{}", parsed.repository, parsed.revision());
+                let url = HubName::url(&endpoint(), &before, "").map_err(invalid)?;
+                let (page, _) = self.page(name, url)?;
+                let found: Revision = serde_json::from_slice(&page).map_err(invalid)?;
+                commits().entry(known).or_insert(found.sha).clone()
             };
             let pinned = HubName { revision: Some(commit), ..parsed };
             if !pinned.is_pinned() {

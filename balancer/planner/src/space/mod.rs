@@ -561,7 +561,7 @@ impl fmt::Display for SearchSpaceOptions {
         let places = places.join(" or ");
         let trainer = match self.trainer {
             Trainer::Dflop => String::new(),
-            other => format!(", by trainer {}: without tensor and expert parallelism", other.name()),
+            Trainer::Torch => ", by trainer torch: without tensor and expert parallelism".to_owned(),
         };
         write!(
             formatter,

@@ -153,7 +153,9 @@ impl ParquetTable {
         for (number, chunk) in metadata.row_group(group).columns().iter().enumerate() {
             let (start, length) = chunk.byte_range();
             let end = start.saturating_add(length);
-            let pages = pages.and_then(|columns| columns.get(number)).map(|column| column.page_locations());
+            let pages = pages
+                .and_then(|columns| columns.get(number))
+                .map(parquet::file::page_index::offset_index::OffsetIndexMetaData::page_locations);
             let Some([first, rest @ ..]) = pages.map(Vec::as_slice) else {
                 ranges.push(start..end);
                 continue;

@@ -17,8 +17,11 @@ use crate::tokens::longest_edge::LongestEdge;
 use crate::tokens::native::{NativeResolution, PixelRange};
 use crate::tokens::scaled_tiles::ScaledTiles;
 
+/// Reads a rule from its settings.
+type MakeRule = fn(&ConfigFields<'_>) -> Result<MadeRule>;
+
 /// Rules for images.
-const VISION_RULES: [(&str, fn(&ConfigFields<'_>) -> Result<MadeRule>); 8] = [
+const VISION_RULES: [(&str, MakeRule); 8] = [
     ("any_res", any_res),
     ("fitted_tiles", fitted_tiles),
     ("listed_grids", listed_grids),
