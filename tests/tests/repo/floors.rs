@@ -49,6 +49,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "balancer/planner/src",
         &[
+            "trainer",
             "cluster",
             "workload",
             "costs",
