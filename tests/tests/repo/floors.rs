@@ -87,6 +87,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "source",
             "pack",
             "parts",
+            "in_place",
         ],
     ),
     ("loader/samples/src", &["error", "file", "media", "sample", "inputs"]),
