@@ -299,7 +299,8 @@ fn meetings(places: &[ContextPlace], slots: usize) -> Vec<Vec<Range<usize>>> {
     meetings
 }
 
-/// Plans the same steps with several choices of groups, and simulates them.
+/// Plans the same steps with several choices of groups, and simulates them. One degree for all samples that
+/// fits no microbatch is left out.
 ///
 /// # Errors
 /// As [`StepPlanner::plan_context`].
@@ -335,7 +336,17 @@ pub fn compare_context(
             steps,
         })
     };
-    choices.iter().map(summarize).collect()
+    let mut summaries = Vec::with_capacity(choices.len());
+    for groups in choices {
+        match summarize(groups) {
+            Err(Error::Plan(PlanError::Unsolved {
+                source: dflop_balancer::Error::CapUnmet { .. } | dflop_balancer::Error::CapItem { .. },
+                ..
+            })) if groups.ranks[0] > 1 => {}
+            summary => summaries.push(summary?),
+        }
+    }
+    Ok(summaries)
 }
 
 #[cfg(test)]
