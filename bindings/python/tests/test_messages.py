@@ -80,7 +80,7 @@ class Messages(WithExample):
                 {"n": 2, "m": 1, "c": 1, "d": [[1], [2]], "tok": [5, 6]}, strategy="roundrobin"
             ),
             "found `globl` (did you mean `global`?)": lambda: loader(order=dflop.Order(shuffle="globl")),
-            "`omni7b` (did you mean `omni-7b`?)": lambda: dflop.stats(self.shards, model="omni7b"),
+            "did you mean `omni-7b`?": lambda: dflop.stats(self.shards, model="omni7b"),
             "did you mean `strategy`?": lambda: dflop.Plan(strateg="search"),
             "did you mean `batch_size`?": lambda: dflop.Loader(self.shards, batchsize=3),
             "did you mean `read=dflop.Read(buffered_bytes=…)`?": lambda: loader(buffer_bytes=3),

@@ -117,8 +117,9 @@ class Tables(InFolder):
         loader = dflop.Loader(
             mixture, order=dflop.Order(), batch_size=8, read=dflop.Read(decode="raw"), seed=1
         )
-        counts = Counter(Path(sample.shard).suffix for batch in loader for sample in batch.samples)
-        self.assertEqual(counts[".parquet"], 3 * counts[".tar"])
+        suffixes = [Path(sample.shard).suffix for batch in loader for sample in batch.samples]
+        self.assertEqual(Counter(suffixes[:16]), {".parquet": 12, ".tar": 4})
+        self.assertEqual(Counter(suffixes), {".parquet": 40, ".tar": 40})
 
     def test_a_bad_row_is_skipped_with_group_row_and_column(self) -> None:
         rows = table(20).to_pylist()
@@ -159,7 +160,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             body = json.dumps({"sha": commit}).encode()
             return self.send(200 if commit else 404, body, is_head)
         if parts[:5] == ["api", "datasets", "o", "n", "tree"]:
-            return self.listing(self.root / parts[5], "/".join(parts[6:]))
+            return self.listing(self.root / parts[5], unquote("/".join(parts[6:])))
         if parts[:4] == ["datasets", "o", "n", "resolve"]:
             file = self.root / parts[4] / unquote("/".join(parts[5:]))
             return (
