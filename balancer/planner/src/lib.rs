@@ -33,7 +33,6 @@ mod score;
 mod search;
 mod space;
 mod suggestion;
-mod trainer;
 mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};

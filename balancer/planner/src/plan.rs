@@ -8,7 +8,6 @@ use super::score::Score;
 use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
-use super::trainer;
 use dflop_balancer::{Error, Result};
 
 /// Finds the fastest plan.
@@ -22,7 +21,7 @@ use dflop_balancer::{Error, Result};
 /// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let mut degrees = problem.llm.expert_parallel_degrees(problem.cluster.gpus);
-    degrees.retain(|degree| *degree <= trainer::expert_parallel_max(problem.options.trainer));
+    degrees.retain(|degree| *degree <= problem.options.trainer.expert_parallel_max());
     let llms = degrees.iter().map(|&degree| problem.llm_at(degree)).collect::<Result<Vec<_>>>()?;
     let problems: Vec<PlanProblem<'_>> = llms
         .iter()

@@ -9,7 +9,6 @@ use super::space::shape::StageShape;
 use super::space::{
     Candidate, EncoderPart, EncoderParts, EncoderSplit, Family, SearchSpace, SearchSpaceOptions,
 };
-use super::trainer;
 use super::workload::{ENCODERS_MAX, Workload, too_many_encoders};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
@@ -123,7 +122,7 @@ impl<'a> PlanProblem<'a> {
             let reason = format!("must be a finite number of at least 1, got {}", self.memory_margin);
             return Err(Error::Config { setting: "memory_margin", reason });
         }
-        if self.encoder_split == EncoderSplit::Tile && !trainer::divides_media(self.options.trainer) {
+        if self.encoder_split == EncoderSplit::Tile && !self.options.trainer.divides_media() {
             let trainer = self.options.trainer.name();
             let reason = format!("trainer `{trainer}` shares whole media, not tiles, between ranks");
             return Err(Error::Config { setting: "encoder_split", reason });

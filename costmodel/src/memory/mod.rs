@@ -26,6 +26,7 @@ mod rank_layout;
 mod replica;
 mod stage;
 mod state;
+mod trainer;
 
 use super::error::{Error, Result};
 use super::model::ModelSpec;
@@ -38,7 +39,8 @@ pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use rank_layout::{RankLayout, Sharding};
 pub use replica::{LargestMicrobatch, ModuleParameters, RankMemory, ReplicaMemory};
 pub use stage::{FitError, MeasuredMemory, MemoryPoint, ModuleMemory, StageByTokens};
-pub use state::{StageLayers, StateBytes, Trainer, encoder_parameters};
+pub use state::{StageLayers, StateBytes, encoder_parameters};
+pub use trainer::Trainer;
 
 /// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
 #[must_use]

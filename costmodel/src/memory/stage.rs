@@ -14,7 +14,8 @@
 //! DFLOP, section 3.2.1: memory profile at two small layer counts.
 
 use super::activation::{ActivationBytes, Execution, SavedActivations};
-use super::state::{StageLayers, StateBytes, Trainer, encoder_parameters};
+use super::state::{StageLayers, StateBytes, encoder_parameters};
+use super::trainer::Trainer;
 use crate::Module;
 use crate::frozen::FrozenParts;
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};

@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 
-use super::activation::Kernels;
 use crate::model::{EncoderParameters, EncoderSpec, ExpertsSpec, LlmParameters, LlmSpec};
 
 /// State bytes per parameter.
@@ -180,47 +179,6 @@ fn layer_matrices(spec: &EncoderSpec) -> u64 {
     let [hidden, ffn, matrices] = [spec.hidden, spec.ffn, spec.mlp.matrices()].map(u64::from);
     let attention = hidden.saturating_mul(hidden).saturating_mul(4);
     attention.saturating_add(hidden.saturating_mul(ffn).saturating_mul(matrices))
-}
-
-/// Program that trains a model in pipeline stages.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Trainer {
-    /// The executor, `dflop train`.
-    #[default]
-    Dflop,
-    /// Eager PyTorch modules in `dflop.torch.Pipeline`.
-    Torch,
-}
-
-impl Trainer {
-    /// Returns the name in settings and plan files: `dflop` or `torch`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Dflop => "dflop",
-            Self::Torch => "torch",
-        }
-    }
-
-    /// Returns the kernels in the trainer's layers.
-    #[must_use]
-    pub const fn kernels(self) -> Kernels {
-        match self {
-            Self::Dflop => Kernels::Fused,
-            Self::Torch => Kernels::AttentionOnly,
-        }
-    }
-
-    /// Returns the bytes per trained parameter in 16-bit training, depending on whether replicas share the
-    /// optimizer state.
-    #[must_use]
-    pub const fn state(self, is_sharded: bool) -> StateBytes {
-        match (self, is_sharded) {
-            (Self::Dflop, _) => StateBytes::ADAM,
-            (Self::Torch, true) => StateBytes::TORCH_SHARDED,
-            (Self::Torch, false) => StateBytes::TORCH_REPLICATED,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use crate::costs::ModuleCosts;
 use crate::problem::{Degrees, ModulePlan, ParallelismPlan, PlanProblem};
 use crate::space::joint::ChainLayers;
 use crate::space::{Candidate, ModuleSpace, SearchSpace, SearchSpaceOptions};
-use crate::trainer;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
 
@@ -156,7 +155,7 @@ fn check_trainer(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<()
     let name = trainer.name();
     let encoders = plan.encoders.iter().zip(problem.encoder_names());
     for (ModulePlan { degrees, .. }, module) in encoders.chain([(&plan.llm, "llm")]) {
-        if degrees.tp > trainer::tp_max(trainer) {
+        if degrees.tp > trainer.tp_max() {
             return refuse(format!(
                 "`{module}` has a TP degree of {}; trainer `{name}` runs stages on one rank each: plan with \
                  `--trainer {name}`, or shard over `mesh[\"tp\"]` in stages of your own",
@@ -164,7 +163,7 @@ fn check_trainer(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<()
             ));
         }
     }
-    if plan.expert_parallel > trainer::expert_parallel_max(trainer) {
+    if plan.expert_parallel > trainer.expert_parallel_max() {
         return refuse(format!(
             "`llm` divides experts over {} ranks; trainer `{name}` keeps all experts of a layer on a rank: \
              plan with `--trainer {name}`",

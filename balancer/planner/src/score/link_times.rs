@@ -12,7 +12,6 @@ use super::encoder_shares::LargestShares;
 use super::step_timeline::StepTimes;
 use crate::cluster::{Link, Links, Placement};
 use crate::space::{Candidate, EncoderPart, Family, ModuleSpace, SearchSpace};
-use crate::trainer;
 use dflop_costmodel::memory::Trainer;
 use std::ops::AddAssign;
 
@@ -29,7 +28,7 @@ pub(super) fn add_links(
 ) {
     let Some(links) = &space.cluster.links else { return };
     add_hops_and_sums(space, links, candidate, (tokens, shares), step);
-    if !trainer::overlaps_sums(space.options.trainer) {
+    if !space.options.trainer.overlaps_sums() {
         step.layers.fill(1);
     }
 }

@@ -11,7 +11,6 @@ use crate::costs::StageBytes;
 use crate::space::memory::MemoryRequirement;
 use crate::space::shape::{StageShape, TpTimes};
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace, memory};
-use crate::trainer;
 use crate::workload::ItemSize;
 use dflop_balancer::peak_order;
 use dflop_balancer::schedule::ScheduleKind;
@@ -115,7 +114,7 @@ impl SlotAssignment {
                 step.llm = chain(self.ranks, &all, is_split);
             }
         }
-        if is_split && trainer::repeats_split_passes(space.options.trainer) {
+        if is_split && space.options.trainer.repeats_split_passes() {
             step.encoders.iter_mut().chain([&mut step.llm]).for_each(ChainTimes::repeat_row_gradients);
         }
         link_times::add_links(space, candidate, &self.tokens, &self.shares, &mut step);

@@ -15,7 +15,6 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
-use super::trainer;
 use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use dflop_costmodel::memory::Trainer;
@@ -203,7 +202,7 @@ impl<'a> SearchSpace<'a> {
     ) -> Self {
         let degrees = |costs: &dyn ModuleCosts| {
             // A group stays within a node, so its degree must divide the node.
-            let tp_max = trainer::tp_max(options.trainer).min(cluster.gpus);
+            let tp_max = options.trainer.tp_max().min(cluster.gpus);
             let fits = |tp: &u32| *tp > 0 && *tp <= tp_max && cluster.gpus_per_node.is_multiple_of(*tp);
             costs.tp_degrees().into_iter().filter(fits).collect::<Vec<u32>>()
         };

@@ -7,7 +7,6 @@ pub(crate) mod mixture;
 pub(crate) mod model;
 pub(crate) mod set;
 pub(crate) mod step_plan;
-pub(crate) mod trainer;
 
 use clap::Args;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,10 @@
-//! Arguments for a model: checkpoint or preset, measured profile, tokenizer and chat template.
+//! Arguments for a model: checkpoint or preset, measured profile, tokenizer and chat template; and its trainer.
 
+use super::set::{Accepted, SetArgs};
 use crate::failure::{Failure, did_you_mean};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::memory::Trainer;
 use dflop_costmodel::profile::reference_model;
 use dflop_costmodel::{CostModel, Error, ModelSpec, Profile, ProfileCheck};
 use dflop_loader::index::TokenCounts;
@@ -11,7 +13,7 @@ use dflop_loader::model::{
 };
 use dflop_loader::processors::image::ImageProcessor;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::settings::{ProcessorSettings, Settings, machine_device};
+use dflop_loader::settings::{EncoderShare, ProcessorSettings, Settings, machine_device};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -220,6 +222,56 @@ pub(crate) fn preparer(
         builder = builder.plain_text(PlainText::Answer { question: question.clone() });
     }
     Ok(builder)
+}
+
+/// Settings without effect on plans whose stages run on one rank each.
+const OF_SEVERAL_RANKS: [&str; 3] =
+    ["space.sequence_parallel", "space.expert_parallel", "space.expert_imbalance"];
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum TrainerName {
+    /// `dflop train`.
+    #[default]
+    Dflop,
+    /// PyTorch modules.
+    Torch,
+}
+
+/// Trainer.
+#[derive(Debug, Default, Args)]
+pub(crate) struct TrainerArgs {
+    /// Trainer that the answer is for: `dflop train`, or eager PyTorch modules in `dflop.torch.Pipeline`.
+    #[arg(long, value_enum, default_value_t = TrainerName::Dflop)]
+    trainer: TrainerName,
+}
+
+impl TrainerArgs {
+    pub(crate) const fn trainer(&self) -> Trainer {
+        match self.trainer {
+            TrainerName::Dflop => Trainer::Dflop,
+            TrainerName::Torch => Trainer::Torch,
+        }
+    }
+
+    /// Rejects settings that the trainer does not run, or that have no effect on it.
+    ///
+    /// # Errors
+    /// [`Failure::Misuse`] with the first such setting.
+    pub(crate) fn check<A: Accepted>(&self, set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
+        if self.trainer() == Trainer::Dflop {
+            return Ok(());
+        }
+        let reason = "has no effect with `--trainer torch`, whose stages run on one rank each; leave it out";
+        set.refuse(&OF_SEVERAL_RANKS, reason)?;
+        if settings.space.encoder_share == EncoderShare::Tile {
+            return Err(Failure::Misuse(
+                "invalid `space.encoder_share`: `dflop.torch.Pipeline` shares whole media between ranks, not \
+                 tiles; give `medium` or `sample`"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

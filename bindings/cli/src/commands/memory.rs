@@ -11,9 +11,8 @@ use dflop_costmodel::memory::{
 use dflop_costmodel::{ModelSpec, Module};
 use serde::Serialize;
 
-use crate::args::model::ModelArgs;
+use crate::args::model::{ModelArgs, TrainerArgs};
 use crate::args::set::{SetArgs, accepted};
-use crate::args::trainer::TrainerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use dflop_loader::model::model_profile;

@@ -20,10 +20,9 @@ use dflop_planner::{
 };
 
 use crate::args::ReportArgs;
-use crate::args::model::profile_and_spec;
+use crate::args::model::{TrainerArgs, profile_and_spec};
 use crate::args::set::{Accepted, SetArgs, accepted};
 use crate::args::step_plan::check_pipeline;
-use crate::args::trainer::TrainerArgs;
 use crate::failure::Failure;
 use crate::output::layouts::BYTES_PER_GIB;
 use crate::output::{Output, write_json};

@@ -6,9 +6,8 @@
 use super::given::GivenPlan;
 use super::{COMPARED, SimulateArgs};
 use crate::args::PREVIEWS;
-use crate::args::model::profile_and_spec;
+use crate::args::model::{TrainerArgs, profile_and_spec};
 use crate::args::step_plan::check_pipeline;
-use crate::args::trainer::TrainerArgs;
 use crate::commands::plan::{
     DegreesJson, ModuleMemoryJson, check_space, cluster, costs, encoder_split, memory_gib, search_space,
     shapes,
