@@ -254,6 +254,15 @@ mod tests {
             let cluster = cluster(gpus, node);
             prop_assert_eq!(cluster.has_room(&[one, other, (1, 0)]), cluster.has_room(&[one, other]));
         }
+
+        #[test]
+        fn fewer_groups_need_no_more_room(
+            gpus in 1u32..40, node in 1u32..9, one in (1u32..9, 0u64..9), other in (1u32..9, 1u64..9),
+        ) {
+            let cluster = cluster(gpus, node);
+            let fewer = (other.0, other.1 - 1);
+            prop_assert!(!cluster.has_room(&[one, other]) || cluster.has_room(&[one, fewer]));
+        }
     }
 
     /// Ranks without a pipeline are costed by the same formula.

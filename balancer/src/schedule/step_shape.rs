@@ -160,11 +160,17 @@ impl StepShape {
     }
 
     pub(super) fn lags(&self, stage: usize) -> Lags {
-        let stages_in_all = self.encoders.longest() + self.stages - self.encoder_stages();
+        let longest = self.encoders.longest();
         let encoder = self.encoders.stage_chain(stage);
+        // The last module's stages follow all chains.
+        let llm_stages = self.stages - self.encoder_stages();
+        let stages_after = match encoder {
+            Some((first, chain)) => llm_stages + first + usize::from(chain.stages) - stage - 1,
+            None => self.stages - stage - 1,
+        };
         let place = StagePlace {
-            stages_after: stages_in_all - self.depth(stage) - 1,
-            stages_in_all,
+            stages_after,
+            stages_in_all: longest + llm_stages,
             rounds: self.slots,
             is_encoder: encoder.is_some(),
         };

@@ -302,6 +302,9 @@ mod tests {
                 let space = SearchSpace::new(&costs.encoder_costs(), &costs.llm, &workload, cluster, options);
                 let plans = plans(&space);
                 assert_eq!(plans, exhaustive(&space), "{model} {gpus} {seed}");
+                let mut counted = 0;
+                space.visit(|family| counted += u64::from(space.microbatches_max(family)));
+                assert_eq!(space.count_plans(), counted, "{model} {gpus} {seed}");
                 found += plans.len();
             }
         }

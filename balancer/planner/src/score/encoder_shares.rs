@@ -175,14 +175,18 @@ pub(super) fn phase_shares(
 }
 
 /// Assigns media to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer media.
-fn lpt_shares(mut whole: Vec<MediaLoad>, ranks: usize, weight: impl Fn(&MediaLoad) -> u64) -> Vec<MediaLoad> {
-    whole.sort_unstable_by_key(|media| Reverse((weight(media), *media)));
-    let idle = Reverse((0, MediaLoad::default()));
-    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = vec![idle; ranks.min(whole.len())].into();
-    for media in &whole {
+fn lpt_shares(whole: Vec<MediaLoad>, ranks: usize, weight: impl Fn(&MediaLoad) -> u64) -> Vec<MediaLoad> {
+    if whole.len() <= ranks {
+        return whole;
+    }
+    let mut whole: Vec<_> = whole.into_iter().map(|media| Reverse((weight(&media), media))).collect();
+    whole.sort_unstable();
+    let (seeds, others) = whole.split_at(ranks);
+    let mut heap: BinaryHeap<Reverse<(u64, MediaLoad)>> = seeds.to_vec().into();
+    for Reverse((weight, media)) in others {
         if let Some(mut least) = heap.peek_mut() {
             let (load, share) = &mut least.0;
-            *load += weight(media);
+            *load += weight;
             share.tiles += media.tiles;
             share.pairs = share.pairs.saturating_add(media.pairs);
         }

@@ -16,6 +16,7 @@ use dflop_balancer::peak_order;
 use dflop_balancer::schedule::ScheduleKind;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 
 /// Units in each cell and each slot in a step.
 #[derive(Debug, Clone, Default)]
@@ -185,28 +186,28 @@ impl SlotAssignment {
                     .map(|encoder| joint.encoder_memory(encoder, stage).shared_by(encoder_ranks(encoder)));
                 encoders.chain([joint.llm_memory(stage).shared_by(llm_ranks)]).collect()
             };
-            let parts: Vec<Vec<StageBytes>> = (0..shape.stages).map(parts).collect();
+            let parts: Vec<(Vec<StageBytes>, usize)> =
+                (0..shape.stages).map(|stage| (parts(stage), shape.in_flight(stage))).collect();
             let of_rank = |rank| {
                 let media = self.shares.iter().map(|shares| lane_units(&shares.tiles, rank, self.ranks));
                 let units: Vec<Vec<u64>> =
                     media.chain([lane_units(&self.tokens, rank, self.ranks)]).collect();
-                let of_stage = |(stage, parts): (usize, &Vec<StageBytes>)| {
-                    held_by_all(parts, &units, shape.in_flight(stage))
-                };
-                parts.iter().enumerate().map(of_stage).fold(0.0, f64::max)
+                let of_stages = parts.iter().map(|(parts, held)| held_by_all(parts, &units, *held));
+                of_stages.fold(0.0, f64::max)
             };
             let all = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
             return MemoryRequirement::for_all_modules(family, all);
         }
-        let in_flight = |stage: u32| shape.in_flight(shape.encoder_stages() + stage as usize);
         let passes = if llm.chunks > 1 { shape.ordered_passes() } else { Vec::new() };
+        let first_stage = if llm.chunks > 1 { shape.stages } else { shape.encoder_stages() };
+        let in_flight: Vec<usize> = (first_stage..shape.stages).map(|stage| shape.in_flight(stage)).collect();
         let of_rank = |rank| {
             let units = lane_units(&self.tokens, rank, self.ranks);
             if llm.chunks > 1 {
                 let units: Vec<f64> = units.into_iter().map(|tokens| tokens as f64).collect();
                 return memory::chunks_bytes(llm, llm_ranks, &passes, &units);
             }
-            fullest(llm, llm_ranks, in_flight, &units)
+            fullest(llm, llm_ranks, &in_flight, &units)
         };
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
@@ -219,12 +220,13 @@ impl SlotAssignment {
         }
         let mut all = MemoryRequirement { llm_bytes, ..MemoryRequirement::default() };
         for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
-            let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize);
+            let stages = first_stage..first_stage + space.encoder_shape(family, encoder).layers.len();
+            let in_flight: Vec<usize> = stages.map(|stage| shape.in_flight(stage)).collect();
             let tiles = &self.shares[encoder].tiles;
             let lanes = tiles.len() / shape.slots;
             let lane_bytes = |lane| {
                 let own = lane_units(tiles, lane, lanes);
-                fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), in_flight, &own)
+                fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), &in_flight, &own)
             };
             all.encoder_bytes[encoder] = (0..lanes).map(lane_bytes).fold(0.0, f64::max);
         }
@@ -238,10 +240,12 @@ fn lane_units(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
 }
 
 /// Returns the fullest stage's memory over consecutive microbatches, as many as are in flight.
-fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, units: &[u64]) -> f64 {
+///
+/// - `in_flight`: microbatches held by each stage
+fn fullest(shape: &StageShape, ranks: u32, in_flight: &[usize], units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
     let of_stage = |(stage, bytes): &(u32, StageBytes)| {
-        let windows = Windows::new(units, in_flight(*stage));
+        let windows = Windows::new(units, in_flight[*stage as usize]);
         let held = windows.max().unwrap_or(0);
         bytes.shared_by(ranks).at(held as f64, largest)
     };
@@ -419,18 +423,20 @@ pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
 /// Assigns groups to ranks and slots; returns each group's cell, `slot * ranks + rank`.
 pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize, order_of_slots: Order) -> Vec<u32> {
     let slots = group_ns.len() / ranks;
-    let mut order: Vec<u32> = (0..group_ns.len() as u32).collect();
-    order.sort_unstable_by_key(|&group| (Reverse(group_ns[group as usize]), group));
+    let mut order: Vec<(Reverse<u64>, u32)> = group_ns.iter().copied().map(Reverse).zip(0..).collect();
+    order.sort_unstable();
     let mut by_rank: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
     let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
         (0..ranks as u32).map(|rank| Reverse((0, rank))).collect();
-    for group in order {
+    for (Reverse(ns), group) in order {
         // A full rank leaves the heap, so the heap is not empty while groups are left.
-        let Some(Reverse((load, rank))) = heap.pop() else { break };
-        let own = &mut by_rank[rank as usize];
+        let Some(mut least) = heap.peek_mut() else { break };
+        let own = &mut by_rank[least.0.1 as usize];
         own.push(group);
         if own.len() < slots {
-            heap.push(Reverse((load + group_ns[group as usize], rank)));
+            least.0.0 += ns;
+        } else {
+            PeekMut::pop(least);
         }
     }
     let mut cells = vec![0; group_ns.len()];

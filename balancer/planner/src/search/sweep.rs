@@ -81,7 +81,7 @@ const FIRST_LOOK: u32 = 8;
 
 /// Lists the best plans by estimate, one per family, or all plans if there are at most `all_max`.
 fn sweep(space: &SearchSpace<'_>, length_max: usize, all_max: usize) -> SweepResult {
-    let plans = count_plans(space);
+    let plans = space.count_plans();
     if plans <= all_max as u64 {
         return SweepResult { candidates: all_that_may_fit(space), plans, is_all: true };
     }
@@ -133,13 +133,6 @@ fn add_best(space: &SearchSpace<'_>, shortlist: &mut Shortlist, family: &Family,
     if let (estimate_ns, Some(microbatches)) = best {
         shortlist.push(estimate_ns, Candidate { family: *family, microbatches });
     }
-}
-
-/// Counts the plans in the whole space.
-fn count_plans(space: &SearchSpace<'_>) -> u64 {
-    let mut plans = 0;
-    space.visit(|family| plans += u64::from(space.microbatches_max(family)));
-    plans
 }
 
 /// Finds the number of microbatches in a range with the lowest estimate below `best`, given the range's own

@@ -14,6 +14,31 @@ impl SearchSpace<'_> {
         self.joint_families().for_each(|family| visit(&family));
     }
 
+    /// Counts the plans: numbers of microbatches, over all families.
+    pub(crate) fn count_plans(&self) -> u64 {
+        let mut plans = 0;
+        let [encoder] = &self.encoders[..] else {
+            self.visit(|family| plans += u64::from(self.microbatches_max(family)));
+            return plans;
+        };
+        // Shapes without room next to more ranks of the same LLM.
+        let mut without_room: (usize, Vec<&StageShape>) = (usize::MAX, Vec::new());
+        self.visit_llms(|llm, llm_dp| {
+            if without_room.0 != llm {
+                without_room = (llm, encoder.shapes.iter().collect());
+            }
+            let shape = &self.llm.shapes[llm];
+            let mut families = self.colocated_parts(llm, llm_dp).len();
+            if self.options.is_disaggregated {
+                without_room.1.retain(|encoder| !self.has_room_for_one(encoder, 1, shape, llm_dp));
+                families += encoder.shapes.len() - without_room.1.len();
+            }
+            plans += families as u64 * u64::from(self.workload.global_batch() / llm_dp);
+        });
+        let joint = self.joint_families().map(|family| u64::from(self.microbatches_max(&family)));
+        plans + joint.sum::<u64>()
+    }
+
     /// Lists the joint families: more ranks are never slower, so each shape has as many as fit.
     pub(crate) fn joint_families(&self) -> impl Iterator<Item = Family> + '_ {
         (0..self.joint.len()).filter_map(|index| {
@@ -165,17 +190,24 @@ impl SearchSpace<'_> {
         }
         let (encoder, llm) = (&self.encoders[0].shapes[encoder], &self.llm.shapes[llm]);
         let left = self.cluster.gpus.checked_sub(llm.gpus().checked_mul(llm_dp)?)?;
-        let llm_groups = (llm.tp, u64::from(llm.pp) * u64::from(llm_dp));
-        let mut ranks = left / encoder.gpus();
-        while ranks > 0 {
-            let groups = (encoder.tp, u64::from(encoder.pp) * u64::from(ranks));
-            if self.cluster.has_room(&[llm_groups, groups]) {
-                return Some(ranks);
-            }
-            // Nodes may leave gaps that no tensor-parallel group fits.
-            ranks -= 1;
+        let most = left / encoder.gpus();
+        let has_room = |ranks: u32| self.has_room_for_one(encoder, ranks, llm, llm_dp);
+        if most == 0 || has_room(most) {
+            return (most > 0).then_some(most);
         }
-        None
+        // Nodes may leave gaps that no tensor-parallel group fits; fewer ranks need no more room.
+        let (mut fits, mut exceeds) = (0, most);
+        while exceeds - fits > 1 {
+            let middle = fits + (exceeds - fits) / 2;
+            if has_room(middle) { fits = middle } else { exceeds = middle }
+        }
+        (fits > 0).then_some(fits)
+    }
+
+    /// Whether an encoder's ranks fit into the nodes next to an LLM.
+    fn has_room_for_one(&self, encoder: &StageShape, ranks: u32, llm: &StageShape, llm_dp: u32) -> bool {
+        let groups = |shape: &StageShape, dp: u32| (shape.tp, u64::from(shape.pp) * u64::from(dp));
+        self.cluster.has_room(&[groups(llm, llm_dp), groups(encoder, ranks)])
     }
 
     /// Returns an LLM's GPUs, which colocated encoders use as well; `None` if the LLM does not fit into the
