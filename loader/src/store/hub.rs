@@ -10,7 +10,6 @@ use super::connect::variable;
 use super::redact::redact_name;
 use super::stores::Stores;
 use super::url::{ObjectName, RemoteUrl, StoreKind};
-#[cfg(feature = "remote")]
 use url::Url;
 
 /// Scheme of the names.

@@ -9,10 +9,11 @@ use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
 use super::cache::Cache;
-use super::connect::{Retries, connect, hub_token};
+#[cfg(feature = "remote")]
+use super::connect::hub_token;
+use super::connect::{Retries, connect};
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
-#[cfg(feature = "remote")]
 use super::local::ReadMode;
 use super::redact::redact_name;
 use super::retry::Wait;
