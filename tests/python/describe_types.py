@@ -70,6 +70,7 @@ def described(model_type):
             break
         if problems and factor > 1:
             continue  # What does not run with small widths is tried with those of the class.
+        config = checkpoint.writing_config(config)
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 found = opened(model_type, Path(scratch), config)

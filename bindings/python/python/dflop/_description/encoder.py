@@ -73,6 +73,13 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
     return Encoder(medium, layers, connectors, [path for path in ran if path])
 
 
+def as_whole(model: Any, encoder: Encoder) -> Encoder:
+    """Returns an encoder whose tower is one layer, for a list of layers that is not all of it."""
+    layers = parts.whole_tower(model, encoder.ran, _holders(model)) or encoder.layers
+    connectors = [path for path in encoder.connectors if not f"{path}.".startswith(f"{layers.path}.")]
+    return dataclasses.replace(encoder, layers=layers, connectors=connectors)
+
+
 def _holders(model: Any) -> list[str]:
     """Returns the paths of the modules that hold the decoder."""
     inside = model.get_decoder()

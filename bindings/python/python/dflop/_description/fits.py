@@ -120,6 +120,8 @@ def fit(
     if chosen is None or (len(chosen) == different and not are_same_items):
         return None
     solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
+    if len(terms) == 1:
+        solution = [_nearest([row[0] for row in rows], counts, wholes or counts)]
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
     if any(value < 0 for value in coefficients.values()):
         return None
@@ -128,6 +130,18 @@ def fit(
         predicted = sum(int(value) * coefficients[term.name] for value, term in zip(row, terms, strict=True))
         error = max(error, Fraction(abs(predicted - count), max(whole, 1)))
     return Polynomial(coefficients, error)
+
+
+def _nearest(values: Sequence[Fraction], counts: Sequence[int], wholes: Sequence[int]) -> Fraction:
+    """Returns the factor of values whose largest error is least, relative to the wholes."""
+    scaled = [
+        (value / max(whole, 1), Fraction(count, max(whole, 1)))
+        for value, count, whole in zip(values, counts, wholes, strict=True)
+        if value
+    ]
+    # The largest error is least where that of one run rises as much as that of another falls.
+    factors = {(y + z) / (x + w) for x, y in scaled for w, z in scaled}
+    return min(sorted(factors), key=lambda factor: max(abs(x * factor - y) for x, y in scaled))
 
 
 def best(
