@@ -7,7 +7,7 @@ Every round runs, one after the other, for each type: decoded samples without a 
 
     pip install ./bindings/python torch torchvision transformers pillow        # into VENV
     OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py --out out.txt           # all types
-    OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py qwen2_vl llava --rounds 3 --photos 128
+    OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py qwen2_vl llava --variants own DataLoader --rounds 3
 
 Checkpoints have the class defaults of their type, and the small tokenizer of the tests: weights are not needed. Photos are made
 from a fixed seed. CPU figures are user + system time of all processes of a loader, without imports and a first call, in
@@ -60,6 +60,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("types", nargs="*", help=f"model types, of {', '.join(TYPES)}; all by default")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--photos", type=int, default=192)
     parser.add_argument(
@@ -87,7 +88,7 @@ def main() -> None:
         for model_type in args.types or TYPES:
             checkpoint = Path(scratch, model_type)
             make_checkpoint(model_type, checkpoint)
-            rounds = [one_round(checkpoint, shards, args.dflop, tell) for _ in range(args.rounds)]
+            rounds = [one_round(checkpoint, shards, args, tell) for _ in range(args.rounds)]
             report(model_type, rounds, tell)
 
 
@@ -148,13 +149,13 @@ def make_checkpoint(model_type: str, directory: Path) -> None:
     (directory / "chat_template.jinja").write_text(template(processor, "image"))
 
 
-def one_round(checkpoint: Path, shards: Path, dflop: str | None, tell: Any) -> dict[str, dict[str, float]]:
-    """Measures every variant once, each in a process of its own."""
+def one_round(checkpoint: Path, shards: Path, args: Any, tell: Any) -> dict[str, dict[str, float]]:
+    """Measures the variants once, each in a process of its own."""
     model_type, found = checkpoint.name, {}
-    for variant in VARIANTS:
+    for variant in args.variants:
         command = [sys.executable, __file__, "--run", variant, str(checkpoint), str(shards)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        environment |= {} if dflop is None else {"DFLOP_COMMAND": dflop}
+        environment |= {} if args.dflop is None else {"DFLOP_COMMAND": args.dflop}
         done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
         if done.returncode:
             tell(f"{model_type:16} {variant:12} failed: {done.stderr.strip().splitlines()[-1]}")

@@ -146,6 +146,8 @@ def joined(values):
     """Returns values whose encoders end in vectors as wide as the LLM, where classes have defaults of different models."""
     width = (values.get("text_config") or {}).get("hidden_size")
     made = dict(values)
+    if "thinker_config" in values:
+        made["thinker_config"] = joined(values["thinker_config"])
     for name in ("vision_config", "audio_config", "adapter_config"):
         part = dict(values.get(name) or {})
         for field in ("out_hidden_size", "text_hidden_size", *(["output_dim"] if name == "audio_config" else [])):

@@ -27,7 +27,7 @@ INPUTS = {
 }
 # Tokens of the ids in configurations whose names do not tell them.
 TOKENS = {
-    "llama4": {"image_token_id": "<|patch|>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
+    "llama4": {"image_token_id": "<|patch|>"}, "molmo2": {"image_patch_id": "<im_patch>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
     "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
 # Texts of an image in the chat templates of published checkpoints, whose processors expand none.
