@@ -225,7 +225,8 @@ def measured(variant: str, checkpoint: Path, shards: Path) -> dict[str, float]:
 def prepared(command: str, checkpoint: Path, shards: Path, photos: int) -> dict[str, float]:
     """Measures the command that prepares samples: a long run less a short one, which both start the same way."""
     batch = MICROBATCH * MICROBATCHES
-    arguments = ["batches", shards, "--model", checkpoint, "--tokenizer", checkpoint, "--dp-size", 1, "--rank", 0]
+    arguments = ["batches", shards, "--model", checkpoint, "--tokenizer", checkpoint]
+    arguments += ["--dp-size", 1, "--rank", 0]
     arguments += ["--global-batch-size", batch, "--microbatches", MICROBATCHES, "--epochs", 8, "--json"]
     arguments += ["--set", f"read.workers={WORKERS}", "--set", "processor.layout=padded"]
     used = []

@@ -49,7 +49,9 @@ class Fits(unittest.TestCase):
         units = [fits.Units(1, tokens) for tokens in (50, 130, 225, 375, 512)]
         counts = [11 * one.tokens + 700 for one in units]
         found = fits.best(units, counts, fits.constant_hypotheses(units))
-        self.assertEqual(found, fits.Polynomial({"per_token": 11, "per_chunk": 700}, Fraction(0), "none", 512))
+        self.assertEqual(
+            found, fits.Polynomial({"per_token": 11, "per_chunk": 700}, Fraction(0), "none", 512)
+        )
 
     def test_chunks_of_other_parts_have_the_length_of_those_before(self) -> None:
         units = [fits.Units(1, tokens) for tokens in (50, 130, 225, 375, 512)]

@@ -120,7 +120,9 @@ def fit(
     if chosen is None or (len(chosen) == different and not are_same_items):
         return None
     weights = [max(whole, 1) for whole in wholes or counts]
-    found = _checked(rows, counts, terms, _solved([[*rows[at], Fraction(counts[at])] for at in chosen]), weights)
+    found = _checked(
+        rows, counts, terms, _solved([[*rows[at], Fraction(counts[at])] for at in chosen]), weights
+    )
     if found is not None and found.error > ERROR_MAX and len(terms) == 1:
         # A factor between those of some runs, which the other runs check.
         values = [row[0] for row in rows]
