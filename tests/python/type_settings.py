@@ -7,6 +7,7 @@ PROCESSOR = {
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
     "llava_next_video": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "fast_vlm": dict(patch_size=64, vision_feature_select_strategy="full", num_additional_image_tokens=0),
+    "perception_lm": dict(patch_size=14, pooling_ratio=1),
     "mistral3": dict(patch_size=14, spatial_merge_size=2), "mistral_large4": dict(patch_size=14, spatial_merge_size=2),
     "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
@@ -67,7 +68,7 @@ CONFIG = {
     "qwen2_5_omni": {"thinker_config": {"vision_start_token_id": 1, "vision_end_token_id": 2}},
     "step3p7": {"text_config": {"sliding_window": 512}},
     "diffusion_gemma": {"text_config": {"num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 704}},
-    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
+    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
     "janus": {"text_config": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8},
               "vision_config": {"projection_dim": 1024}},
