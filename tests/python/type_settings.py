@@ -95,7 +95,7 @@ CONFIG = {
     "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
                                  "vision_output_dim": 4096}},
 }
-CONFIG["qwen3_omni_moe"] = {"thinker_config": CONFIG["qwen3_omni_moe_thinker"]}
+CONFIG["qwen3_omni_moe"] = {"thinker_config": {name: one for name, one in CONFIG["qwen3_omni_moe_thinker"].items() if name not in ("vision_config", "audio_config")}}
 # Numbers of layers beside which connectors do as little work as in published models, whose FLOPs are exact within 0.5 % only so.
 KEPT = {
     "molmo2": {"vision_config": {"num_hidden_layers": 25}},
