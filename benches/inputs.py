@@ -7,11 +7,11 @@ Every round runs, one after the other, for each type: decoded samples without a 
 
     pip install ./bindings/python torch torchvision transformers pillow        # into VENV
     OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py --out out.txt           # all types
-    OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py qwen2_vl llava --rounds 3 --photos 128
+    OMP_NUM_THREADS=1 VENV/bin/python benches/inputs.py qwen2_vl llava --variants own DataLoader --rounds 3
 
 Checkpoints have the class defaults of their type, and the small tokenizer of the tests: weights are not needed. Photos are made
 from a fixed seed. CPU figures are user + system time of all processes of a loader, without imports and a first call, in
-milliseconds per photo.
+milliseconds per photo. `--dflop` names a command that runs dflop's own processor in place of the package.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("types", nargs="*", help=f"model types, of {', '.join(TYPES)}; all by default")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--photos", type=int, default=192)
     parser.add_argument(
@@ -87,7 +88,7 @@ def main() -> None:
         for model_type in args.types or TYPES:
             checkpoint = Path(scratch, model_type)
             make_checkpoint(model_type, checkpoint)
-            rounds = [one_round(checkpoint, shards, args.dflop, tell) for _ in range(args.rounds)]
+            rounds = [one_round(checkpoint, shards, args, tell) for _ in range(args.rounds)]
             report(model_type, rounds, tell)
 
 
@@ -136,22 +137,25 @@ def make_checkpoint(model_type: str, directory: Path) -> None:
     """Writes the files of a checkpoint without weights: configuration, processor, tokenizer, chat template."""
     from describe_models import make_checkpoint as of_class
     from train_types import template
+    from transformers import AutoProcessor
 
     directory.mkdir()
     opened = of_class(model_type, directory)
     settings = (directory / "preprocessor_config.json").read_bytes()
-    opened.processor.chat_template = template(opened.processor, "image")
     opened.processor.save_pretrained(directory)
     (directory / "preprocessor_config.json").write_bytes(settings)
+    # Names of placeholders may be lost with the tokenizer: the template needs those that are read back.
+    processor = AutoProcessor.from_pretrained(directory, local_files_only=True)
+    (directory / "chat_template.jinja").write_text(template(processor, "image"))
 
 
-def one_round(checkpoint: Path, shards: Path, dflop: str | None, tell: Any) -> dict[str, dict[str, float]]:
-    """Measures every variant once, each in a process of its own."""
+def one_round(checkpoint: Path, shards: Path, args: Any, tell: Any) -> dict[str, dict[str, float]]:
+    """Measures the variants once, each in a process of its own."""
     model_type, found = checkpoint.name, {}
-    for variant in VARIANTS:
+    for variant in args.variants:
         command = [sys.executable, __file__, "--run", variant, str(checkpoint), str(shards)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        environment |= {} if dflop is None else {"DFLOP_COMMAND": dflop}
+        environment |= {} if args.dflop is None else {"DFLOP_COMMAND": args.dflop}
         done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
         if done.returncode:
             tell(f"{model_type:16} {variant:12} failed: {done.stderr.strip().splitlines()[-1]}")
@@ -208,6 +212,8 @@ def measured(variant: str, checkpoint: Path, shards: Path) -> dict[str, float]:
             return timed(and_ends, len(photos))
     processor = None
     threads = 1
+    if variant == "own" and "DFLOP_COMMAND" in os.environ:
+        return prepared(os.environ["DFLOP_COMMAND"], checkpoint, shards, len(photos))
     if variant == "own":
         processor = dflop.Processor(layout="padded")
     elif variant != "decoded":
@@ -216,14 +222,22 @@ def measured(variant: str, checkpoint: Path, shards: Path) -> dict[str, float]:
     return timed(lambda: delivered(checkpoint, shards, processor, threads), len(photos))
 
 
-def prepared(command: str, checkpoint: Path, shards: Path, photos: int) -> int:
-    """Returns the number of photos that the command prepares in an epoch, whose steps are all full."""
+def prepared(command: str, checkpoint: Path, shards: Path, photos: int) -> dict[str, float]:
+    """Measures the command that prepares samples: a long run less a short one, which both start the same way."""
     batch = MICROBATCH * MICROBATCHES
-    arguments = ["batches", shards, "--model", checkpoint, "--tokenizer", checkpoint, "--json"]
-    arguments += ["--global-batch-size", batch, "--microbatches", MICROBATCHES, "--steps", photos // batch]
+    arguments = ["batches", shards, "--model", checkpoint, "--tokenizer", checkpoint]
+    arguments += ["--dp-size", 1, "--rank", 0]
+    arguments += ["--global-batch-size", batch, "--microbatches", MICROBATCHES, "--epochs", 8, "--json"]
     arguments += ["--set", f"read.workers={WORKERS}", "--set", "processor.layout=padded"]
-    subprocess.run([command, *map(str, arguments)], check=True, capture_output=True)
-    return photos // batch * batch
+    used = []
+    for epochs in (1, 4):
+        before, began = cpu_seconds(), time.perf_counter()
+        steps = ["--steps", str(epochs * photos // batch)]
+        subprocess.run([command, *map(str, arguments), *steps], check=True, capture_output=True)
+        used.append((time.perf_counter() - began, cpu_seconds() - before))
+    (short, short_cpu), (long, long_cpu) = used
+    more = (4 * photos // batch - photos // batch) * batch
+    return {"photos_per_second": more / (long - short), "cpu_ms": 1e3 * (long_cpu - short_cpu) / more}
 
 
 def delivered(checkpoint: Path, shards: Path, processor: Any, threads: int) -> int:

@@ -35,7 +35,7 @@ import transformers.masking_utils
 import transformers.modeling_layers
 from dflop._description import checkpoint, document
 from dflop.errors import ModelError
-from type_settings import CONFIG, IMAGE_PROCESSOR, INPUTS, NAMES, PROCESSOR, TOKENS
+from type_settings import CONFIG, IMAGE_PROCESSOR, INPUTS, KEPT, MARKS, NAMES, PROCESSOR, TOKENS
 
 RECORDS = Path(os.environ.get("RECORDS", "described_types.jsonl"))
 # Processor time of a type, after which it counts as missing.
@@ -52,6 +52,9 @@ def opened(model_type, directory, config):
     processor = None
     if checkpoint.feature_functions(model):
         processor = tiny_models.make_processor(model_type, config, settings_of(model_type))
+        tokenizer = getattr(processor, "tokenizer", processor)
+        named = [token for token in TOKENS.get(model_type, {}).values() if isinstance(token, str)]
+        tokenizer.add_special_tokens({"additional_special_tokens": named}, replace_extra_special_tokens=False)
         tiny_models.with_token_ids(config, processor, TOKENS.get(model_type, {}))
         model = checkpoint.build(config)
     config.save_pretrained(directory)
@@ -65,11 +68,12 @@ def settings_of(model_type):
 def described(model_type):
     """Returns the outcome of a type: description, factor by which widths were divided, and problems of smaller ones."""
     problems = []
-    for factor, config in tiny_models.configurations(model_type, CONFIG.get(model_type, {})):
+    for factor, config in tiny_models.configurations(model_type, CONFIG.get(model_type, {}), KEPT.get(model_type)):
         if len(problems) == ATTEMPTS:
             break
         if problems and factor > 1:
             continue  # What does not run with small widths is tried with those of the class.
+        config = checkpoint.writing_config(config)
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 found = opened(model_type, Path(scratch), config)
@@ -84,7 +88,7 @@ def described(model_type):
                 return outcome
             try:
                 outcome |= {"level": "trained"} | train_types.trained(
-                    description, config, processor_of(found), Path(scratch), medium_of(description), INPUTS.get(model_type, {})
+                    description, config, processor_of(found), Path(scratch), medium_of(description), MARKS.get(model_type), INPUTS.get(model_type, {})
                 )
             except Exception as error:
                 outcome["training"] = problem_of(error)

@@ -119,8 +119,11 @@ def merged(values, more):
     return values | {key: merged(values.get(key) or {}, one) if isinstance(one, dict) else one for key, one in more.items()}
 
 
-def configurations(model_type, overrides):
-    """Yields small configurations of a type, the smallest first, and with their factor; the last is of the widths of the class."""
+def configurations(model_type, overrides, kept=None):
+    """Yields small configurations of a type, the smallest first, and with their factor; the last is of the widths of the class.
+
+    `overrides` replace defaults of the class; `kept` are values of the small configuration.
+    """
     kind = hf.CONFIG_MAPPING[model_type]
     defaults = kind()
     values = with_parts(defaults)
@@ -130,7 +133,7 @@ def configurations(model_type, overrides):
     values = merged(joined(values), overrides)
     for factor in (*FACTORS, 1):
         try:
-            made = kind.from_dict(shrunk(values, factor))
+            made = kind.from_dict(merged(shrunk(values, factor), kept or {}))
         except Exception:
             if factor == 1:
                 raise
@@ -143,7 +146,9 @@ def joined(values):
     """Returns values whose encoders end in vectors as wide as the LLM, where classes have defaults of different models."""
     width = (values.get("text_config") or {}).get("hidden_size")
     made = dict(values)
-    for name in ("vision_config", "audio_config"):
+    if "thinker_config" in values:
+        made["thinker_config"] = joined(values["thinker_config"])
+    for name in ("vision_config", "audio_config", "adapter_config"):
         part = dict(values.get(name) or {})
         for field in ("out_hidden_size", "text_hidden_size", *(["output_dim"] if name == "audio_config" else [])):
             if is_count(part.get(field)) and is_count(width):

@@ -61,10 +61,11 @@ def clip(number):
     return file.getvalue()
 
 
-def template(processor, medium):
-    """Returns a chat template with the text that the processor replaces by a medium."""
-    mark = ""
-    if medium is not None:
+def template(processor, medium, mark=None):
+    """Returns a chat template with the text that the processor replaces by a medium, if none is given."""
+    if mark is None and medium is None:
+        mark = ""
+    elif mark is None:
         value = media.image(112, 112) if medium == "image" else media.clip(media.sample_rate_hz(processor))
         mark = media.processed(processor, medium, value)[1]
     return (
@@ -74,10 +75,10 @@ def template(processor, medium):
     )
 
 
-def trained(description, config, processor, directory, medium, arguments):
+def trained(description, config, processor, directory, medium, mark, arguments):
     """Returns how a type was trained: whether packed, and whether samples without a medium were among the others.
 
-    `arguments` are further ones of `Inputs`.
+    `mark` is the text of a medium in the chat template, if it is known; `arguments` are further ones of `Inputs`.
 
     Raises ModelError with what is missing.
     """
@@ -89,7 +90,7 @@ def trained(description, config, processor, directory, medium, arguments):
         write_shards(shards, medium, every)
         for is_packed in (True, False):
             try:
-                run(description, copy.deepcopy(model), processor, shards, medium, is_packed, arguments)
+                run(description, copy.deepcopy(model), processor, shards, template(processor, medium, mark), is_packed, arguments)
                 return {"is_packed": is_packed, "is_mixed": medium is None or not every}
             except Exception as error:
                 problems.append(f"{'packed' if is_packed else 'padded'}{', all with media' if every and medium else ''}: {type(error).__name__}: {error}"[:400])
@@ -134,11 +135,11 @@ def made_wide(model):
     return model
 
 
-def run(description, model, processor, shards, medium, is_packed, arguments):
+def run(description, model, processor, shards, chat_template, is_packed, arguments):
     """Trains on balanced microbatches, and a copy of the model on single samples; both must lose the same."""
     tokenizer = getattr(processor, "tokenizer", processor)
-    inputs = Inputs(processor, chat_template=template(processor, medium), packed=is_packed, **arguments)
-    single = Inputs(processor, chat_template=template(processor, medium), **arguments)
+    inputs = Inputs(processor, chat_template=chat_template, packed=is_packed, **arguments)
+    single = Inputs(processor, chat_template=chat_template, **arguments)
     dataset = dflop.Dataset(shards).count_tokens(tokenizer)
     counts = single.token_counts()
     parameters = {module["module"]: module["parameters"] for module in description["modules"]}

@@ -7,13 +7,18 @@ PROCESSOR = {
     "llava_onevision": dict(num_image_tokens=729, vision_feature_select_strategy="full"),
     "llava_next_video": dict(patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1),
     "fast_vlm": dict(patch_size=64, vision_feature_select_strategy="full", num_additional_image_tokens=0),
+    "perception_lm": dict(patch_size=14, pooling_ratio=1),
     "mistral3": dict(patch_size=14, spatial_merge_size=2), "mistral_large4": dict(patch_size=14, spatial_merge_size=2),
     "idefics3": dict(image_seq_len=169), "gemma3": dict(image_seq_length=256), "shieldgemma2": dict(image_seq_length=256),
 }
+# Sides of the grids of tiles of Granite 4 Vision.
+PINPOINTS = [[384, 768], [768, 384], [768, 768], [1152, 384], [384, 1152]]
 IMAGE_PROCESSOR = {
+    "granite4_vision": dict(image_grid_pinpoints=PINPOINTS, size={"shortest_edge": 384}, crop_size={"height": 384, "width": 384}),
     "aria": dict(max_image_size=490),
     "paligemma": dict(image_seq_length=256),
     "dots3_note": dict(temporal_patch_size=1),
+    "step3p7": dict(patch_size=504),
     "fast_vlm": dict(size={"shortest_edge": 256}, crop_size={"height": 256, "width": 256}),
     "mistral3": dict(patch_size=14, size={"longest_edge": 1540}), "mistral_large4": dict(patch_size=14, size={"longest_edge": 1540}),
 }
@@ -23,9 +28,11 @@ INPUTS = {
 }
 # Tokens of the ids in configurations whose names do not tell them.
 TOKENS = {
-    "llama4": {"image_token_id": "<|patch|>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
+    "llama4": {"image_token_id": "<|patch|>"}, "molmo2": {"image_patch_id": "<im_patch>"}, "pp_chart2table": {"image_token_id": "<imgpad>"},
     "ovis2": {"image_token_id": "<IMG_ATOM>", "visual_indicator_token_ids": ["<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>"]},
 }
+# Texts of an image in the chat templates of published checkpoints, whose processors expand none.
+MARKS = {"pp_chart2table": f"<img>{'<imgpad>' * 256}</img>"}
 # Configurations whose class defaults do not belong together, or are left out of `config.json` and read otherwise by dflop.
 CONFIG = {
     "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
@@ -48,15 +55,27 @@ CONFIG = {
     "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "deepseek_vl_hybrid": {"vision_config": {"image_size": 384, "patch_size": 16}},
     "chameleon": {"vocabulary_map": {"<image>": 7} | {f"IMGIMG{one}Z": 8 + at for at, one in enumerate("ABCDEFGH")}, "vq_config": {"num_embeddings": 8, "base_channels": 512}},
-    "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)}, "vq_config": {"codebook_size": 8, "base_channels": 512}},
-    "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}},
-    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
+    "emu3": {"vocabulary_map": {"<image>": 7, "<|extra_200|>": 8} | {f"<|visual token {at:06}|>": 16 + at for at in range(8)},
+             "vq_config": {"codebook_size": 8, "base_channels": 512, "hidden_size": 2048}},
+    "deepseek_ocr2": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "mlp_layer_types": ["dense", *["sparse"] * 31],
+                                      "num_experts_per_tok": 6, "hidden_size": 1280, "intermediate_size": 6848, "moe_intermediate_size": 896, "num_attention_heads": 10},
+                      "vision_config": {"encoder_config": {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2,
+                                                           "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}}},
+    "apertus1p5": {"image_token_offset": 1024, "audio_token_offset": 1280, "vision_config": {"codebook_size": 256}, "audio_config": {"codebook_size": 256}},
+    "perception_lm": {"vision_config": {"architecture": "vit_pe_core_large_patch14_336", "num_classes": 0, "do_pooling": True, "global_pool": "map",
+                                        "model_args": {"depth": 2, "embed_dim": 1024, "global_pool": "", "img_size": [448, 448], "init_values": 0.1,
+                                                       "ref_feat_shape": [32, 32], "use_post_transformer_norm": False}}},
+    "qwen2_5_omni": {"thinker_config": {"vision_start_token_id": 1, "vision_end_token_id": 2}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "diffusion_gemma": {"text_config": {"num_experts": 16, "top_k_experts": 2, "moe_intermediate_size": 704}},
+    "qwen4_exp": {"text_config": {"indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048, "indexer_compress_ratio": 4}},
     "minicpmv4_6": {"insert_layer_id": 0}, "minicpmv4_7": {"insert_layer_id": 0}, "minicpm_ocr": {"insert_layer_id": 0},
     "janus": {"text_config": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 8},
               "vision_config": {"projection_dim": 1024}},
     "ovis2": {"hidden_size": 4096}, "idefics2": {"perceiver_config": {"resampler_depth": 1}},
     "hunyuan_vl": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 16, 16, 16]}}},
-    "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_config": {"image_size": 384, "patch_size": 16}},
+    "granite4_vision": {"downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_feature_select_strategy": "full",
+                        "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16}, "image_grid_pinpoints": PINPOINTS},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}}},
@@ -75,6 +94,12 @@ CONFIG = {
     "hrm_text": {"num_hidden_layers": 4, "num_layers_per_stack": 1},
     "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
                                  "vision_output_dim": 4096}},
+}
+CONFIG["qwen3_omni_moe"] = {"thinker_config": {name: one for name, one in CONFIG["qwen3_omni_moe_thinker"].items() if name not in ("vision_config", "audio_config")}}
+# Numbers of layers beside which connectors do as little work as in published models, whose FLOPs are exact within 0.5 % only so.
+KEPT = {
+    "molmo2": {"vision_config": {"num_hidden_layers": 25}},
+    "granite_speech": {"encoder_config": {"num_layers": 16}}, "granite_speech_plus": {"encoder_config": {"num_layers": 16}},
 }
 # Names of published models by the beginning of their type; the class's name stands for all others.
 NAMES = {

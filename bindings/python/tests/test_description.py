@@ -31,10 +31,36 @@ class Fits(unittest.TestCase):
 
     def test_an_error_shows_at_the_runs_that_were_not_used(self) -> None:
         units = [fits.Units(1, tokens) for tokens in (100, 200, 300)]
-        found = fits.fit(units, [100, 200, 330], (fits.TOKENS,))
+        found = fits.fit(units, [1000, 2200, 3000], (fits.TOKENS,))
         assert found is not None
-        self.assertEqual(found.error, Fraction(30, 330))
+        self.assertEqual(found.error, Fraction(200, 2200))
         self.assertGreater(found.error, fits.ERROR_MAX)
+
+    def test_a_factor_is_between_those_of_runs_that_differ(self) -> None:
+        units = [fits.Units(items, 49) for items in (2, 3, 4, 5, 6)]
+        # Beside 1000 for each item, up to 12 for what the items share.
+        counts = [1000 * one.items + more for one, more in zip(units, (0, 30, 40, 0, 48), strict=True)]
+        found = fits.fit(units, counts, (fits.ITEMS,))
+        assert found is not None
+        self.assertEqual(found.coefficients, {"per_item": 1005})
+        self.assertLessEqual(found.error, fits.ERROR_MAX)
+
+    def test_work_of_layers_once_per_sequence_is_a_chunk_of_the_longest(self) -> None:
+        units = [fits.Units(1, tokens) for tokens in (50, 130, 225, 375, 512)]
+        counts = [11 * one.tokens + 700 for one in units]
+        found = fits.best(units, counts, fits.constant_hypotheses(units))
+        self.assertEqual(
+            found, fits.Polynomial({"per_token": 11, "per_chunk": 700}, Fraction(0), "none", 512)
+        )
+
+    def test_chunks_of_other_parts_have_the_length_of_those_before(self) -> None:
+        units = [fits.Units(1, tokens) for tokens in (50, 130, 225, 375, 512)]
+        counts = [2000 * one.tokens + 900 * one.chunks(15) for one in units]
+        hypotheses = fits.outside_hypotheses(None, units, 200)
+        found = fits.best(units, counts, hypotheses)
+        assert found is not None
+        self.assertIn(found.window, (None, 200))
+        self.assertTrue(0 < found.error < Fraction(1, 100))
 
     def test_negative_coefficients_are_no_fit(self) -> None:
         units = [fits.Units(1, tokens) for tokens in (10, 20, 30)]

@@ -14,8 +14,9 @@ from typing import Any
 from unittest import mock
 
 import dflop
+import torch
 import transformers
-from dflop._description import checkpoint, command, fits, implicit
+from dflop._description import checkpoint, command, counting, encoder, fits, implicit, parts, shape_mode
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -147,6 +148,79 @@ class Describe(Checkpoints):
         model = checkpoint.build(config)
         self.assertTrue(all(parameter.is_meta for parameter in model.parameters()))
         self.assertLessEqual(fits.ERROR_MAX, 0.005)
+
+
+class ByMedium(torch.nn.Module):
+    """Returns one output for each of two media, as mergers of images do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8, bias=False, device="meta")
+
+    def forward(self, states: torch.Tensor) -> list[torch.Tensor]:
+        return [self.inner(states[:3]), self.inner(states[3:])]
+
+
+class Counts(unittest.TestCase):
+    def test_a_backward_pass_begins_at_the_last_of_several_outputs(self) -> None:
+        stem, merger = torch.nn.Linear(8, 8, bias=False, device="meta"), ByMedium()
+        states = torch.empty((7, 8), device="meta")
+        counted = counting.count(
+            lambda: merger(stem(states)), [merger], [*stem.parameters(), *merger.parameters()]
+        )
+        forward = 2 * 7 * 8 * 8
+        self.assertEqual((counted.modules[0].forward, counted.modules[0].backward), (forward, 2 * forward))
+        # The stem's weights have gradients, its input has none.
+        self.assertEqual((counted.total.forward, counted.total.backward), (2 * forward, 3 * forward))
+
+    def test_tokens_are_routed_to_experts_in_turn(self) -> None:
+        scores = torch.empty((6, 4), device="meta")
+        with shape_mode.shapes_only():
+            self.assertTrue(scores.topk(2).indices.is_meta)
+            with shape_mode.made_up_routes():
+                values, experts = scores.topk(2)
+        self.assertTrue(values.is_meta)
+        self.assertEqual(torch.bincount(experts.flatten()).tolist(), [3, 3, 3, 3])
+
+    def test_experts_that_run_one_by_one_are_counted(self) -> None:
+        block = transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeExperts
+        config = transformers.Qwen3MoeConfig(
+            num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, hidden_size=64
+        )
+        config._experts_implementation = "eager"
+        with torch.device("meta"):
+            experts = block(config)
+        states, weights = torch.empty((16, 64), device="meta"), torch.empty((16, 8), device="meta")
+
+        def run() -> Any:
+            chosen, places = weights.topk(2)
+            return experts(states, places, chosen)
+
+        with self.assertRaises(NotImplementedError):
+            counting.count(run, [], experts.parameters())
+        with shape_mode.made_up_routes():
+            counted = counting.count(run, [], experts.parameters())
+        self.assertEqual(counted.total.forward, 2 * 16 * 2 * 3 * 64 * 32)
+
+    def test_a_tower_whose_layers_are_not_all_of_it_is_one_layer(self) -> None:
+        model = torch.nn.Module()
+        model.tower, model.llm = torch.nn.Module(), torch.nn.Module()
+        model.tower.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(2)])
+        model.tower.stem, model.connector = torch.nn.Linear(64, 64), torch.nn.Linear(4, 8)
+        model.get_decoder = lambda: model.llm
+        ran = ["tower", "tower.stem", "tower.layers.0", "tower.layers.1", "connector"]
+        found = encoder.Encoder(
+            "image", parts.Layers("tower.layers", tuple(model.tower.layers)), ["connector"], ran
+        )
+        whole = encoder.as_whole(model, found)
+        self.assertEqual((whole.layers.path, whole.layers.modules), ("tower", (model.tower,)))
+        self.assertEqual(whole.connectors, ["connector"])
+
+    def test_a_model_that_also_speaks_is_described_by_its_writing_part(self) -> None:
+        omni = transformers.Qwen2_5OmniConfig()
+        self.assertIs(checkpoint.writing_config(omni), omni.thinker_config)
+        qwen3 = transformers.Qwen3Config()
+        self.assertIs(checkpoint.writing_config(qwen3), qwen3)
 
 
 class DescribedModels(Checkpoints):

@@ -50,10 +50,15 @@ def open_checkpoint(directory: str | os.PathLike[str], trust_remote_code: bool) 
     check_packages()
     document = read_config(path, trust_remote_code)
     with offline():
-        config = parsed_config(path, document, trust_remote_code)
+        config = writing_config(parsed_config(path, document, trust_remote_code))
         model = build(config, trust_remote_code)
         processor = _processor(path, trust_remote_code) if feature_functions(model) else None
     return Checkpoint(path, config, model, processor)
+
+
+def writing_config(config: Any) -> Any:
+    """Returns the configuration of the part that writes, in a model that also speaks; else the whole one."""
+    return getattr(config, "thinker_config", None) or config
 
 
 def feature_functions(model: Any) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def count(run: Callable[[], Any], watched: Sequence[torch.nn.Module], parameters
             if outputs:
                 torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
         counted.total.backward = backward.get_total_flops()
-        marks.leave_first()
+        marks.end()
     for parameter in parameters:
         parameter.grad = None
     return counted
@@ -106,6 +106,7 @@ class _Marks:
         self._entered: dict[int, int] = {}
         # Passes of modules whose input needs no gradient: their backward pass ends with the whole.
         self._first: list[tuple[int, dict[str, int]]] = []
+        self._passes: list[tuple[int, dict[str, int]]] = []
 
     def attach(self, number: int, module: torch.nn.Module, hooks: contextlib.ExitStack) -> None:
         open_passes: list[dict[str, int]] = []
@@ -114,27 +115,29 @@ class _Marks:
             self._entered[number] = self.forward_total()
             one: dict[str, int] = {}
             open_passes.append(one)
-            named = {**dict(enumerate(args)), **kwargs}
-            name = next((name for name, value in named.items() if is_states(value)), None)
-            if name is None:
+            named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+            states = [name for name, value in named.items() if is_states(value)]
+            if states:
+                self.counted.shapes[number].append(tuple(named[states[0]].shape))
+            if not any(named[name].requires_grad for name in states):
                 self._first.append((number, one))
                 return None
-            self.counted.shapes[number].append(tuple(named[name].shape))
-            if not named[name].requires_grad:
-                self._first.append((number, one))
-                return None
-            # A tensor of this module alone: the gradient is complete when the module's backward pass ends.
-            named[name] = named[name].view_as(named[name])
-            named[name].register_hook(lambda _: self._leave(number, one))
+            self._passes.append((number, one))
+            for name in states:
+                if named[name].requires_grad:
+                    # A tensor of this module alone: the gradient is complete when the module has ended its
+                    # part of the backward pass.
+                    named[name] = named[name].view_as(named[name])
+                    named[name].register_hook(lambda _: self._leave(one))
             return tuple(named[at] for at in range(len(args))), {key: named[key] for key in kwargs}
 
         def after(_: Any, args: Any, output: Any) -> None:
             self.counted.modules[number].forward += self.forward_total() - self._entered[number]
             one = open_passes.pop()
+            # The backward pass begins at any of the outputs, such as those of the last medium.
             for tensor in tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: self._enter(one))
-                    break
 
         for handle in (
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -142,17 +145,19 @@ class _Marks:
         ):
             hooks.callback(handle.remove)
 
-    def leave_first(self) -> None:
-        """Ends the backward passes that end with the whole."""
-        for number, one in self._first:
-            self._leave(number, one)
+    def end(self) -> None:
+        """Adds the backward passes up; those of modules whose input needs no gradient end with the whole."""
+        for _, one in self._first:
+            self._leave(one)
+        for number, one in (*self._first, *self._passes):
+            if "start" in one:
+                self.counted.modules[number].backward += one.get("end", one["start"]) - one["start"]
 
     def _enter(self, one: dict[str, int]) -> None:
         one.setdefault("start", self.backward_total())
 
-    def _leave(self, number: int, one: dict[str, int]) -> None:
-        if "start" in one:
-            self.counted.modules[number].backward += self.backward_total() - one.pop("start")
+    def _leave(self, one: dict[str, int]) -> None:
+        one["end"] = self.backward_total()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from dflop._description import counting, fits, parts
 from dflop._description.encoder import checked
-from dflop._description.shape_mode import shapes_only
+from dflop._description.shape_mode import made_up_routes, shapes_only
 from dflop.errors import ModelError
 
 # Sample lengths that counts are fitted on and checked with: multiples of the chunks of linear attention.
@@ -89,6 +89,20 @@ def measure(model: Any, decoder: Decoder, encoders: Sequence[str] = ()) -> dict[
     Raises:
         ModelError: it does not run on shapes alone, or counts follow no polynomial.
     """
+    try:
+        return _measured_at_lengths(model, decoder, encoders)
+    except _NotRunError:
+        # Experts that run one by one, on tokens that are routed to them.
+        with made_up_routes(), contextlib.suppress(ModelError):
+            return _measured_at_lengths(model, decoder, encoders)
+        raise
+
+
+class _NotRunError(ModelError):
+    """The decoder does not run on shapes alone."""
+
+
+def _measured_at_lengths(model: Any, decoder: Decoder, encoders: Sequence[str]) -> dict[str, Any]:
     lengths = _lengths(decoder.config)
     if lengths != LENGTHS:
         return _measured(model, decoder, lengths, encoders)
@@ -182,7 +196,7 @@ def _runnable(decoder: Decoder, hidden: int, tokens: int, encoders: Sequence[str
         except Exception as error:  # noqa: BLE001  A model may raise anything.
             last = next(reversed(list(ran)), "") or type(decoder.module).__name__
             problems.append(f"in `{last}`: {type(error).__name__}: {error}")
-    raise ModelError(f"the decoder `{decoder.path}` does not run on shapes alone, {problems[0]}")
+    raise _NotRunError(f"the decoder `{decoder.path}` does not run on shapes alone, {problems[0]}")
 
 
 def _check_all_run(decoder: Decoder, ran: Sequence[str], encoders: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -184,7 +185,7 @@ def _encoder(
 ) -> dict[str, Any]:
     model, processor = opened.model, opened.processor
     found = encoder.find(model, processor, medium, function, width)
-    described, runs, longest = encoder.measure(model, processor, function, found, width)
+    found, (described, runs, longest) = _measured(opened, found, function, width)
     config = _tower_config(opened.config, module)
     sizes = vars(opened.config) | ({} if config is None else vars(config))
     work = encoder.Work(processor, function, found, described, runs, longest)
@@ -211,6 +212,20 @@ def _encoder(
         "owned": [path for path in beside if path != embedding],
         **described,
     }
+
+
+def _measured(
+    opened: checkpoint.Checkpoint, found: encoder.Encoder, function: Any, width: int
+) -> tuple[encoder.Encoder, tuple[dict[str, Any], int, int]]:
+    """Counts an encoder by its layers, or its tower as one layer where those follow no polynomial."""
+    try:
+        return found, encoder.measure(opened.model, opened.processor, function, found, width)
+    except fits.FitError:
+        whole = encoder.as_whole(opened.model, found)
+        if whole.layers.path != found.layers.path:
+            with contextlib.suppress(ModelError):
+                return whole, encoder.measure(opened.model, opened.processor, function, whole, width)
+        raise
 
 
 def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> Any:

@@ -73,6 +73,13 @@ def find(model: Any, processor: Any, medium: str, function: Callable[..., Any], 
     return Encoder(medium, layers, connectors, [path for path in ran if path])
 
 
+def as_whole(model: Any, encoder: Encoder) -> Encoder:
+    """Returns an encoder whose tower is one layer, for a list of layers that is not all of it."""
+    layers = parts.whole_tower(model, encoder.ran, _holders(model)) or encoder.layers
+    connectors = [path for path in encoder.connectors if not f"{path}.".startswith(f"{layers.path}.")]
+    return dataclasses.replace(encoder, layers=layers, connectors=connectors)
+
+
 def _holders(model: Any) -> list[str]:
     """Returns the paths of the modules that hold the decoder."""
     inside = model.get_decoder()
@@ -208,25 +215,24 @@ def measure(
         _layer(encoder, runs, number, is_fixed, _declared(model), fitted) for number in range(layers)
     ]
     window = next((layer["attention"]["window"] for layer in described if layer["attention"]["window"]), None)
-    connectors = [
-        _part(runs, [layers + at], path, is_fixed, window)
-        | {
-            "path": path,
-            "parameters": parts.parameter_count([modules[path]]),
-        }
-        for at, path in enumerate(encoder.connectors)
-    ]
-    outside = _part(runs, None, f"{encoder.layers.path}, outside the layers", is_fixed, window)
     padded = {layer.pop("chunk_tokens") for layer in described if "chunk_tokens" in layer}
-    chunks = padded | {part["chunk_tokens"] for part in (*connectors, outside) if "chunk_tokens" in part}
-    if len(chunks) > 1:
-        lengths = " and ".join(map(str, sorted(chunks)))
+    if len(padded) > 1:
+        lengths = " and ".join(map(str, sorted(padded)))
         raise fits.FitError(
-            f"parts of `{encoder.layers.path}` pad to chunks with {lengths} tokens: chunks of one length are "
-            "supported; profile the model with `dflop.torch.profile`"
+            f"`{encoder.layers.path}` pad to chunks with {lengths} tokens: chunks of one length are supported; "
+            "profile the model with `dflop.torch.profile`"
         )
+    # Chunks of all parts have one length.
+    chunk = next(iter(padded), None)
+    connectors = []
+    for at, path in enumerate(encoder.connectors):
+        part = _part(runs, [layers + at], path, is_fixed, window, chunk)
+        chunk = chunk or part.get("chunk_tokens")
+        connectors.append(part | {"path": path, "parameters": parts.parameter_count([modules[path]])})
+    name = f"{encoder.layers.path}, outside the layers"
+    outside = _part(runs, None, name, is_fixed, window, chunk)
     if padded:
-        outside["chunk_tokens"] = padded.pop()
+        outside["chunk_tokens"] = chunk
     described_encoder = {
         "layers_path": encoder.layers.path,
         "unit": "items" if is_fixed else "tokens",
@@ -344,6 +350,8 @@ def _layer(
                 iter([("full", (fits.ITEMS,))]) if is_fixed else fits.layer_hypotheses(units, declared)
             )
             best = fits.best(units, values, hypotheses)
+            if not is_fixed and (best is None or best.error > fits.ERROR_MAX):
+                best = fits.best(units, values, fits.constant_hypotheses(units)) or best
             fitted[values] = checked(name, way, values, best, is_fixed, units)
         found = fitted[values]
         described[f"flops_{way}"] = found.coefficients
@@ -355,9 +363,14 @@ def _layer(
 
 
 def _part(
-    runs: Sequence[Run], watched: Sequence[int] | None, name: str, is_fixed: bool, window: int | None
+    runs: Sequence[Run],
+    watched: Sequence[int] | None,
+    name: str,
+    is_fixed: bool,
+    window: int | None,
+    chunk: int | None,
 ) -> dict[str, Any]:
-    """Describes watched modules, or what remains of the total without them."""
+    """Describes watched modules, or what remains of the total without them, with chunks of a length if it is known."""
     units = [run.units for run in runs]
     described: dict[str, Any] = {}
     for way in ("forward", "backward"):
@@ -369,12 +382,15 @@ def _part(
             ]
         else:
             values = [sum(getattr(run.counted.modules[at], way) for at in watched) for run in runs]
-        hypotheses = iter([("none", (fits.ITEMS,))]) if is_fixed else fits.outside_hypotheses(window, units)
+        if is_fixed:
+            hypotheses = iter([("none", (fits.ITEMS,))])
+        else:
+            hypotheses = fits.outside_hypotheses(window, units, chunk)
         wholes = [getattr(run.counted.total, way) for run in runs]
         found = checked(name, way, values, fits.best(units, values, hypotheses, wholes), is_fixed, units)
         described[f"flops_{way}"] = found.coefficients
         if found.window:
-            described["chunk_tokens"] = found.window
+            described["chunk_tokens"] = chunk = found.window
     return described
 
 

@@ -119,15 +119,46 @@ def fit(
     are_same_items = tuple(terms) == (ITEMS,) and different == 1 and len(runs) > 1
     if chosen is None or (len(chosen) == different and not are_same_items):
         return None
-    solution = _solved([[*rows[at], Fraction(counts[at])] for at in chosen])
+    weights = [max(whole, 1) for whole in wholes or counts]
+    found = _checked(
+        rows, counts, terms, _solved([[*rows[at], Fraction(counts[at])] for at in chosen]), weights
+    )
+    if found is not None and found.error > ERROR_MAX and len(terms) == 1:
+        # A factor between those of some runs, which the other runs check.
+        values = [row[0] for row in rows]
+        factor = _nearest(values[::2], counts[::2], weights[::2])
+        found = _checked(rows, counts, terms, [factor], weights)
+    return found
+
+
+def _checked(
+    rows: Sequence[Sequence[Fraction]],
+    counts: Sequence[int],
+    terms: Sequence[Term],
+    solution: Sequence[Fraction],
+    weights: Sequence[int],
+) -> Polynomial | None:
+    """Returns the polynomial of a solution with its error on all runs; nothing if a coefficient is negative."""
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
     if any(value < 0 for value in coefficients.values()):
         return None
     error = Fraction(0)
-    for row, count, whole in zip(rows, counts, wholes or counts, strict=True):
+    for row, count, weight in zip(rows, counts, weights, strict=True):
         predicted = sum(int(value) * coefficients[term.name] for value, term in zip(row, terms, strict=True))
-        error = max(error, Fraction(abs(predicted - count), max(whole, 1)))
+        error = max(error, Fraction(abs(predicted - count), weight))
     return Polynomial(coefficients, error)
+
+
+def _nearest(values: Sequence[Fraction], counts: Sequence[int], weights: Sequence[int]) -> Fraction:
+    """Returns the factor of values whose largest error is least, relative to the weights."""
+    scaled = [
+        (value / weight, Fraction(count, weight))
+        for value, count, weight in zip(values, counts, weights, strict=True)
+        if value
+    ]
+    # The largest error is least where that of one run rises as much as that of another falls.
+    factors = {(y + z) / (x + w) for x, y in scaled for w, z in scaled}
+    return min(sorted(factors), key=lambda factor: max(abs(x * factor - y) for x, y in scaled))
 
 
 def best(
@@ -178,20 +209,29 @@ def layer_hypotheses(
             yield "none", (TOKENS, _chunks(length))
 
 
+def constant_hypotheses(runs: Sequence[Units]) -> Iterator[tuple[str, Sequence[Term]]]:
+    """Yields that a layer does some work once per sequence: a chunk of the longest one."""
+    yield "none", (TOKENS, _chunks(max(units.longest for units in runs)))
+
+
 def outside_hypotheses(
-    window: int | None, runs: Sequence[Units] = ()
+    window: int | None, runs: Sequence[Units] = (), chunk: int | None = None
 ) -> Iterator[tuple[str, Sequence[Term]]]:
-    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to chunks."""
+    """Yields what FLOPs outside the layers may depend on: tokens, whole sequences, padding to chunks.
+
+    Args:
+        window: window of the layers, whose length chunks may have.
+        runs: runs of an encoder; none for a decoder.
+        chunk: length of the chunks of other parts, which is that of this one. Default: any.
+    """
     yield "none", (TOKENS,)
-    if runs:
-        whole = _chunks(max(units.longest for units in runs))
-        yield "none", (whole,)
-        yield "none", (TOKENS, whole)
-    else:
+    yield "none", (TOKENS, FULL_PAIRS)
+    if not runs:
         yield "none", (ITEMS,)
         yield "none", (TOKENS, ITEMS)
-    yield "none", (TOKENS, FULL_PAIRS)
-    for length in [*([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]:
+    longest = [max(units.longest for units in runs)] if runs else []
+    lengths = [*longest, *([window] if window else []), *range(2, CHUNK_TOKENS_MAX)]
+    for length in [chunk] if chunk else lengths:
         yield "none", (_chunks(length),)
         yield "none", (TOKENS, _chunks(length))
 

@@ -3,11 +3,16 @@
 Models read some values, such as image grids and sequence lengths, to decide on shapes. Everything that does
 not depend on a weight is therefore computed on the CPU, although the model asks for the device of its
 weights; an operation with a weight, or with a tensor that depends on one, runs on the meta device.
+
+Experts that run one by one read which tokens are routed to them, which depends on weights. `made_up_routes` routes
+tokens to experts in turn: as many as weights would, so that counts are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 META = torch.device("meta")
 # Operations that create a tensor from numbers: they stay on the CPU whatever their type.
 _RANGES = ("arange", "linspace", "scalar_tensor", "tril_indices", "triu_indices")
+_routes = contextvars.ContextVar("are_routes_made_up", default=False)
 _PYTHON_RANGES = frozenset({torch.tensor, torch.as_tensor, torch.arange, torch.linspace})
 
 
@@ -58,6 +64,9 @@ class _Computation(TorchDispatchMode):
                 kwargs["device"] = META
         if has_meta and name.startswith("new_") and not _is_floating(kwargs.get("dtype") or tensors[0].dtype):
             kwargs["device"] = torch.device("cpu")
+        if name == "topk" and has_meta and _routes.get():
+            values, places = func(*args, **kwargs)
+            return values, _in_turn(places.shape, args[0].shape[-1])
         if not has_meta or all(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
@@ -85,6 +94,21 @@ class _Computation(TorchDispatchMode):
             else:
                 found.append(index)
         return found
+
+
+def _in_turn(shape: torch.Size, experts: int) -> torch.Tensor:
+    """Returns experts by token, each as often as the others: ``[tokens, experts per token]``."""
+    return (torch.arange(math.prod(shape)) % experts).reshape(shape)
+
+
+@contextlib.contextmanager
+def made_up_routes() -> Iterator[None]:
+    """Has the largest scores of a token be those of the experts in turn, in `shapes_only`."""
+    token = _routes.set(True)
+    try:
+        yield
+    finally:
+        _routes.reset(token)
 
 
 @contextlib.contextmanager

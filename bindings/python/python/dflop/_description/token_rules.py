@@ -210,7 +210,7 @@ def _candidates(processor: Any, sizes: Mapping[str, Any], part: Any) -> Iterator
     if patch is None:
         return
     merge = _number(getattr(part, "merge_size", None)) or 1
-    size = dict(getattr(part, "size", None) or {})
+    size = _sides(part, "size")
     low = getattr(part, "min_pixels", None) or size.get("shortest_edge")
     high = getattr(part, "max_pixels", None) or size.get("longest_edge")
     if low and high:
@@ -243,8 +243,7 @@ def _candidates(processor: Any, sizes: Mapping[str, Any], part: Any) -> Iterator
 
 def _scaled_tiles(processor: Any, part: Any, square: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yields the rule of images whose longer side is scaled to a length, then cut."""
-    scaled = {name: getattr(part, name, None) or {} for name in ("size", "max_image_size")}
-    edge, tile = (one.get("longest_edge") for one in scaled.values())
+    edge, tile = (_sides(part, name).get("longest_edge") for name in ("size", "max_image_size"))
     tokens = getattr(processor, "image_seq_len", None)
     if not (edge and tile and tokens):
         return
@@ -324,9 +323,15 @@ def _audio_agrees(candidate: Mapping[str, Any], rate: int, rows: Sequence[Sequen
     return True
 
 
+def _sides(part: Any, name: str) -> dict[str, Any]:
+    """Returns a setting with sides by name; nothing if it is a number or missing."""
+    value = getattr(part, name, None)
+    return dict(value) if hasattr(value, "get") else {}
+
+
 def _number(value: Any) -> int | None:
     """Returns a side: a number, or that of a square."""
-    if isinstance(value, Mapping):
+    if hasattr(value, "get"):
         value = value.get("height")
     if isinstance(value, list | tuple):
         value = value[0] if value else None
