@@ -15,7 +15,6 @@ import dflop
 import dflop.torch
 import torch
 import torch.distributed as dist
-from dflop.torch._pipeline_job import _from_plan
 from dflop.torch._stage_plan import StagePlan
 from split_models import FAMILIES, write_model, write_shards
 from test_torch_split import RATE, SETTINGS, one_process, quiet
@@ -166,12 +165,12 @@ class Plans(unittest.TestCase):
                 except dflop.Error as error:
                     self.assertIn("fit", str(error))
                     continue
-                schedule = _from_plan(plan)
+                schedule = dflop.schedule_from_plan(plan)
                 self.assertEqual(schedule.world_size, plan.gpus_used)
                 modules = [module["name"] for module in plan.modules]
                 self.assertEqual(StagePlan.read(plan, modules).is_sharded, space.get("zero1", True))
                 if plan.runner_up is not None:
-                    _from_plan(plan.runner_up)
+                    dflop.schedule_from_plan(plan.runner_up)
                 found.add((plan.placement, plan.modules[-1]["recompute"]))
         self.assertGreater(len(found), 3, found)
 
@@ -196,7 +195,7 @@ class Plans(unittest.TestCase):
             with self.subTest(name):
                 path = self.directory / "edited.json"
                 path.write_text(json.dumps(plan | changes))
-                refusals = [self.refusal(self.simulate, path), self.refusal(_from_plan, path)]
+                refusals = [self.refusal(self.simulate, path), self.refusal(dflop.schedule_from_plan, path)]
                 self.assertEqual(*(refusal is None for refusal in refusals), refusals)
                 if name.startswith("tp"):
                     self.assertRegex(refusals[0] or "", r"`(llm|vision)` has a TP degree of 2")
