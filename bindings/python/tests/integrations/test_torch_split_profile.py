@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 TOKENS_MAX = 256
+COUNT = TOKENS_MAX // 64
 FLOPS_PER_MICROSECOND = 1e4
 VARLEN = "varlen_by_boundaries"
 
@@ -108,7 +109,7 @@ class Splits(unittest.TestCase):
     def test_the_stages_of_the_llm_compute_what_one_stage_computes(self) -> None:
         stage, clock = self.split("llm", range(4), True, True), FlopClock()
         llm = next(one for one in self.profile.subjects if one.name == "llm")
-        for shape in ([64] * 8, [TOKENS_MAX]):
+        for shape in ([64] * COUNT, [TOKENS_MAX]):
             microbatch = llm.make_inputs(shape)[0]
             before = clock.mark()
             with clock:
@@ -185,8 +186,8 @@ class Splits(unittest.TestCase):
         self.assertEqual(built, [(module, one) for module in ("vision", "llm") for one in ranges])
         self.assertEqual({row.layers for row in profile.rows if row.part == "whole"}, {2, 3})
         several, all_ = (whole_times(one, "llm") for one in (profile, self.profile))
-        layer = several[3, 8, 64] - several[2, 8, 64]
-        self.assertAlmostEqual(all_[4, 8, 64], several[2, 8, 64] + 2 * layer, places=6)
+        layer = several[3, COUNT, 64] - several[2, COUNT, 64]
+        self.assertAlmostEqual(all_[4, COUNT, 64], several[2, COUNT, 64] + 2 * layer, places=6)
 
     def test_frozen_and_recomputed_stages_are_measured_as_they_are_trained(self) -> None:
         def frozen(module: str, layers: range, *place: Any) -> torch.nn.Module:
