@@ -10,7 +10,7 @@ made of the same JPEG bytes. Ratios are taken within a round.
     OMP_NUM_THREADS=1 VENV/bin/python benches/in_place.py --photos 512 --rounds 3 --workers 4
 
 All decode each JPEG at full size, scale its shorter side to 224 pixels (bilinear, antialiased), crop the center, normalize,
-and deliver float32 `[32, 3, 224, 224]` with the labels; dflop by its own codec, the others by Pillow and torchvision. Times are
+and deliver float32 `[32, 3, 224, 224]` with the number of each photo; dflop by its own codec, the others by Pillow and torchvision. Times are
 of one pass over all photos, from the creation of the loader to its end, without imports; CPU figures are user + system time of
 all processes of a loader. Size and writing time of the file and of the copy are printed.
 """
@@ -185,7 +185,7 @@ def dflop_batches(directory: Path, workers: int, imports_only: bool = False) -> 
     loader = dflop.Loader(
         directory / "parquet" / "train.parquet", batch_size=BATCH, array_type="torch", **settings
     )
-    return ((batch["image"], [sample["cls"] for sample in batch.samples]) for batch in loader)
+    return ((batch["image"], [key.rpartition("/")[2] for key in batch.sample_keys]) for batch in loader)
 
 
 def datasets_batches(directory: Path, workers: int, imports_only: bool = False) -> Iterable[tuple[Any, Any]]:

@@ -37,7 +37,7 @@ struct OtherSchemes;
 
 impl ShardStore for OtherSchemes {
     fn open(&self, root: &str) -> std::result::Result<Arc<dyn ObjectStore>, BoxError> {
-        let opened = attached(|py| {
+        let opened = attached(|py| -> PyResult<Py<PyAny>> {
             let files = py.import("dflop._other_stores")?.getattr("Files")?;
             Ok(files.call1((root,))?.unbind())
         })?;
@@ -75,7 +75,8 @@ impl Files {
     }
 
     async fn version(&self, key: &Path) -> Result<ObjectMeta> {
-        let version = self.call(key, |files, key| files.call_method1("version", (key,))?.extract()).await?;
+        let version =
+            self.call(key, |files, key| files.call_method1("version", (key,))?.extract::<Version>()).await?;
         Ok(meta(key.clone(), version))
     }
 }
@@ -95,7 +96,7 @@ impl ObjectStore for Files {
         };
         let asked = if options.head { 0..0 } else { range };
         let (start, end) = (asked.start, asked.end);
-        let read = move |files: &Bound<'_, PyAny>, key: &str| {
+        let read = move |files: &Bound<'_, PyAny>, key: &str| -> PyResult<(Bytes, Version)> {
             let (content, version): (PyBackedBytes, Version) =
                 files.call_method1("read", (key, start, end))?.extract()?;
             Ok((Bytes::copy_from_slice(&content), version))
@@ -123,9 +124,10 @@ impl ObjectStore for Files {
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         let directory = prefix.cloned().unwrap_or_default();
-        let listed = self.call(&directory, |files, key| files.call_method1("listed", (key,))?.extract());
-        let named: Vec<(String, u64)> = listed.await?;
-        let objects = named.into_iter().map(|(name, bytes)| {
+        let named = self.call(&directory, |files, key| {
+            files.call_method1("listed", (key,))?.extract::<Vec<(String, u64)>>()
+        });
+        let objects = named.await?.into_iter().map(|(name, bytes)| {
             let location = Path::parse(format!("{directory}/{name}").trim_start_matches('/'))?;
             Ok(meta(location, (bytes, 0.0, String::new())))
         });
@@ -156,7 +158,8 @@ fn attached<T>(call: impl for<'py> FnOnce(Python<'py>) -> T) -> std::result::Res
 }
 
 fn meta(location: Path, (size, seconds, tag): Version) -> ObjectMeta {
-    let modified = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let since = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let modified = SystemTime::UNIX_EPOCH.checked_add(since).unwrap_or(SystemTime::UNIX_EPOCH);
     let e_tag = (!tag.is_empty()).then(|| format!("\"{tag}\""));
     ObjectMeta { location, last_modified: modified.into(), size, e_tag, version: None }
 }
