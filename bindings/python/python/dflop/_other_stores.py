@@ -15,7 +15,7 @@ from typing import Any
 Version = tuple[int, float, str]
 """Length in bytes, seconds of the last change since 1970 or 0, and a tag that changes with the file."""
 MODIFIED = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
-"""Names of the date of the last change in what file systems tell about a file."""
+"""Names of the last change in descriptions of files."""
 
 
 class Files:
@@ -49,7 +49,7 @@ class Files:
         self._versions: dict[str, Version] = {}
 
     def version(self, key: str) -> Version:
-        """Asks for the version of a file.
+        """Requests the version of a file.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -59,13 +59,13 @@ class Files:
         if found.get("type") == "directory":
             raise FileNotFoundError(f"`{self._root}/{key}` is a directory")
         size = found.get("size")
-        if not isinstance(size, int):
-            raise ValueError(f"the file system does not tell the length of `{self._root}/{key}`")
-        self._versions[key] = made = (size, _modified(found), _tag(found))
+        if size is None:
+            raise ValueError(f"the file system reports no length of `{self._root}/{key}`")
+        self._versions[key] = made = (int(size), _modified(found), _tag(found))
         return made
 
     def read(self, key: str, start: int, end: int) -> tuple[bytes, Version]:
-        """Returns bytes of a file, and the version that was last asked for."""
+        """Returns bytes of a file, and its version when it was opened."""
         version = self._versions.get(key) or self.version(key)
         content = bytes(self._files().cat_file(self._path(key), start=start, end=end)) if end > start else b""
         return content, version
@@ -99,5 +99,5 @@ def _modified(found: Mapping[str, Any]) -> float:
 
 
 def _tag(found: Mapping[str, Any]) -> str:
-    """Returns a tag of all that the file system tells, as ``fsspec`` itself does."""
+    """Returns a hash of the description, as ``fsspec`` itself computes it."""
     return hashlib.sha256(repr(sorted(found.items(), key=lambda one: str(one[0]))).encode()).hexdigest()[:32]
