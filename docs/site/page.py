@@ -23,7 +23,8 @@ INCLUDE = re.compile(r"^<!-- include (\S+) -->$")
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 # Brackets after brackets are text on the code host, and a reference for the generator.
 LINK_OR_GAP = re.compile(rf"{LINK.pattern}|\] \[")
-CODE = re.compile(r"`+[^`]*`+")
+# Code ends in its paragraph, or in its row of a table.
+CODE = re.compile(r"`+(?:[^`\n]|\n(?!\s*(?:\n|\|)))*`+")
 WIDE, WIDE_HEADER = "<!-- wide -->", "---\nhide:\n  - toc\n---\n"
 BUTTONS, DOT = "<!-- buttons -->", " · "
 TABS, TABS_END = "<!-- tabs -->", "<!-- end of tabs -->"

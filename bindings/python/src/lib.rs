@@ -28,6 +28,7 @@ mod loader;
 mod logging;
 mod measure;
 mod model;
+mod other_stores;
 mod runtime;
 mod schedule;
 mod table;
@@ -80,6 +81,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         dflop_import::register_tables();
+        crate::other_stores::install();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -37,7 +37,7 @@ pub(crate) use self::local::{FileBody, LocalShard};
 pub use self::object::{Location, RemoteObject};
 pub use self::redact::{redact, redact_name};
 pub use self::retry::{Backoff, RetryConfig};
-pub use self::settings::{ShardCache, ShardStore, StoresBuilder};
+pub use self::settings::{ShardCache, ShardStore, StoresBuilder, serve_other_schemes};
 pub use self::stores::Stores;
 pub use self::url::is_remote;
 pub(crate) use self::url_parts::percent_decoded;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use object_store::ObjectStore;
@@ -11,6 +11,7 @@ use object_store::ObjectStore;
 use super::answer::CoalesceLimits;
 use super::local::ReadMode;
 use super::retry::RetryConfig;
+use super::url::is_remote;
 use crate::error::{BoxError, Error, Result, check_at_most};
 
 /// Maximum number of requests that may be in flight.
@@ -186,6 +187,15 @@ pub trait ShardStore: Send + Sync {
     fn open(&self, root: &str) -> Result<Arc<dyn ObjectStore>, BoxError>;
 }
 
+/// Store for schemes that no other store has.
+static OTHER_SCHEMES: OnceLock<Arc<dyn ShardStore>> = OnceLock::new();
+
+/// Lets a store serve the URLs in this process whose scheme is neither built in nor registered by
+/// [`StoresBuilder::store`]. The first store of a process stays.
+pub fn serve_other_schemes(store: Arc<dyn ShardStore>) {
+    let _kept = OTHER_SCHEMES.set(store);
+}
+
 /// User code stores, by scheme.
 #[derive(Clone, Default)]
 pub(super) struct StoreRegistry {
@@ -206,7 +216,8 @@ impl StoreRegistry {
     /// Returns the store for a URL, with the scheme and the rest after `://`.
     pub(super) fn store_for_url<'a>(&self, url: &'a str) -> Option<(&dyn ShardStore, &'a str, &'a str)> {
         let (scheme, rest) = url.split_once("://")?;
-        self.stores.get(scheme).map(|store| (&**store, scheme, rest))
+        let other = || OTHER_SCHEMES.get().filter(|_| is_scheme(scheme) && !is_remote(url));
+        self.stores.get(scheme).or_else(other).map(|store| (&**store, scheme, rest))
     }
 
     /// Checks the schemes.
@@ -214,13 +225,7 @@ impl StoreRegistry {
     /// # Errors
     /// [`Error::Config`] if a scheme is not a URL scheme, or is `file`.
     pub(super) fn check(&self) -> Result<()> {
-        let is_scheme = |name: &str| {
-            name.starts_with(|first: char| first.is_ascii_lowercase())
-                && name.chars().all(|next| {
-                    next.is_ascii_lowercase() || next.is_ascii_digit() || ['+', '-', '.'].contains(&next)
-                })
-        };
-        match self.stores.keys().find(|name| !is_scheme(name) || *name == "file") {
+        match self.stores.keys().find(|name| !is_scheme(name)) {
             None => Ok(()),
             Some(name) => {
                 let reason = format!(
@@ -231,4 +236,10 @@ impl StoreRegistry {
             }
         }
     }
+}
+
+/// Returns whether a name is the scheme of a store.
+fn is_scheme(name: &str) -> bool {
+    let is_part = |next: char| next.is_ascii_lowercase() || next.is_ascii_digit() || "+-.".contains(next);
+    name.starts_with(|first: char| first.is_ascii_lowercase()) && name.chars().all(is_part) && name != "file"
 }

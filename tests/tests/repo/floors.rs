@@ -142,6 +142,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
             "runtime",
             "tokenizer",
             "table",
+            "other_stores",
             "dataset",
             "model",
             "measure",

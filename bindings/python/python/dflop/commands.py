@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from dflop.results import DatasetStats, ModelSupport, ParallelismPlan, Simulatio
 
 if TYPE_CHECKING:
     from dflop._native import Dataset
+    from dflop.plan_schedule import PlanSource
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Model = Names | ModelDescription | Sequence[str | os.PathLike[str] | ModelDescription]
@@ -92,7 +94,8 @@ def simulate(
     microbatches: int | None = None,
     stages: Sequence[int] | None = None,
     steps: int | None = None,
-    schedule: str = "1f1b",
+    schedule: str | None = None,
+    plan: PlanSource | Sequence[str] | None = None,
     **flags: Any,
 ) -> Simulation:
     """Simulates FSDP or pipelines on global batches of a dataset: data-blind, LPT and dflop.
@@ -108,7 +111,11 @@ def simulate(
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.
-        schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``.
+        schedule: ``gpipe``, ``1f1b``, ``interleaved:V`` or ``zb-h1``. Default: that of the ``plan``, else
+            ``1f1b``.
+        plan: plan to simulate with ``shapes`` in place of a search: what `plan_parallelism` returned, its file, or
+            degrees of each module, such as ``["llm=tp4,pp2", "vision=dp8"]``; else settings of the group, such as
+            ``{"strategy": "lpt"}``.
         flags: any other flag of ``dflop simulate``, with underscores, and groups of settings, such as
             ``order={"shuffle": "none"}``.
 
@@ -137,8 +144,19 @@ def simulate(
         "dp_size": dp_size,
         "microbatches": microbatches,
     }
-    flags |= {"steps": steps, "plan": {"stages": stages, "schedule": schedule, **flags.get("plan", {})}}
-    return Simulation(_run("simulate", _shards(dataset, flags), flags))
+    settings: dict[str, Any] = {"stages": stages, "schedule": schedule}
+    if plan is None or (isinstance(plan, Mapping) and "modules" not in plan):
+        flags |= {"steps": steps, "plan": settings | {"schedule": schedule or "1f1b"} | dict(plan or {})}
+        return Simulation(_run("simulate", _shards(dataset, flags), flags))
+    flags |= {"steps": steps, "plan": settings}
+    with tempfile.TemporaryDirectory() as directory:
+        if isinstance(plan, Mapping):
+            path = os.path.join(directory, "plan.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(plan, file)
+            plan = path
+        given = [os.fspath(plan)] if isinstance(plan, str | os.PathLike) else list(plan)
+        return Simulation(_run("simulate", [*_shards(dataset, flags), "--plan", *given], flags))
 
 
 def stats(

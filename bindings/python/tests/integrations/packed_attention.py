@@ -46,10 +46,15 @@ def attention(
     return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
+def register(name: str) -> None:
+    """Lets `attn_implementation` name the attention."""
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, lambda *_, **__: None)
+
+
 def use(model: torch.nn.Module) -> torch.nn.Module:
     """Sets the attention of every part of a model."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    register(NAME)
     for module in model.modules():
         config = getattr(module, "config", None)
         for part in (config, *(getattr(config, name, None) for name in ("text_config", "vision_config"))):

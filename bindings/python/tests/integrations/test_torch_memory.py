@@ -54,6 +54,7 @@ def intern_vl(layers: int) -> Any:
         text_config={"model_type": "qwen2", **text, "num_hidden_layers": layers},
         vision_config={**TILES, **sizes, "num_hidden_layers": layers},
         image_token_id=999,
+        image_seq_length=64,
     )
 
 

@@ -26,15 +26,19 @@ MakeInputs = Callable[[list[int]], Any]
 arguments, a tuple of positional ones, or one tensor."""
 
 
-def default_inputs(name: str, module: torch.nn.Module) -> tuple[MakeInputs, Sequences]:
+def default_inputs(
+    name: str, module: torch.nn.Module, *, needs_ids: bool = False
+) -> tuple[MakeInputs, Sequences]:
     """Returns the function that generates inputs for a module, and the sequences that it takes.
+
+    - `needs_ids`: whether a frozen LLM gets ids too
 
     Raises `TypeError`, which names the arguments to pass, if the module is of an unknown kind.
     """
     names = _parameter_names(module)
     config = config_of(name, module)
     if name == "llm":
-        return _text(module, config, names), Sequences.text()
+        return _text(module, config, names, needs_ids), Sequences.text()
     if "grid_thw" in names and config is not None:
         return _patches(module, config), Sequences.images(
             int(_first(config, "spatial_merge_size", default=1))
@@ -57,12 +61,12 @@ def config_of(name: str, module: torch.nn.Module) -> Any:
     return getattr(config, part, None) or config
 
 
-def _text(module: torch.nn.Module, config: Any, names: Sequence[str]) -> MakeInputs:
-    is_trained = any(parameter.requires_grad for parameter in module.parameters())
+def _text(module: torch.nn.Module, config: Any, names: Sequence[str], needs_ids: bool) -> MakeInputs:
+    needs_ids = needs_ids or any(parameter.requires_grad for parameter in module.parameters())
     vocabulary = _first(config, "vocab_size", default=None)
     hidden = _first(config, "hidden_size", "n_embd", "d_model", default=None)
     takes_ids = (
-        "input_ids" in names and vocabulary is not None and (is_trained or "inputs_embeds" not in names)
+        "input_ids" in names and vocabulary is not None and (needs_ids or "inputs_embeds" not in names)
     )
     if not takes_ids and hidden is None:
         raise TypeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,8 +75,16 @@ def is_in_backward() -> bool:
 
 def full_attention_layers(name: str, module: torch.nn.Module, layers: int) -> int:
     """Returns how many of the first `layers` layers have attention over whole images rather than windows."""
+    return full_attention_count(name, module, range(layers))
+
+
+def full_attention_count(name: str, module: torch.nn.Module, numbers: Sequence[int]) -> int:
+    """Returns how many layers have attention over whole images rather than windows, at least 1.
+
+    - `numbers`: numbers of the layers in the model
+    """
     full = getattr(config_of(name, module), "fullatt_block_indexes", None) if name == "vision" else None
-    return layers if full is None else max(sum(1 for layer in full if layer < layers), 1)
+    return len(numbers) if full is None else max(sum(1 for layer in full if layer in numbers), 1)
 
 
 def widths_of(name: str, module: torch.nn.Module) -> dict[str, int]:

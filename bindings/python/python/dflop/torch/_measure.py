@@ -18,9 +18,9 @@ import torch
 from dflop._native import TimeCurve, choose_sizes
 from dflop.torch._budget import Budget, now
 from dflop.torch._held_out import Budgeted, seconds_wanted
-from dflop.torch._layers import cut_to, full_attention_layers
 from dflop.torch._rows import MICROSECONDS_MIN, Row
 from dflop.torch._split import attention_times, linear_times, short_attention
+from dflop.torch._stage_chain import StageTimes
 from dflop.torch._subject import Lengths, Run, Subject, borrowed
 
 CHOOSING_RUNS = 3
@@ -77,6 +77,7 @@ class ModuleReport:
       `None` if all items are equal
     - `rounds`: runs of every shape in the profile
     - `seconds`: time that measuring them took; `seconds_max`: its limit
+    - `stages`: times of the stages of a split in the largest pack; empty for other modules
     - `launch_microseconds`: time in which the host queues a forward and backward pass; shapes of at most
       `launch_tokens` tokens take no less, because the device waits for the host; `None` off CUDA
     """
@@ -90,6 +91,7 @@ class ModuleReport:
     seconds_max: float
     launch_microseconds: float | None
     launch_tokens: int
+    stages: tuple[StageTimes, ...] = ()
 
     @property
     def error_max(self) -> float | None:
@@ -117,7 +119,8 @@ class Measurer:
         self._warm: set[tuple[int, Lengths]] = set()
         self._packs: list[Lengths] = []
         counts = settings.cut_layers or (subject.layers,)
-        self._depths = [(count, self._attention_layers(count)) for count in sorted(set(counts), reverse=True)]
+        counts = sorted(set(counts), reverse=True)
+        self._depths = [(count, subject.attention_layers(count)) for count in counts]
 
     def probe(self) -> float:
         """Runs the smallest and a larger shape, and returns the estimated seconds of a first grid.
@@ -127,8 +130,8 @@ class Measurer:
         count, sizes = self._depths[0][0], self._grid()
         with self._cut(count):
             for size in dict.fromkeys([sizes[0], sizes[len(sizes) // 2]]):
-                self._runs(count, [self._pack(size)])
-        return self.budget.seconds_of([self._pack(size) for size in sizes])
+                self._runs(count, [self.pack(size)])
+        return self.budget.seconds_of([self.pack(size) for size in sizes])
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
@@ -148,7 +151,7 @@ class Measurer:
         """
         settings, budget = self._settings, self.budget
         plan = self._plan()
-        packs = [self._pack(size) for size in plan.shapes.points]
+        packs = [self.pack(size) for size in plan.shapes.points]
         singles: list[Lengths] = [(length,) for length in plan.lengths.points] if plan.lengths else []
         deepest = list(dict.fromkeys([*packs, *singles, *plan.longer]))
         optimizers = self._optimizers()
@@ -189,7 +192,7 @@ class Measurer:
         """Chooses shapes: by the errors between them if there is time, else as many of a grid as fit."""
         sequences, sizes, lengths = self._subject.sequences, self._grid(), self._length_grid()
         longer = self._longer()
-        first = [*(self._pack(size) for size in sizes), *((length,) for length in lengths), *longer]
+        first = [*(self.pack(size) for size in sizes), *((length,) for length in lengths), *longer]
         if self.budget.fits((1 + CHOOSING_RUNS) * self.budget.seconds_of(first), CHOOSING_SHARES[0]):
             shapes, pack = self._choose_shapes()
             chosen = None if sequences.is_fixed else self._choose_lengths(pack)
@@ -198,11 +201,11 @@ class Measurer:
 
     def _small_plan(self, sizes: list[int], lengths: list[int], longer: list[Lengths]) -> Plan:
         """Takes the ends of the grids in any case, and of the rest what fits, the middle first."""
-        taken = [self._pack(sizes[0]), self._pack(sizes[-1]), *((length,) for length in lengths[-1:])]
+        taken = [self.pack(sizes[0]), self.pack(sizes[-1]), *((length,) for length in lengths[-1:])]
         taken = list(dict.fromkeys(taken))
         middle, long = sizes[len(sizes) // 2], lengths[len(lengths) // 2 :]
-        rest = [self._pack(middle), *longer, *((length,) for length in long)]
-        rest += [*(self._pack(size) for size in sizes), *((length,) for length in lengths)]
+        rest = [self.pack(middle), *longer, *((length,) for length in long)]
+        rest += [*(self.pack(size) for size in sizes), *((length,) for length in lengths)]
         count = self._depths[0][0]
         with self._cut(count):
             for shape in taken:
@@ -213,7 +216,7 @@ class Measurer:
                 if shape not in taken and self.budget.fits(needed):
                     self._warm_up(count, [shape])
                     taken = wanted
-        packs = sorted(size for size in sizes if self._pack(size) in taken)
+        packs = sorted(size for size in sizes if self.pack(size) in taken)
         singles = sorted(length for length in lengths if (length,) in taken)
         return Plan(
             Chosen(tuple(packs), None, len(packs) - 1),
@@ -280,12 +283,12 @@ class Measurer:
             *self._size_range(),
             error_bound=settings.error_bound,
             snap=(lambda items: max(items, 1)) if sequences.is_fixed else sequences.snap_packed,
-            measure=lambda sizes: self._times([self._pack(size) for size in sizes], sizes, seen),
+            measure=lambda sizes: self._times([self.pack(size) for size in sizes], sizes, seen),
             is_spent=lambda: self._is_spent(
-                [self._pack(size) for size in seen], later, CHOOSING_SHARES[1 if sequences.is_fixed else 0]
+                [self.pack(size) for size in seen], later, CHOOSING_SHARES[1 if sequences.is_fixed else 0]
             ),
         )
-        self._packs = [self._pack(size) for size in sizes]
+        self._packs = [self.pack(size) for size in sizes]
         return Chosen(tuple(sizes), error_max, open_), TimeCurve(seen.items()).at
 
     def _choose_lengths(self, pack: Callable[[int], float]) -> Chosen:
@@ -348,18 +351,13 @@ class Measurer:
             self.budget.note(shapes, runs, now() - start)
         return runs
 
-    def _pack(self, size: int) -> Lengths:
+    def pack(self, size: int) -> Lengths:
         """Returns a pack of `size` tokens, or `size` items."""
         sequences = self._subject.sequences
         return (sequences.short,) * size if sequences.is_fixed else sequences.packed(size)
 
     def _cut(self, count: int) -> AbstractContextManager[None]:
-        return cut_to(self._subject.module, count) if self._settings.cut_layers else nullcontext()
-
-    def _attention_layers(self, count: int) -> int:
-        if not self._settings.cut_layers:
-            return self._subject.attention_layers
-        return full_attention_layers(self._subject.name, self._subject.module, count)
+        return self._subject.cut(count) if self._settings.cut_layers else nullcontext()
 
     def _row(self, part: str, phase: str, layers: int, shape: tuple[int, int], microseconds: float) -> Row:
         time_ = max(microseconds, MICROSECONDS_MIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from dflop.torch._clock import device_name
 from dflop.torch._layers import watched
 from dflop.torch._measure import ModuleReport
+from dflop.torch._stage_chain import StageChain
 from dflop.torch._subject import Subject, call_module
 from dflop.torch._tensors import tensors_of
 from dflop.torch._whole import EncoderPart, LlmPart
 from dflop.torch.model_parts import head_of
+from dflop.torch.token_loss import IGNORED
 
 SEPARATE_KERNELS = ("flash", "varlen", "flex", "paged")
 """Words in names of attention implementations that skip pairs of different sequences."""
@@ -43,7 +46,12 @@ def metadata_of(
         "attention": of_each(_attention),
     }
     packs = {subject.name: subject.packs for subject in subjects if subject.packs is not None}
-    return metadata | ({"packs": _pairs(packs)} if packs else {})
+    chains = {one.name: one.module for one in subjects if isinstance(one.module, StageChain)}
+    stages = {
+        name: ",".join(f"{own.start}-{own.stop - 1}" for own in one.ranges) for name, one in chains.items()
+    }
+    metadata |= {"packs": _pairs(packs)} if packs else {}
+    return metadata | ({"stages": _pairs(stages)} if stages else {})
 
 
 def launches_of(reports: Iterable[ModuleReport]) -> dict[str, str]:
@@ -69,16 +77,25 @@ def packs_of(subject: Subject) -> str | None:
     Changes the first of two sequences, and compares what the module returns for the second one.
     """
     length = 8
-    inputs = subject.make_inputs([length, length])
+    made = subject.make_inputs([length, length])
+    is_chain = isinstance(subject.module, StageChain)
+    inputs = made[0] if is_chain else made
     changed = next((name for name in ("input_ids", "inputs_embeds") if name in _keys(inputs)), None)
     if subject.name != "llm" or changed is None:
         return None
-    other = {**inputs, changed: inputs[changed].clone()}
+    if is_chain:
+        # Stages return a loss only: of the second sequence.
+        inputs["labels"][:, : length + 1] = IGNORED
+    other = copy.copy(inputs)
+    other[changed] = inputs[changed].clone()
     other[changed][:, :length] = other[changed][:, :length].flip(1)
     subject.module.eval()
     try:
         with torch.no_grad(), subject.casting():
-            found = [_second_rows(call_module(subject.module, one), length) for one in (inputs, other)]
+            if is_chain:
+                found: list[torch.Tensor | None] = [subject.module(one) for one in (inputs, other)]
+            else:
+                found = [_second_rows(call_module(subject.module, one), length) for one in (inputs, other)]
     finally:
         subject.module.train()
     if found[0] is None or found[1] is None:
@@ -102,6 +119,8 @@ def _second_rows(output: Any, length: int) -> torch.Tensor | None:
 def measured_of(subject: Subject) -> str:
     """Returns the classes of the parts that ran, and where the backward pass started."""
     module = subject.module
+    if isinstance(module, StageChain):
+        return module.measured
     if isinstance(module, EncoderPart):
         parts = [module.tower, *(module.projectors if module.runs_projector else ())]
         return "+".join(type(part).__name__ for part in parts)

@@ -74,7 +74,7 @@ class Structure:
     """Modules of a model with their lists of layers.
 
     - `parts`: encoders, LLM and head
-    - `roots`, `layers`: by module, the decoder or tower and its list of layers
+    - `roots`, `layers`: by module, the decoder or tower and its list of layers; `layer_paths`: its name
     - `places`: where the model uses each parameter and each buffer in a checkpoint, by name
     - `tied`: names of weights that others are tied to
     """
@@ -90,7 +90,7 @@ class Structure:
             self._names[kind] += [f"{paths[id(one)]}." for one in encoder.projectors]
         if self.parts.head is not None:
             self._names[LLM].append(f"{paths[id(self.parts.head)]}.")
-        self._lists = {name: f"{paths[id(one)]}." for name, one in self.layers.items()}
+        self.layer_paths = {name: paths[id(one)] for name, one in self.layers.items()}
         self.tied = set((getattr(model, "all_tied_weights_keys", None) or {}).values())
         is_behind: set[str] = set()
         self.places: dict[str, Place] = {}
@@ -103,7 +103,7 @@ class Structure:
     def _place(self, name: str, is_behind: set[str]) -> Place:
         """Returns the place of a weight, in the order of the names in the model."""
         module = self._module(name)
-        path = self._lists[module]
+        path = f"{self.layer_paths[module]}."
         if name.startswith(path):
             is_behind.add(module)
             return Place(module, int(name.removeprefix(path).split(".")[0]), False)

@@ -80,6 +80,7 @@ class _Encoder(EncoderStage):
     def __init__(self, model: Any, structure: Structure, share: Share, passage: _Taps) -> None:
         super().__init__(model, structure, share, passage)
         self._taps = passage
+        self.levels_read = 1 + sum(tap < share.layers.start for tap in passage.taps)
         if not share.is_last:
             for merger in structure.parts.encoders["vision"].tower.deepstack_merger_list:  # type: ignore
                 merger.forward = passage.keep
@@ -109,6 +110,8 @@ class _Llm(LlmStage):
     def __init__(self, model: Any, structure: Structure, share: Share, passage: Passage) -> None:
         super().__init__(model, structure, share, passage)
         self._count, self._own = len(_taps(structure)), share.layers
+        left = max(self._count - share.layers.start, 0)
+        self.levels_read = 1 + left if left else 0
         self._levels: torch.Tensor | None = None
         self._places: torch.Tensor | None = None
         innermost(model).register_forward_pre_hook(self._add, with_kwargs=True)

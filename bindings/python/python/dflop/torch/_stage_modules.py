@@ -28,7 +28,13 @@ class EncoderStage(torch.nn.Module):
 
     Called as ``stage(rows, microbatch)``. Returns rows ``[rows, width]``: hidden states for the next stage,
     one row for each LLM token from the last one.
+
+    Attributes:
+        levels_read: levels of the rows from the stage before, ``[rows, levels, width]``; 0 for
+            ``[rows, width]``.
     """
+
+    levels_read = 0
 
     def __init__(self, model: Any, structure: Structure, share: Share, passage: Passage) -> None:
         super().__init__()
@@ -86,8 +92,11 @@ class LlmStage(torch.nn.Module):
     tokens as the loader delivers them, so that masks and logits are the model's own.
 
     Attributes:
+        levels_read: levels of the rows from the stage before, as in `EncoderStage`.
         tied_weights: names of weights that another stage has too.
     """
+
+    levels_read = 0
 
     def __init__(self, model: Any, structure: Structure, share: Share, passage: Passage) -> None:
         super().__init__()

@@ -42,8 +42,10 @@ class Run:
 class Subject:
     """A module, and the settings to run it with.
 
-    - `layers`: number of transformer layers; `attention_layers`: number of layers with attention over whole
-      sequences
+    - `layers`: number of transformer layers
+    - `cut`: cuts the module to a number of layers temporarily
+    - `attention_layers`: returns how many of its layers have attention over whole sequences, if it is cut to
+      a number
     - `agree`: converts times of this process to the times that all processes of its group use
     - `packs`: what becomes of the boundaries in packed rows, see `dflop.torch._metadata.packs_of`
     """
@@ -53,7 +55,8 @@ class Subject:
     sequences: Sequences
     make_inputs: MakeInputs
     layers: int
-    attention_layers: int
+    cut: Callable[[int], AbstractContextManager[None]]
+    attention_layers: Callable[[int], int]
     clock: Clock
     device: torch.device
     autocast: torch.dtype | None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
 
 from dflop.torch._clock import Clock
 from dflop.torch._inputs import MakeInputs, default_inputs
-from dflop.torch._layers import full_attention_layers, layer_count
+from dflop.torch._layers import cut_to, full_attention_layers, layer_count
 from dflop.torch._sequences import Sequences
+from dflop.torch._stage_chain import StageChain
 from dflop.torch._subject import Subject, borrowed
 from dflop.torch._whole import EncoderPart, LlmPart
 from dflop.torch.model_parts import find_parts
@@ -47,6 +49,13 @@ def modules_of(
     return modules
 
 
+def refuse_beside_split(arguments: Mapping[str, Any]) -> None:
+    """Raises `TypeError` for an argument that a split does not take."""
+    found = [name for name, value in arguments.items() if value is not None]
+    if found:
+        raise TypeError(f"a split has its own modules, layers, loss and ranks: leave out `{found[0]}`")
+
+
 def make_subject(
     kind: str,
     module: torch.nn.Module,
@@ -70,6 +79,11 @@ def make_subject(
         with borrowed(module, place):
             module.choose_way(make([sequences.short]))
         make = _as_argument(make)
+    if isinstance(module, StageChain):
+        make = module.as_microbatches(make)
+        with borrowed(module, place):
+            module.try_out(*make([sequences.short]))
+    is_chain = isinstance(module, StageChain)
     count = layers or layer_count(module)
     own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     return Subject(
@@ -78,7 +92,10 @@ def make_subject(
         sequences=sequences,
         make_inputs=make,
         layers=count,
-        attention_layers=full_attention_layers(kind, module, count),
+        cut=module.cut_to if is_chain else partial(cut_to, module),
+        attention_layers=module.attention_layers
+        if is_chain
+        else partial(full_attention_layers, kind, module),
         clock=clock(place),
         device=place,
         autocast=None if dtype is None or own == {dtype} else dtype,
@@ -125,6 +142,8 @@ def _inputs(
     kind: str, module: torch.nn.Module, make: MakeInputs | None, item_tokens: ItemTokens | None
 ) -> tuple[MakeInputs, Sequences]:
     if make is None:
+        if isinstance(module, StageChain):
+            return default_inputs(kind, module.source, needs_ids=True)
         return default_inputs(kind, module.tower if isinstance(module, EncoderPart) else module)
     if kind == "llm" or item_tokens == "free":
         return make, Sequences.text()

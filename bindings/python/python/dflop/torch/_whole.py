@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,16 +93,27 @@ def _by_features(kind: str, model: torch.nn.Module) -> Way | None:
     names = next(filter(None, map(_names, found)), ["pixel_values" if kind == "vision" else "input_features"])
 
     def call(inputs: Any) -> Any:
-        first, *others = inputs
-        mapped = {names[0]: inputs[first]}
-        mapped.update((name if name in names else f"image_{name}", inputs[name]) for name in others)
-        if kind == "audio":
-            frames = inputs[first]
-            ones = torch.ones(len(frames), frames.shape[-1], dtype=torch.long, device=frames.device)
-            mapped.update((name, ones) for name in MASKS if name in names)
-        return features(found[0](**mapped))
+        mapped = feature_arguments(kind, inputs, names[0], names)
+        kept = {name: one for name, one in mapped.items() if name not in MASKS or name in names}
+        return features(found[0](**kept))
 
     return call
+
+
+def feature_arguments(kind: str, inputs: Any, first: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the arguments of a function of features from the inputs of its tower.
+
+    - `first`: name of the argument with the media
+    - `names`: arguments that keep their names; others are those of an image
+    """
+    media, *others = inputs
+    mapped = {first: inputs[media]}
+    mapped.update((name if name in names else f"image_{name}", inputs[name]) for name in others)
+    if kind == "audio":
+        frames = inputs[media]
+        ones = torch.ones(len(frames), frames.shape[-1], dtype=torch.long, device=frames.device)
+        mapped.update((name, ones) for name in MASKS)
+    return mapped
 
 
 def _by_projectors(encoder: EncoderParts) -> Way | None:

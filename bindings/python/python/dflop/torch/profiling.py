@@ -26,13 +26,23 @@ from dflop.torch._check import ModuleCheck, check_module
 from dflop.torch._clock import clock_of
 from dflop.torch._held_out import HeldOut, measure_held_out
 from dflop.torch._inputs import MakeInputs
-from dflop.torch._layers import cut_to, widths_of
+from dflop.torch._layers import widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
 from dflop.torch._metadata import launches_of, measured_of, metadata_of, packs_of, recompute_of
 from dflop.torch._rows import Row, to_csv
+from dflop.torch._stage_chain import StageBuild, StageChain, chains_of, layer_counts, stage_times
 from dflop.torch._subject import Subject, borrowed
-from dflop.torch._subjects import ItemTokens, Loss, agreement, make_subject, modules_of, setting_of
+from dflop.torch._subjects import (
+    ItemTokens,
+    Loss,
+    agreement,
+    make_subject,
+    modules_of,
+    refuse_beside_split,
+    setting_of,
+)
 from dflop.torch.model_parts import unwrapped
+from dflop.torch.splitting import Split
 
 HELD_OUT_MIN = 20
 """Number of held-out microbatches below which a warning is given."""
@@ -166,7 +176,7 @@ class Profile:
 
 
 def profile(
-    model_or_llm: torch.nn.Module | None = None,
+    model_or_llm: torch.nn.Module | Split | None = None,
     /,
     *,
     llm: torch.nn.Module | None = None,
@@ -184,6 +194,7 @@ def profile(
     loss: Loss | Mapping[str, Loss] | None = None,
     layers: int | Mapping[str, int] | None = None,
     cut_layers: Sequence[int] | None = None,
+    build: StageBuild | None = None,
     widths: Mapping[str, Mapping[str, int]] | None = None,
     optimizer: MakeOptimizer | None = None,
     tp_group: Any = None,
@@ -199,6 +210,11 @@ def profile(
     stays inside each sequence: ``separate``, ``masked`` (it does, but pairs of the whole row are computed),
     or ``joined``.
 
+    Of a `Split`, the stages of a `Pipeline` are measured, on packed rows, as three stages of each module: the
+    first one, with the embedding, one of layers only, and the last one, with projector or LM head and loss.
+    The chain runs with and without the inner one, so that ``dflop plan --trainer torch --profile`` knows the
+    time per layer and the time outside of layers; ``reports[module].stages`` has the time of each stage.
+
     Modules run in training mode, with their frozen parameters and their activation checkpointing, so do not
     set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
     random states are restored.
@@ -209,7 +225,8 @@ def profile(
     are the thread's CPU time if PyTorch has one thread, else wall time.
 
     Args:
-        model_or_llm: a whole model, whose encoders and LLM are found; or an LLM.
+        model_or_llm: a whole model, whose encoders and LLM are found; a `Split`, whose stages are built on
+            the device; or an LLM.
         llm: an LLM by name.
         encoder: module of images.
         audio: module of audio.
@@ -221,11 +238,13 @@ def profile(
             three times, which may take longer: then there is a warning.
         error_bound: relative error of interpolation below which no further shapes are measured.
         repeats: runs of each shape in the profile; fewer (at least 3) if the time is over.
-        device: device to move modules to. Default: their current device.
+        device: device to move modules to. Default: their current device; for a split, the current CUDA
+            device if there is one.
         dtype: runs passes under ``torch.autocast`` of this type if the parameters have another type.
         make_inputs: function from the tokens of every sequence or item (``list[int]``) to the module's
             inputs: a mapping of keyword arguments, a tuple, or one tensor; required for modules other than
             Hugging Face LLMs, vision towers of tiles and of native resolution, and audio towers of windows.
+            For a split, it returns the tensors of a microbatch by name, such as ``pixel_values``.
         item_tokens: with ``make_inputs`` of an encoder: the tokens of an item if all items are equal, else
             ``"free"``.
         loss: function from the module's output to the start of the backward pass. Default: its ``loss``, else
@@ -234,7 +253,11 @@ def profile(
             The cost model scales times in proportion to the model's layers, or exactly with two counts in
             ``cut_layers``.
         cut_layers: measures modules with their first layers only, such as ``(2, 4)``, which separates the
-            time per layer from the rest and needs less memory; modules get all their layers back.
+            time per layer from the rest and needs less memory; modules get all their layers back. Of a split,
+            with one or two counts of at least 2, only so many layers are created. Default: all; of a split,
+            all and half of them.
+        build: with a split, the function around it that the `Pipeline` gets, called as
+            ``build(module, layers, is_first, is_last, None)``, which freezes or compiles stages.
         widths: ``hidden``, ``heads``, ``kv_heads``, ``ffn`` by module; models of other widths cannot use the
             profile. Default: the widths in the module's ``config``, if it has one.
         optimizer: function from parameters to an optimizer, such as ``torch.optim.AdamW``, whose step is
@@ -245,7 +268,8 @@ def profile(
         progress: function that is called with lines of progress.
 
     Raises:
-        TypeError: a module is of an unknown kind, and there is no ``make_inputs`` for it.
+        TypeError: a module is of an unknown kind, and there is no ``make_inputs`` for it; or an argument is
+            not for a split, or only for one.
         ValueError: a setting is invalid.
         RuntimeError: a shape does not fit into memory; the message names module and shape.
 
@@ -269,13 +293,29 @@ def profile(
         Whole models of ``transformers`` need no more:
 
         >>> profile = dflop.torch.profile(model, tokens_max=8192)  # doctest: +SKIP
+
+        A plan for a `Pipeline` of a large checkpoint, from six layers of each module:
+
+        >>> split = dflop.torch.split("checkpoint/")  # doctest: +SKIP
+        >>> profile = dflop.torch.profile(split, cut_layers=(2, 6))  # doctest: +SKIP
+        >>> paths = profile.write("profile/")  # doctest: +SKIP
     """
     started = now()
-    modules = modules_of(model_or_llm, llm, encoder, audio)
     _check_settings(tokens_max=tokens_max, seconds_max=seconds_max, error_bound=error_bound, repeats=repeats)
-    if device is not None and model_or_llm is not None:
-        model_or_llm.to(device)
-    named = unwrapped(model_or_llm) if model_or_llm is not None else next(iter(modules.values()))
+    modules: Mapping[str, torch.nn.Module]
+    if isinstance(model_or_llm, Split):
+        beside = {"llm": llm, "encoder": encoder, "audio": audio, "loss": loss, "layers": layers}
+        refuse_beside_split(beside | {"tp_group": tp_group})
+        chains = chains_of(model_or_llm, build, device, cut_layers)
+        modules, name = chains, chains["llm"].model_name
+    else:
+        if build is not None:
+            raise TypeError("`build` is for the stages of a split: pass the split as well")
+        modules = modules_of(model_or_llm, llm, encoder, audio)
+        if device is not None and model_or_llm is not None:
+            model_or_llm.to(device)
+        named = unwrapped(model_or_llm) if model_or_llm is not None else next(iter(modules.values()))
+        name = type(named).__name__
     agree, tp = agreement(tp_group, device)
 
     def subject_of(kind: str, one: torch.nn.Module) -> Subject:
@@ -305,7 +345,7 @@ def profile(
     measured = _measure_all(subjects, settings, started + seconds_max, progress or (lambda line: None))
     _warn(len(measured.held_out) // len(subjects), subjects, now() - started, seconds_max)
     return Profile(
-        model=model or type(named).__name__,
+        model=model or name,
         rows=tuple(measured.rows),
         metadata=metadata_of(subjects, dtype, measured.recomputes, measured.parts)
         | launches_of(measured.reports.values()),
@@ -336,7 +376,7 @@ def _measure_all(
     Held-out microbatches have the time that is left, and at least what some of them need.
     """
     found = _Measured()
-    measurers = [Measurer(subject, settings) for subject in subjects]
+    measurers = [Measurer(subject, _own_settings(subject, settings)) for subject in subjects]
     needs = []
     for subject, measurer in zip(subjects, measurers, strict=True):
         with borrowed(subject.module, subject.device):
@@ -361,6 +401,9 @@ def _measure_all(
         with borrowed(subject.module, subject.device):
             torch.manual_seed(settings.seed)
             rows, report = measurer.measure()
+            if isinstance(subject.module, StageChain):
+                stages = stage_times(subject, measurer.pack(report.shapes.points[-1]))
+                report = replace(report, stages=stages)
         found.rows += rows
         found.reports[subject.name] = report
         report_line(_shown(report))
@@ -374,6 +417,13 @@ def _measure_all(
     return found
 
 
+def _own_settings(subject: Subject, settings: Settings) -> Settings:
+    """Returns the settings of a module: stages of a split have their own numbers of layers."""
+    if not isinstance(subject.module, StageChain):
+        return settings
+    return replace(settings, cut_layers=layer_counts(subject.module))
+
+
 def _check_settings(**settings: float) -> None:
     for name, least in {"tokens_max": 2, "seconds_max": 0.0, "error_bound": 1e-6, "repeats": 1}.items():
         if not settings[name] >= least:
@@ -383,7 +433,7 @@ def _check_settings(**settings: float) -> None:
 def _cut(subject: Subject, layers: int) -> Any:
     from contextlib import nullcontext
 
-    return nullcontext() if layers == subject.layers else cut_to(subject.module, layers)
+    return nullcontext() if layers == subject.layers else subject.cut(layers)
 
 
 def _warn(held_out: int, subjects: Sequence[Subject], seconds: float, seconds_max: float) -> None:

@@ -112,6 +112,7 @@ class Split:
         if getattr(text, "output_router_logits", False):
             raise ModelError("`output_router_logits` adds a loss of routers: set it to false for stages")
         self.layers = {name: len(layers) for name, layers in structure.layers.items()}
+        self._layer_paths = structure.layer_paths
         self._plan = StagePlan() if plan is None else StagePlan.read(plan, self.layers)
 
     def __call__(
@@ -147,6 +148,11 @@ class Split:
         own = [structure.layers[module][number] for number in share.layers]
         self._plan.apply(stage, module, own, mesh)
         return stage
+
+    def _layers_in(self, stage: Any, module: str, numbers: range) -> list[torch.nn.Module]:
+        """Returns layers of a stage, by their numbers in the module."""
+        layers = stage.model.get_submodule(self._layer_paths[module])
+        return [layers[number] for number in numbers]
 
     def _share(self, module: str, layers: range | None, is_first: bool, is_last: bool) -> Share:
         if module not in self.layers:

@@ -63,8 +63,7 @@ def loss(
 
     Args:
         model: model of ``transformers``, or any other that returns ``logits`` and, with labels, ``loss``. It
-        may
-            be wrapped: by PEFT, DDP, FSDP, DeepSpeed or ``torch.compile``.
+            may be wrapped: by PEFT, DDP, FSDP, DeepSpeed or ``torch.compile``.
         microbatch: microbatch of the loader, on the device of the model.
         step: step of the microbatch, which is compared with it.
         **arguments: further arguments of the model.
@@ -75,8 +74,7 @@ def loss(
     Raises:
         TypeError: the model returns neither ``logits`` nor ``loss``, or the microbatch is another mapping.
         ValueError: the microbatch has no labels, it is of another step, its plan counts no targets although
-        it
-            has some, or the model's own loss is no mean cross entropy.
+            it has some, or the model's own loss is no mean cross entropy.
 
     Examples:
         >>> import torch

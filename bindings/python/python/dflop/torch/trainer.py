@@ -172,8 +172,7 @@ class BalancedTrainer(BalancedTrainerMixin, transformers.Trainer):
         model: model of ``transformers``, or one that `dflop.torch.loss` takes.
         args: ``TrainingArguments``, which are changed as above.
         train_dataset: a `dflop.BalancedLoader`, or a `dflop.torch.Microbatches` of one. Under ``torchrun``
-        with
-            ``dp_rank=args.process_index, dp_size=args.world_size``.
+            with ``dp_rank=args.process_index, dp_size=args.world_size``.
         *arguments: further arguments of ``transformers.Trainer``, by position or by name.
 
     Raises:

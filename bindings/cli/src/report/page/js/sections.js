@@ -109,7 +109,7 @@ const memory = (gib, limitGib) => {
 
 const originSection = ({ origin, notes }) => {
   const written = origin.written_unix_seconds ? new Date(origin.written_unix_seconds * 1000).toLocaleString() : "";
-  const facts = [["Command", h("code", {}, origin.arguments)], ["dflop", origin.version], ["Written", written],
+  const facts = [["Command", h("code", {}, origin.arguments.split(" ").flatMap((word) => [h("span", {}, word), " "]))], ["dflop", origin.version], ["Written", written],
     ["Machine", [origin.processor, plural(origin.cores, "core"), origin.memory_bytes && formatBytes(origin.memory_bytes), origin.system]
       .filter(Boolean).join(", ")]];
   return section("Notes and origin", "", notes.length > 0 && h("ul", { class: "notes" }, notes.map((note) => h("li", {}, note))),

@@ -54,6 +54,7 @@ const drawTable = (list, answer, actions) => {
   };
   const pages = h("div", { class: "controls pages" },
     h("span", { id: "count" }, count ? `${formatCount(offset + 1)} to ${formatCount(offset + samples.length)} of ${plural(count, "sample")}` : "No sample meets the filter"),
+    h("span", { class: "times" }, summary.modules.map((name, module) => [h("i", { class: `dot b${module % MODULE_COLORS}` }), ` ${name}`])),
     h("div", { class: "zoom" },
       h("button", { type: "button", "data-turn": "-1", onclick: () => actions.page(-1), disabled: offset === 0, "aria-label": "Previous page" }, "←"),
       h("button", { type: "button", "data-turn": "1", onclick: () => actions.page(1), disabled: offset + samples.length >= count, "aria-label": "Next page" }, "→")));
