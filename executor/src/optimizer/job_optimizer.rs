@@ -324,6 +324,11 @@ impl<D: Device> JobOptimizer<D> {
         self.adamw.steps()
     }
 
+    /// Measures the time before the next update from an event on, after device work that no step contains.
+    pub(crate) fn continue_from(&mut self, event: D::Event) {
+        self.ended = Some(event);
+    }
+
     /// Returns the settings.
     #[must_use]
     pub const fn settings(&self) -> &JobOptimizerSettings {

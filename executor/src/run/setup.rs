@@ -14,7 +14,7 @@ use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::settings::{DatasetSettings, MixtureSettings, ReadSettings, StoreSettings};
 use dflop_loader::shard::ShardAccess;
 use dflop_loader::store::file;
-use dflop_loader::{LoaderSettings, LoaderState, StepPlanner, StepPlannerBuilder};
+use dflop_loader::{LoaderSettings, LoaderState, StepPlanner, StepPlannerBuilder, Tail};
 use serde_json::{Value, json};
 
 use super::cache_directory::digest;
@@ -104,11 +104,27 @@ impl Setup {
         let dataset = DatasetSettings {
             shards: self.files.shards.clone(),
             split: data.split.clone(),
-            splits: index.splits.clone(),
+            splits: data.split.as_ref().and(index.splits.clone()),
             index: index.directory.clone(),
             ..DatasetSettings::default()
         };
         (!dataset.shards.is_empty()).then(|| MixtureSettings::from(dataset))
+    }
+
+    /// Returns the dataset that the run evaluates on; `None` without evaluations.
+    pub(super) fn evaluation_dataset(&self) -> Option<DatasetSettings> {
+        let (evaluation, index) = (self.config.evaluation.as_ref()?, &self.config.index);
+        let (shards, split) = (evaluation.shards.clone(), evaluation.split.clone());
+        if !shards.is_empty() {
+            return Some(DatasetSettings { shards, split, ..DatasetSettings::default() });
+        }
+        Some(DatasetSettings {
+            shards: self.files.shards.clone(),
+            split,
+            splits: index.splits.clone(),
+            index: index.directory.clone(),
+            ..DatasetSettings::default()
+        })
     }
 
     /// Returns the reach of shard names: the stores that the environment of this machine sets.
@@ -147,8 +163,29 @@ impl Setup {
     /// # Errors
     /// [`Error::Loader`] if shards cannot be read, or the state belongs to another dataset.
     pub fn planner(&self, state: Option<LoaderState>) -> Result<StepPlanner> {
-        let config = &self.config;
         let data = self.mixture().ok_or_else(|| Error::Config("`data` has no shards".to_owned()))?;
+        let builder = self.config.order.apply(self.planner_builder(&data)?).seed(self.config.seed);
+        let builder = match state {
+            Some(state) => builder.restore(state),
+            None => builder,
+        };
+        Ok(builder.build()?)
+    }
+
+    /// Builds the planner of an evaluation: every sample once, in an order that is the same in all runs;
+    /// `None` without evaluations.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if shards cannot be read, or there is no such split.
+    pub(super) fn evaluation_planner(&self) -> Result<Option<StepPlanner>> {
+        let Some(dataset) = self.evaluation_dataset() else { return Ok(None) };
+        let builder = self.planner_builder(&dataset.into())?;
+        Ok(Some(builder.epochs(1).tail(Tail::Short).build()?))
+    }
+
+    /// Starts a step planner for the layout of the run; indexes the dataset on first use.
+    fn planner_builder(&self, data: &MixtureSettings) -> Result<StepPlannerBuilder> {
+        let config = &self.config;
         let data = data.open(&Self::shard_access()?, &self.index_options()?)?;
         // The LLM is the last module; a step is planned for the LLM's DP ranks.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
@@ -158,14 +195,8 @@ impl Setup {
             .microbatches(config.parallel.microbatches)
             .strategy(config.parallel.strategy)
             .schedule(planned(config.schedule()?))
-            .work(config.parallel.search_effort)
-            .seed(config.seed);
-        let builder = self.with_stages(config.order.apply(builder));
-        let builder = match state {
-            Some(state) => builder.restore(state),
-            None => builder,
-        };
-        Ok(builder.build()?)
+            .work(config.parallel.search_effort);
+        Ok(self.with_stages(builder))
     }
 
     /// Describes the pipeline stages to the step planner.

@@ -18,7 +18,7 @@ use crate::models::{Activations, Stage};
 use crate::optimizer::{AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use crate::pipeline::PipelineRank;
 use crate::train::{
-    StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, build_stages_to_join,
+    Evaluation, StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, build_stages_to_join,
 };
 use crate::{Error, Result};
 
@@ -87,8 +87,29 @@ pub(super) fn start<D: Device>(
         until: Some(setup.end_step()),
     };
     let mut rank = TrainingRank::new(pipeline, feed, optimizer, options)?;
+    if let Some(evaluation) = evaluation(device, setup, rank.comm().rank())? {
+        rank.evaluate(evaluation);
+    }
     rank.record_start(times);
     Ok(rank)
+}
+
+/// Prepares the evaluations on a rank; `None` if the run has none.
+fn evaluation<D: Device>(device: &D, setup: &Setup, rank: usize) -> Result<Option<Evaluation<D>>> {
+    let (Some(table), Some(planner)) = (&setup.config.evaluation, setup.evaluation_planner()?) else {
+        return Ok(None);
+    };
+    let (device, job, roles) = (device.clone(), setup.job.clone(), setup.job.roles(rank)?);
+    let (read, shared) = (setup.config.read.clone(), setup.loader_settings()?);
+    // A last, short step may have no target token.
+    let preparer = setup.preparer()?.require_targets(false);
+    let inputs = move || {
+        let (job, roles, planner) = (job.clone(), roles.clone(), planner.clone());
+        InputReader::new(device.clone(), job, roles, planner, &preparer, |loader| {
+            read.apply_to_steps(loader.settings(shared.clone()))
+        })
+    };
+    Ok(Some(Evaluation { every: table.every, batches: table.batches, inputs: Box::new(inputs) }))
 }
 
 /// Joins the pipeline of the job, and creates or restores the optimizer.

@@ -17,6 +17,8 @@
 //! The time of a step is divided into passes, the update, and what a device waits for between two steps
 //! ([`IdleTimes`]), as far as that is known on the device's own clock.
 //!
+//! [`Evaluation`] runs forward passes over held-out samples after some steps.
+//!
 //! The first report also divides the time from the start of the run ([`StartReport`]).
 //!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
@@ -28,6 +30,7 @@
 //! FLOPs of forward and backward, with full attention and without recomputation, over time and peak.
 
 mod correction_record;
+mod evaluation;
 mod pass_predictor;
 mod start_times;
 mod step_end;
@@ -47,6 +50,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
+pub use evaluation::{Evaluation, EvaluationInputs, EvaluationReport};
 pub use pass_predictor::{Forecast, PassPredictor};
 pub(crate) use start_times::START_VARIABLE;
 pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
@@ -237,6 +241,9 @@ pub struct StepReport {
     /// Correction learned from measured times in a step interval, reported at the interval's last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction: Option<CorrectionReport>,
+    /// Evaluation after this step, if it is due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<EvaluationReport>,
     /// Time from the start of the run to the end of this step, by part: in the first report of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<StartReport>,

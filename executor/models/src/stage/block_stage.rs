@@ -68,7 +68,7 @@ impl<D: Device> BlockStage<D> {
         self.parameters.wait_all_values()?;
         self.on_device(|| {
             let mut pass = self.read_pass(context, "tensor-parallel evaluate");
-            Ok(self.blocks.forward(&mut pass, input)?.0)
+            Ok(self.blocks.forward(&mut pass, input, false)?.0)
         })
     }
 
@@ -335,10 +335,13 @@ impl<D: Device> BlockList<D> {
     }
 
     /// Runs all blocks; returns the buffers that each block saves for the backward pass.
+    ///
+    /// - `has_backward`: whether a backward pass follows; without one nothing is saved
     pub(super) fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,
         mut input: Option<Tensor<D>>,
+        has_backward: bool,
     ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
@@ -346,7 +349,7 @@ impl<D: Device> BlockList<D> {
             // Only now, so that gathers for later blocks overlap with this block.
             pass.parameters.wait_values(self.block_parameters(index, pass.parameters.specs().len()))?;
             let output = block.forward(pass, input.take(), &mut saved)?;
-            if !self.has_backward[index] {
+            if !(has_backward && self.has_backward[index]) {
                 saved = SavedActivations::default();
             } else if self.is_recomputed(index) {
                 saved.keep_input_only();

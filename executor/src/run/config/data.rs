@@ -102,6 +102,23 @@ impl Default for GenerateTable {
     }
 }
 
+/// Evaluation during a run: the mean loss over the target tokens of held-out samples.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationTable {
+    /// Steps between evaluations, at least 1; an evaluation also follows the last step. Default: only the
+    /// last step.
+    pub every: Option<u64>,
+    /// Shards to evaluate on, as in `data.shards`. Default: `data.shards`, with a `split`.
+    pub shards: Vec<String>,
+    /// Split to evaluate on. Default: all samples in `evaluation.shards`.
+    pub split: Option<String>,
+    /// Maximum number of global batches in an evaluation, at least 1: the same samples each time, drawn from
+    /// all shards. Default: every sample once.
+    pub batches: Option<u64>,
+}
+
 /// Saved states in a run.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

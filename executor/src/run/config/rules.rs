@@ -81,8 +81,25 @@ impl RunConfig {
             (self.checkpoint.every != Some(0), "invalid `checkpoint.every`: must be at least 1"),
         ];
         problems.extend(faults(&rules));
+        problems.extend(self.evaluation_problems());
         problems.extend(self.unusable());
         problems
+    }
+
+    /// Returns the faults in the evaluation table.
+    fn evaluation_problems(&self) -> Vec<String> {
+        let Some(evaluation) = &self.evaluation else { return Vec::new() };
+        let has_own = !evaluation.shards.is_empty();
+        let has_split = evaluation.split.is_some() && !self.data.shards.is_empty();
+        faults(&[
+            (evaluation.every != Some(0), "invalid `evaluation.every`: must be at least 1"),
+            (evaluation.batches != Some(0), "invalid `evaluation.batches`: must be at least 1"),
+            (has_own || has_split, "`evaluation` needs `shards`, or a `split` of `data.shards`"),
+            (
+                has_own || evaluation.split.is_none() || evaluation.split != self.data.split,
+                "`evaluation.split` is the split that the run trains on: name another one",
+            ),
+        ])
     }
 
     /// Returns the faults of loader settings that a run has no use for.
@@ -93,10 +110,16 @@ impl RunConfig {
         let in_mixture = "give it to each dataset of `data.mixture`";
         let of_datasets = if data.mixture.is_some() { in_mixture } else { generate };
         let packed = "the executor takes packed rows of any length";
+        let evaluated = self.evaluation.as_ref().is_some_and(|evaluation| evaluation.split.is_some());
+        let has_split = data.split.is_some() || evaluated;
         let settings = [
             ("data.split", has_shards || data.split.is_none(), of_datasets),
             ("index.directory", has_shards || index.directory.is_none(), of_datasets),
-            ("index.splits", data.split.is_some() || index.splits.is_none(), "it needs `data.split`"),
+            (
+                "index.splits",
+                has_split || index.splits.is_none(),
+                "it needs `data.split` or `evaluation.split`",
+            ),
             ("order.tail", order.tail == OrderSettings::default().tail, "every step has a full global batch"),
             ("read.fields", read.fields.is_none(), "the model's processor reads the fields that it needs"),
             ("read.decode", read.decode != DecodeName::Raw, "the executor needs decoded media"),
@@ -131,12 +154,13 @@ fn faults(rules: &[(bool, &str)]) -> Vec<String> {
 
 /// Settings that may differ between machines: machine resources, and paths, whose contents are compared
 /// instead.
-const OF_ONE_MACHINE: [&str; 16] = [
+const OF_ONE_MACHINE: [&str; 17] = [
     "checkpoint.directory",
     "correction.record",
     "data.mixture",
     "data.shards",
     "data.tokenizer",
+    "evaluation.shards",
     "index.directory",
     "index.splits",
     "model.directory",
