@@ -32,6 +32,7 @@ mod check;
 mod compute_device;
 mod config;
 mod options;
+mod parameter_groups;
 mod rank;
 mod run_files;
 mod setup;
@@ -54,8 +55,9 @@ pub use compute_device::open as open_cuda;
 pub use compute_device::unsupported;
 pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
 pub use config::{
-    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, ModelTable, ModuleTable,
-    OptimizerTable, ParallelTable, PlacementName, PrecisionName, RunConfig, job_layout, strategy_name,
+    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, GroupTable, ModelTable,
+    ModuleTable, OptimizerTable, ParallelTable, PlacementName, PrecisionName, RunConfig, job_layout,
+    strategy_name,
 };
 pub use options::{
     CorrectionSource, PlanFile, PlannedModule, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests,

@@ -22,6 +22,7 @@ use crate::train::{
     StepReport, StopCheck, StopReason, TrainingRank,
 };
 use crate::{Error, Result};
+use dflop_costmodel::FrozenParts;
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable};
 use dflop_loader::StepPlanner;
 use dflop_loader::model::read_profile;
@@ -343,19 +344,20 @@ impl Setup {
         Ok(CorrectionSubject {
             model: self.model_digest(),
             layout: self.layout(),
-            predictor: predictor_name(&self.config)?,
+            predictor: predictor_name(&self.config, self.groups.parts)?,
         })
     }
 }
 
 /// Names the predictor for module times: a device preset, or a profile by digest; then the configuration
 /// parts that change the prediction.
-fn predictor_name(config: &RunConfig) -> Result<String> {
+fn predictor_name(config: &RunConfig, frozen: FrozenParts) -> Result<String> {
     let rates = match &config.parallel.profile {
         Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),
         None => config.parallel.device_preset().to_owned(),
     };
     let recomputed = if config.model.recompute_layers { ", layers recomputed" } else { "" };
-    let frozen = config.model.freeze.as_ref().map_or_else(String::new, |parts| format!(", {parts} frozen"));
+    let is_frozen = frozen != FrozenParts::default();
+    let frozen = if is_frozen { format!(", {frozen} frozen") } else { String::new() };
     Ok(format!("{rates}{recomputed}{frozen}"))
 }

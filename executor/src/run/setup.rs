@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::cache_directory::digest;
 use super::config::RunConfig;
 use super::options::{CorrectionSource, RunOptions};
+use super::parameter_groups::ParameterGroups;
 use super::run_files::RunFiles;
 use crate::models::encoder::FrozenEncoder;
 use crate::models::{FrozenModules, ModelConfig, ModuleKind};
@@ -40,6 +41,7 @@ pub struct Setup {
     pub(super) options: RunOptions,
     pub(super) job: Arc<Job>,
     pub(super) frozen: FrozenModules,
+    pub(super) groups: ParameterGroups,
     pub(super) spec: ModelSpec,
     directory: ModelDirectory,
     files: RunFiles,
@@ -59,10 +61,13 @@ impl Setup {
         let directory = ModelDirectory::open(&files.model_directory)?;
         let spec = directory.spec()?;
         check_size(&spec, config.ranks(&spec), machine_memory_bytes())?;
-        let model = ModelConfig::from_config(&directory.documents().config)?;
-        let frozen = frozen(config.frozen()?);
+        let mut model = ModelConfig::from_config(&directory.documents().config)?;
+        let mut groups = ParameterGroups::find(&config.optimizer, config.frozen()?, &model)?;
+        model.frozen = Arc::new(std::mem::take(&mut groups.frozen));
+        let frozen = frozen(groups.parts);
         let job = Arc::new(job(config, model, frozen)?);
-        Ok(Self { config: config.clone(), options: options.clone(), job, frozen, spec, directory, files })
+        let (config, options) = (config.clone(), options.clone());
+        Ok(Self { config, options, job, frozen, groups, spec, directory, files })
     }
 
     /// Returns the model layout over ranks.
@@ -226,7 +231,7 @@ impl Setup {
             }
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(config.parallel.device_preset())?),
         };
-        Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
+        Ok(model.recomputation(recomputation(config)).frozen(self.groups.parts)?)
     }
 
     /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
@@ -282,7 +287,7 @@ impl Setup {
     pub(super) fn pass_predictor(&self) -> Result<Option<PassPredictor>> {
         let config = &self.config;
         let Some(path) = &config.parallel.profile else { return Ok(None) };
-        let (profile, frozen) = (read_profile(path)?, config.frozen()?);
+        let (profile, frozen) = (read_profile(path)?, self.groups.parts);
         Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
     }
 }

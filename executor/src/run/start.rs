@@ -18,7 +18,8 @@ use crate::models::{Activations, Stage};
 use crate::optimizer::{AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use crate::pipeline::PipelineRank;
 use crate::train::{
-    Evaluation, StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, build_stages_to_join,
+    Evaluation, StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions,
+    build_stages_to_join,
 };
 use crate::{Error, Result};
 
@@ -124,7 +125,7 @@ fn join<D: Device>(
     let mut pipeline = PipelineRank::over(comm, setup.job.clone(), stages)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
     let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
-    optimizer = optimizer.exchange_over(pipeline.tensors());
+    optimizer = optimizer.parameter_rates(setup.groups.rates.clone()).exchange_over(pipeline.tensors());
     if config.optimizer.zero_stage == 1 {
         optimizer = optimizer.shard_states(pipeline.replicas());
         pipeline = pipeline.shard_gradients();

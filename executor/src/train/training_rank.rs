@@ -201,8 +201,7 @@ impl<D: Device> TrainingRank<D> {
         let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let flops = self.flops(&step)?;
         let evaluation = self.evaluation.as_ref();
-        let is_due =
-            evaluation.is_some_and(|own| own.is_due(step.plan.step + 1, self.options.until));
+        let is_due = evaluation.is_some_and(|own| own.is_due(step.plan.step + 1, self.options.until));
         if !is_due {
             self.start_ahead()?;
         }

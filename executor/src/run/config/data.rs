@@ -182,6 +182,28 @@ pub struct OptimizerTable {
     pub precision: PrecisionName,
     /// ZeRO stage: 1 divides the optimizer state over a module's DP ranks, 0 does not.
     pub zero_stage: u8,
+    /// Parameters with other rates, or frozen: tables with `parameters`, and any of `learning_rate`,
+    /// `weight_decay` and `frozen = true`. `parameters` is a part, `vision`, `audio`, `projector` or `llm`, or
+    /// a pattern for names as in checkpoints, in which `*` stands for any characters and `?` for one. The last
+    /// table that names a parameter applies.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<serde_json::Map<String, Value>>"))]
+    pub groups: Vec<GroupTable>,
+}
+
+/// Parameters whose rates differ from the other optimizer settings, or that are frozen.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupTable {
+    /// Part, `vision`, `audio`, `projector` or `llm`, or pattern for parameter names as in checkpoints.
+    pub parameters: String,
+    /// Peak learning rate, at least 0; warm-up and decay are those of the other parameters. Default: that of
+    /// the other parameters.
+    pub learning_rate: Option<f64>,
+    /// Weight decay for matrices, at least 0. Default: that of the other parameters.
+    pub weight_decay: Option<f64>,
+    /// Whether the parameters are not trained.
+    #[serde(default)]
+    pub frozen: bool,
 }
 
 impl Default for OptimizerTable {
@@ -197,6 +219,7 @@ impl Default for OptimizerTable {
             skip_nonfinite: 0,
             precision: PrecisionName::F32,
             zero_stage: 0,
+            groups: Vec::new(),
         }
     }
 }

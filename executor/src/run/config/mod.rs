@@ -16,7 +16,8 @@ use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
 pub use data::{
-    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, ModelTable, OptimizerTable, PrecisionName,
+    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, GroupTable, ModelTable,
+    OptimizerTable, PrecisionName,
 };
 pub use parallel::{ModuleTable, ParallelTable, PlacementName, job_layout, strategy_name};
 

@@ -82,6 +82,7 @@ impl RunConfig {
         ];
         problems.extend(faults(&rules));
         problems.extend(self.evaluation_problems());
+        problems.extend(self.group_problems());
         problems.extend(self.unusable());
         problems
     }
@@ -100,6 +101,26 @@ impl RunConfig {
                 "`evaluation.split` is the split that the run trains on: name another one",
             ),
         ])
+    }
+
+    /// Returns the faults in the parameter groups that are visible without a model.
+    fn group_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (at, group) in self.optimizer.groups.iter().enumerate() {
+            let has_rates = group.learning_rate.is_some() || group.weight_decay.is_some();
+            let mut add = |problem: &str| problems.push(format!("`optimizer.groups[{at}]`: {problem}"));
+            if group.frozen == has_rates {
+                add("expected either `frozen = true`, or `learning_rate` or `weight_decay`");
+            }
+            let rates = [("learning_rate", group.learning_rate), ("weight_decay", group.weight_decay)];
+            for (name, _) in rates.iter().filter(|(_, rate)| rate.is_some_and(|rate| !is_rate(rate))) {
+                add(&format!("invalid `{name}`: must be a finite number of at least 0"));
+            }
+            if group.learning_rate.is_some() && self.optimizer.learning_rate == 0.0 {
+                add("a `learning_rate` needs an `optimizer.learning_rate` above 0, whose course it follows");
+            }
+        }
+        problems
     }
 
     /// Returns the faults of loader settings that a run has no use for.
@@ -145,6 +166,10 @@ impl RunConfig {
         let unusable = settings.into_iter().filter(|(_, is_usable, _)| !is_usable);
         unusable.map(|(setting, _, reason)| format!("`{setting}` has no effect here: {reason}")).collect()
     }
+}
+
+fn is_rate(rate: f64) -> bool {
+    rate.is_finite() && rate >= 0.0
 }
 
 /// Returns the fault texts for rules that do not hold.

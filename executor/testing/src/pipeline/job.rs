@@ -202,12 +202,7 @@ fn run_rank<B: TestBackend>(
     let gradients = gradients.collect::<Result<_>>()?;
     let evaluated = pipeline.evaluate(&work)? * work.plan.loss_scale();
     assert_eq!(evaluated.to_bits(), last.loss.to_bits(), "an evaluation has the losses of a step");
-    Ok(OfRank {
-        gradients,
-        roles,
-        loss: last.loss,
-        timeline: last.timeline,
-    })
+    Ok(OfRank { gradients, roles, loss: last.loss, timeline: last.timeline })
 }
 
 /// Returns the gradients of a stage; complete on the first tensor-parallel rank, none on the other
