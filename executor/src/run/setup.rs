@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::format_bytes;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_loader::index::{IndexOptions, TokenCounts};
@@ -22,10 +21,11 @@ use super::config::RunConfig;
 use super::options::{CorrectionSource, RunOptions};
 use super::parameter_groups::ParameterGroups;
 use super::run_files::RunFiles;
+use crate::inputs::costed;
 use crate::models::encoder::FrozenEncoder;
 use crate::models::{FrozenModules, ModelConfig, ModuleKind};
 use crate::pipeline::{Job, Placement};
-use crate::train::PassPredictor;
+use crate::train::{PassPredictor, RecomputedLayers};
 use crate::{Error, Result};
 
 /// Number of compared bytes at the start of a weight file: the header and the first weights.
@@ -231,7 +231,15 @@ impl Setup {
             }
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(config.parallel.device_preset())?),
         };
-        Ok(model.recomputation(recomputation(config)).frozen(self.groups.parts)?)
+        let recomputed = self.recomputed_layers().into_iter();
+        let with = |model: CostModel, (module, every)| model.recomputed_layers(module, Some(every));
+        Ok(recomputed.fold(model, with).frozen(self.groups.parts)?)
+    }
+
+    /// Lists the modules with recomputed layers.
+    pub(super) fn recomputed_layers(&self) -> RecomputedLayers {
+        let modules = self.job.modules().iter().map(|module| module.module);
+        modules.filter_map(|module| Some((costed(module), self.config.recomputed(module)?))).collect()
     }
 
     /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
@@ -288,7 +296,7 @@ impl Setup {
         let config = &self.config;
         let Some(path) = &config.parallel.profile else { return Ok(None) };
         let (profile, frozen) = (read_profile(path)?, self.groups.parts);
-        Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
+        Ok(Some(PassPredictor::new(&self.spec, &profile, &self.recomputed_layers(), frozen)?))
     }
 }
 
@@ -320,10 +328,6 @@ fn files_in(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     paths.sort();
     paths
-}
-
-fn recomputation(config: &RunConfig) -> Recomputation {
-    if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None }
 }
 
 /// Rejects a model whose weights alone exceed the memory of as many machines as there are ranks.

@@ -1,6 +1,7 @@
 //! Builds the rank parts: inputs, stages, optimizer, checkpoints, trace.
 
 use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -70,9 +71,11 @@ pub(super) fn start<D: Device>(
         (None, Some(weights)) => weights,
         (None, None) => &seed,
     };
-    let activations =
-        if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
-    let stages = build_stages_to_join(&*comm, &setup.job, device, setup.frozen, activations, source)?;
+    let activations = |module| {
+        let every = config.recomputed(module).and_then(|every| NonZeroUsize::try_from(every).ok());
+        every.map_or(Activations::Stored, Activations::RecomputedEvery)
+    };
+    let stages = build_stages_to_join(&*comm, &setup.job, device, setup.frozen, &activations, source)?;
     times.end_on(StartPart::Weights, device, &*comm);
     let (pipeline, optimizer) = join(comm, setup, stages, saved, &mut times)?;
     let trace = trace.map(open_trace).transpose()?;

@@ -92,9 +92,7 @@ impl Norm {
                 let (weight, gradients) = pass.parameters.norm(self.weight, bias);
                 // both are computed if either is trained
                 let mut unused = match gradients {
-                    [Some(_), None] | [None, Some(_)] => {
-                        Some(pass.device.zeros_as(Dtype::F32, self.width)?)
-                    }
+                    [Some(_), None] | [None, Some(_)] => Some(pass.device.zeros_as(Dtype::F32, self.width)?),
                     _ => None,
                 };
                 let gradients = match (gradients, unused.as_mut()) {

@@ -15,6 +15,7 @@ use crate::parameters::weights::{self, WeightSource};
 use crate::parameters::{BUCKET_ELEMENTS, Parameters, PendingWeights};
 use dflop_device::{Device, Tensor};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -236,6 +237,9 @@ pub enum Activations {
     Stored,
     /// Only the layer input; backward recomputes the rest (activation checkpointing).
     Recomputed,
+    /// The same for one layer in this number, from the first layer in the stage on; all activations of other
+    /// layers.
+    RecomputedEvery(NonZeroUsize),
 }
 
 /// Stage options.
@@ -427,6 +431,13 @@ impl<D: Device> BlockList<D> {
     }
 
     fn is_recomputed(&self, block: usize) -> bool {
-        self.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
+        let every = match self.activations {
+            Activations::Stored => return false,
+            Activations::Recomputed => 1,
+            Activations::RecomputedEvery(every) => every.get(),
+        };
+        let is_layer = |block: &Box<dyn Block<D>>| block.is_recomputable();
+        let layers_before = || self.blocks[..block].iter().filter(|block| is_layer(block)).count();
+        is_layer(&self.blocks[block]) && layers_before().is_multiple_of(every)
     }
 }

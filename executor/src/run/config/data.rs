@@ -24,7 +24,8 @@ pub struct ModelTable {
     pub pretrained: bool,
     /// Modules that are not trained, any of `vision,audio,projector,llm`. Default: all are trained.
     pub freeze: Option<String>,
-    /// Whether layer activations are recomputed in the backward pass (activation checkpointing), not stored.
+    /// Whether layer activations are recomputed in the backward pass (activation checkpointing), not stored;
+    /// `recompute` in `parallel.llm` and the other modules replaces it for a module.
     #[serde(default)]
     pub recompute_layers: bool,
 }
