@@ -76,7 +76,7 @@ fn groups_are_the_same_on_any_ranks_and_resumed() {
     let groups = group("vision", "learning_rate = 1e-4")
         + &group("*.bias", "weight_decay = 0.0\nlearning_rate = 1e-2")
         + &group("*.layers.1.mlp.*", "frozen = true")
-        + &group("*.norm*.weight", "frozen = true");
+        + &group("*norm*.weight", "frozen = true");
     let plain = Job::new().lines(&["--steps", "5"]);
     let rates = format!("warmup_steps = 2\nlearning_rate_min = 1e-4\n{RATE}");
     let job = Job::with(&[(RATE, &format!("{rates}\n{groups}"))]);
