@@ -90,7 +90,8 @@ impl<'a> Printer<'a> {
             let EvaluationReport { loss, target_tokens, samples, seconds, .. } = evaluation;
             writeln!(
                 self.out,
-                "eval {step:>5}  loss {loss:.4}  {target_tokens} target tokens, {samples} samples in {seconds:.3} s"
+                "eval {step:>5}  loss {loss:.4}  {target_tokens} target tokens, {samples} samples in \
+                 {seconds:.3} s"
             )?;
         }
         Ok(())

@@ -49,7 +49,10 @@ fn recomputed_layers_change_no_bit_in_any_module() {
     // a plan that recomputes one module
     let job = Job::new();
     let plan = job.path("plan.json");
-    let module = |name: &str, layers: u32, again: bool| serde_json::json!({"name": name, "tp": 1, "dp": 1, "layers": [layers], "recompute": again});
+    let module = |name: &str, layers: u32, again: bool| {
+        let (tp, dp) = (1, 1);
+        serde_json::json!({"name": name, "tp": tp, "dp": dp, "layers": [layers], "recompute": again})
+    };
     let modules = [module("encoder", 1, false), module("llm", 3, true)];
     let document = serde_json::json!({"modules": modules, "microbatches": 2, "placement": "disaggregated",
         "schedule": "1f1b", "is_run": true});
