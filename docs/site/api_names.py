@@ -191,7 +191,7 @@ GROUPS = (
         "dflop.monitor",
         "",
         "dflop.monitor",
-        ("Progress", "Record", "steps", "serve", "Server", "text", "log", "scalars"),
+        ("Progress", "Record", "steps", "serve", "Server", "text", "log", "scalars", "export"),
     ),
     Group(
         "hugging_face",

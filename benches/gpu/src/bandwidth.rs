@@ -2,7 +2,7 @@
 
 use dflop_cuda::Cuda;
 use dflop_device::Dtype;
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::adamw::{AdamW, AdamWState, UpdateRange};
 use dflop_device::prelude::*;
 use serde_json::json;
 
@@ -113,11 +113,11 @@ fn optimizer(device: &Cuda, random: &mut Random, sizes: &Sizes) -> Result<(usize
     let mut square = device.zeros_as(Dtype::F32, elements)?;
     let mut clip = device.zeros_as(Dtype::F64, 2)?;
     device.write_scalars(&[1.0, 1.0], &mut clip)?;
-    let adamw = AdamW { learning_rate: 1e-4, step: 1, ..AdamW::default() };
-    let decays = [DecayRange { elements: 0..elements, weight_decay: 0.1 }];
+    let adamw = AdamW { step: 1, ..AdamW::default() };
+    let ranges = [UpdateRange { elements: 0..elements, learning_rate: 1e-4, weight_decay: 0.1 }];
     let seconds = median_seconds(device, sizes.rounds, |_| {
         let state = AdamWState { master: Some(&mut master), mean: &mut mean, square: &mut square };
-        device.adamw(&adamw, &decays, &clip, &mut weights, &gradients, state)
+        device.adamw(&adamw, &ranges, &clip, &mut weights, &gradients, state)
     })?;
     // reads gradient, master, mean and square; writes the weight and these three
     Ok((elements * (4 * 4 + 2 + 3 * 4), seconds))

@@ -3,8 +3,10 @@
 import copy
 import io
 import json
+import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,79 @@ class TestRecord(WithExample):
         self.assertRegex(warned[0], r"^step 0: skipped samples: [0-9]+; the last: .* ValueError: three$")
         skipped = sum(int(text.split(": ")[2].partition(";")[0]) for text in warned)
         self.assertEqual(skipped, loader.skipped_samples)
+
+
+class Board:
+    """A ``SummaryWriter`` in its place."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[int, str, float]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.scalars.append((step, name, value))
+
+
+class Runs:
+    """A run of Weights & Biases in its place."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+
+class TestExport(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.path = Path(directory.name, "steps.jsonl")
+
+    def test_every_number_of_a_step_is_written_under_its_step(self) -> None:
+        step = {
+            "step": 3,
+            "time": 1.0,
+            "loss": None,
+            "tokens": 7,
+            "is_skipped": True,
+            "start": {"seconds": 1},
+        }
+        step["evaluation"] = {"loss": 2.5, "samples": 4}
+        self.path.write_text(json.dumps(step) + '\n{"step": 4, "loss": 1.5}\n{"step": 5, "lo')
+        board, runs = Board(), Runs()
+        self.assertEqual(monitor.export(self.path, board, prefix=""), 2)
+        evaluation = [(3, "evaluation/loss", 2.5), (3, "evaluation/samples", 4.0)]
+        expected = [(3, "tokens", 7.0), (3, "is_skipped", 1.0), *evaluation, (4, "loss", 1.5)]
+        self.assertEqual(board.scalars, expected)
+        self.assertEqual(monitor.export(self.path.parent, runs), 2)
+        self.assertEqual(runs.logged[1], (4, {"dflop/loss": 1.5}))
+
+    def test_a_record_is_followed_to_its_end_and_read_again_where_a_run_resumed(self) -> None:
+        self.path.write_text('{"step": 0, "loss": 3.0}\n{"step": 1, "loss": 2.0}\n')
+        board = Board()
+
+        kept = '{"step": 0, "loss": 3.0}\n{"step": 1, "loss": 2.5}\n'
+        texts = [kept + '{"st', kept + '{"step": 2, "loss": 1.5}\n{"end": "failed"}\n']
+
+        def sleep(_: float) -> None:
+            """Writes what comes next in place of a wait."""
+            self.path.write_text(texts.pop(0))
+
+        with unittest.mock.patch.object(sys.modules["dflop.monitor.export"].time, "sleep", sleep):
+            self.assertEqual(monitor.export(self.path, board, follow=True, prefix=""), 5)
+        losses = [(step, value) for step, _, value in board.scalars]
+        self.assertEqual(losses, [(0, 3.0), (1, 2.0), (0, 3.0), (1, 2.5), (2, 1.5)])
+
+    def test_what_is_missing_is_named(self) -> None:
+        with self.assertRaisesRegex(FileNotFoundError, "steps.jsonl: there is no record of steps"):
+            monitor.export(self.path, Board())
+        self.path.write_text("")
+        with self.assertRaisesRegex(TypeError, "`add_scalar` or `log`, found int"):
+            monitor.export(self.path, 3)
+        missing = dict.fromkeys(("torch.utils.tensorboard", "tensorboard.summary", "wandb"))
+        refused = self.assertRaisesRegex(ImportError, "found neither: `pip install tensorboard`")
+        with unittest.mock.patch.dict("sys.modules", missing), refused:
+            monitor.export(self.path)
 
 
 if __name__ == "__main__":

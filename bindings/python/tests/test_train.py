@@ -51,6 +51,22 @@ class Train(unittest.TestCase):
             self.assertGreater(min(step.loss, step.seconds, step.tokens, step.gradient_norm), 0)
             self.assertEqual(step.report["loss"], step.loss)
 
+    def test_an_evaluation_follows_its_steps_and_changes_none(self) -> None:
+        shards = [str(self.directory / "shards")]
+        steps: list[dflop.TrainStep] = []
+        config = self.config(evaluation={"every": 2, "shards": shards, "batches": 2})
+        result = dflop.train(config, on_step=steps.append)
+        self.assertEqual([step.loss for step in steps], self.losses(self.config()))
+        evaluated = [step.evaluation_loss for step in steps]
+        self.assertIsNone(evaluated[0])
+        self.assertEqual(result.evaluation_loss, evaluated[2])
+        for step in steps[1:]:
+            report = step.report["evaluation"]
+            self.assertEqual((report["loss"], report["samples"]), (step.evaluation_loss, 16))
+            self.assertGreater(min(report["loss"], report["target_tokens"], report["seconds"]), 0)
+        with self.assertRaisesRegex(dflop.ConfigError, "`evaluation` needs `shards`"):
+            dflop.train(self.config(evaluation={"every": 2}))
+
     def test_a_file_and_its_tables_are_the_same_run(self) -> None:
         path = self.directory / "run.json"
         path.write_text(json.dumps(self.config(model={"directory": "model"})))

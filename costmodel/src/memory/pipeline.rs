@@ -69,6 +69,8 @@ pub struct PipelineMemory<'a> {
     spec: &'a ModelSpec,
     frozen: FrozenParts,
     saved_activations: SavedActivations,
+    /// Modules in which every layer with a multiple of a number is recomputed.
+    recomputed: [Option<NonZeroU32>; Module::ALL.len()],
     trained_state: StateBytes,
     buffer_bytes: u64,
     microbatches: u32,
@@ -100,6 +102,7 @@ impl<'a> PipelineMemory<'a> {
             spec,
             frozen: FrozenParts { vision: false, audio: false, projector: false, llm: false },
             saved_activations: SavedActivations::All,
+            recomputed: [None; Module::ALL.len()],
             trained_state: StateBytes::ADAM,
             buffer_bytes: 0,
             microbatches: 1,
@@ -121,6 +124,14 @@ impl<'a> PipelineMemory<'a> {
     #[must_use]
     pub const fn saved_activations(mut self, saved_activations: SavedActivations) -> Self {
         self.saved_activations = saved_activations;
+        self
+    }
+
+    /// Recomputes every layer of a module whose number is a multiple of `every`; such a layer saves only the
+    /// input. Default: [`Self::saved_activations`] holds for all layers.
+    #[must_use]
+    pub const fn recomputed_layers(mut self, module: Module, every: NonZeroU32) -> Self {
+        self.recomputed[module as usize] = Some(every);
         self
     }
 
@@ -239,7 +250,7 @@ impl<'a> PipelineMemory<'a> {
         let is_frozen = self.frozen.is_tower_frozen(module);
         let activations = ActivationBytes::for_encoder(spec, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak = activations.peak(position.stage(), tokens, position.in_flight, self.saved_activations);
+        let mut peak = self.activations(module, &activations, position, tokens);
         if is_frozen {
             let output = activations.input_bytes_per_token.saturating_mul(tokens);
             peak.working_set = activations.layer_bytes_per_token.saturating_mul(tokens);
@@ -259,9 +270,24 @@ impl<'a> PipelineMemory<'a> {
         let parameters = stage.parameters(&self.spec.llm, layout.execution.tp);
         let activations = ActivationBytes::for_llm(&self.spec.llm, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak = activations.peak(stage, tokens, position.in_flight, self.saved_activations);
+        let mut peak = self.activations(Module::Llm, &activations, position, tokens);
         peak.state = self.state_bytes(self.frozen.llm, parameters);
         (parameters, peak)
+    }
+
+    /// Returns the activations of a stage, with the layers that its module recomputes.
+    fn activations(
+        &self,
+        module: Module,
+        activations: &ActivationBytes,
+        position: &StagePosition,
+        tokens: u64,
+    ) -> Peak {
+        let peak = |saved| activations.peak(position.stage(), tokens, position.in_flight, saved);
+        let Some(every) = self.recomputed[module as usize] else { return peak(self.saved_activations) };
+        let (all, again) = (peak(SavedActivations::All), peak(SavedActivations::LayerInputs));
+        let spared = all.activations.saturating_sub(again.activations) / u64::from(every.get());
+        Peak { activations: all.activations - spared, ..again }
     }
 
     fn state_bytes(&self, is_frozen: bool, parameters: u64) -> u64 {
@@ -283,7 +309,9 @@ impl<'a> PipelineMemory<'a> {
     ) -> Result<bool> {
         let points = self.measured.iter().find(|(of, _)| *of == module);
         let Some((_, points)) = points else { return Ok(false) };
-        if self.saved_activations != SavedActivations::All || self.frozen != FrozenParts::default() {
+        let is_recomputed =
+            self.saved_activations != SavedActivations::All || self.recomputed[module as usize].is_some();
+        if is_recomputed || self.frozen != FrozenParts::default() {
             return Ok(false);
         }
         let tp = layout.execution.tp.get();
@@ -357,6 +385,24 @@ mod tests {
         );
         assert!(all.iter().zip(&again).all(|(all, again)| again < all), "{all:?} {again:?}");
         assert!(all.iter().zip(&split).all(|(all, split)| split < all), "{all:?} {split:?}");
+    }
+
+    #[test]
+    fn a_module_recomputes_every_layer_or_some() {
+        let spec = spec();
+        let activations = |memory: PipelineMemory<'_>| {
+            let stages = memory.microbatches(8).stages(&layouts(&spec, [1, 1], 1)).unwrap();
+            [stages[0].peak.activations, stages[1].peak.activations]
+        };
+        let memory = || PipelineMemory::new(&spec);
+        let all = activations(memory());
+        let again = activations(memory().saved_activations(SavedActivations::LayerInputs));
+        let llm = |every| activations(memory().recomputed_layers(Module::Llm, one(every)));
+        assert_eq!(llm(1), [all[0], again[1]]);
+        let half = llm(2);
+        assert_eq!((half[0], half[1]), (all[0], all[1] - (all[1] - again[1]) / 2));
+        let encoder = activations(memory().recomputed_layers(Module::Vision, one(1)));
+        assert_eq!(encoder, [again[0], all[1]]);
     }
 
     #[test]

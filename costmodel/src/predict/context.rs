@@ -146,7 +146,7 @@ impl CostModel {
         let mut passes: Vec<TimedPass> = Vec::new();
         for &[tokens, targets] in samples {
             let slices = ZigzagSlices::new(tokens, ranks);
-            let flops = self.llm.slice(&slices, rank, self.recomputation);
+            let flops = self.llm.slice(&slices, rank, self.module_recomputation(Module::Llm));
             let (llm_ns, flop_ns) = self.slice_ns(slices, rank, targets, &flops);
             let corrected_ns = self.corrected_ns(Module::Llm, tokens.into(), whole_ns(llm_ns));
             cost.llm_ns = cost.llm_ns.saturating_add(corrected_ns);

@@ -1,5 +1,6 @@
 //! Predicts the cost of samples and microbatches for a model.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::calibration::ProfileCheck;
@@ -68,8 +69,32 @@ pub struct CostModel {
     modules: Vec<Module>,
     encoders: Vec<Encoder>,
     pub(super) llm: LlmFlops,
-    pub(super) recomputation: Recomputation,
+    recomputation: [ModuleRecomputation; MODULES_MAX],
     frozen: FrozenParts,
+}
+
+/// Work that a module's backward pass repeats.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ModuleRecomputation {
+    kind: Recomputation,
+    /// Layers from one recomputed layer to the next.
+    every: NonZeroU32,
+}
+
+impl ModuleRecomputation {
+    const NONE: Self = Self { kind: Recomputation::None, every: NonZeroU32::MIN };
+
+    /// Returns the share of the layers that run forward a second time.
+    fn layer_share(self) -> f64 {
+        if self.kind == Recomputation::Layers { 1.0 / f64::from(self.every.get()) } else { 0.0 }
+    }
+
+    /// Returns the FLOPs of both passes, saturating.
+    ///
+    /// - `flops`: FLOPs if every layer is recomputed
+    fn total(self, flops: TrainingFlops) -> u128 {
+        TrainingFlops { recomputed: flops.recomputed / u128::from(self.every.get()), ..flops }.total()
+    }
 }
 
 /// Source that converts work to time.
@@ -126,7 +151,7 @@ impl CostModel {
         let encoders: Vec<Encoder> = spec.encoders().map(fold).collect();
         let modules = encoders.iter().map(|encoder| encoder.module).chain([Module::Llm]).collect();
         let llm = LlmFlops::new(&spec.llm);
-        let recomputation = Recomputation::None;
+        let recomputation = [ModuleRecomputation::NONE; MODULES_MAX];
         let frozen = FrozenParts::default();
         Self { spec, times, check: None, correction: None, modules, encoders, llm, recomputation, frozen }
     }
@@ -138,9 +163,25 @@ impl CostModel {
     /// recompute.
     #[must_use]
     pub fn recomputation(mut self, recomputation: Recomputation) -> Self {
-        self.recomputation = recomputation;
+        self.recomputation =
+            [ModuleRecomputation { kind: recomputation, every: NonZeroU32::MIN }; MODULES_MAX];
         self.apply_training();
         self
+    }
+
+    /// Recomputes every layer of a module whose number is a multiple of `every`; `None` recomputes none.
+    /// Default: what [`Self::recomputation`] sets for all modules.
+    #[must_use]
+    pub fn recomputed_layers(mut self, module: Module, every: Option<NonZeroU32>) -> Self {
+        let layers = |every| ModuleRecomputation { kind: Recomputation::Layers, every };
+        self.recomputation[module as usize] = every.map_or(ModuleRecomputation::NONE, layers);
+        self.apply_training();
+        self
+    }
+
+    /// Returns what the backward pass of a module recomputes in the layers that it recomputes.
+    pub(super) const fn module_recomputation(&self, module: Module) -> Recomputation {
+        self.recomputation[module as usize].kind
     }
 
     /// Sets the frozen parts. Default: none.
@@ -168,7 +209,8 @@ impl CostModel {
     fn apply_training(&mut self) {
         if let TimeSource::Profile(timing) = &mut self.times {
             let encoders = self.encoders.iter().map(|encoder| (encoder.module, &encoder.flops));
-            *timing = Arc::new(timing.trained(encoders, self.frozen, self.recomputation));
+            let recomputed = |module| self.recomputation[module as usize].layer_share();
+            *timing = Arc::new(timing.trained(encoders, self.frozen, recomputed));
         }
     }
 
@@ -480,7 +522,9 @@ impl CostModel {
         let module = encoder.module;
         let ns = match &self.times {
             TimeSource::Rate(rate) => {
-                rate.nanoseconds(module, encoder.flops.training(work, self.recomputation).total())
+                let recomputation = self.recomputation[module as usize];
+                let flops = encoder.flops.training(work, recomputation.kind);
+                rate.nanoseconds(module, recomputation.total(flops))
             }
             TimeSource::Profile(timing) => {
                 whole_ns(timing.added_ns(module, &ModuleWorkload::from_encoder(work)))
@@ -493,8 +537,9 @@ impl CostModel {
     pub(super) fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
         let ns = match &self.times {
             TimeSource::Rate(rate) => {
-                let flops = self.llm.training(&[tokens], Attention::Causal, self.recomputation);
-                rate.nanoseconds(Module::Llm, flops.total())
+                let recomputation = self.recomputation[Module::Llm as usize];
+                let flops = self.llm.training(&[tokens], Attention::Causal, recomputation.kind);
+                rate.nanoseconds(Module::Llm, recomputation.total(flops))
             }
             TimeSource::Profile(timing) => {
                 let workload = ModuleWorkload::from_llm(tokens.into(), targets.into());

@@ -14,7 +14,7 @@ use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 /// Minimum number of whole-module runs that are preferred to the sum over parts.
 const RUNS_MIN: usize = 4;
 
-/// Computed shares of a module's measured backward pass, and whether layers are recomputed.
+/// Computed shares of a module's measured backward pass, and the share of the layers that are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct BackwardShares {
     /// Share of the layers' linear work.
@@ -23,13 +23,13 @@ pub(super) struct BackwardShares {
     pub(super) attention: f64,
     /// Share of the work outside the layers.
     pub(super) outside_layers: f64,
-    /// Whether the layers run forward a second time.
-    pub(super) recomputes_layers: bool,
+    /// Share of the layers that run forward a second time.
+    pub(super) recomputed: f64,
 }
 
 impl BackwardShares {
     /// Everything is trained, and nothing recomputed.
-    const ALL: Self = Self { linear: 1.0, attention: 1.0, outside_layers: 1.0, recomputes_layers: false };
+    const ALL: Self = Self { linear: 1.0, attention: 1.0, outside_layers: 1.0, recomputed: 0.0 };
 }
 
 /// Size and measured points for a module in a model.
@@ -174,8 +174,7 @@ impl ModuleTiming {
             Packs::Whole(runs) => {
                 let outside = |tokens| self.passes.iter().map(|pass| pass.outside_ns(tokens)).sum::<f64>();
                 let layers = |[forward, backward]: [f64; 2]| {
-                    let again = if shares.recomputes_layers { forward } else { 0.0 };
-                    forward + shares.linear * backward + again
+                    forward + shares.linear * backward + shares.recomputed * forward
                 };
                 let run = |run: &WholeRun| {
                     pack(run.shape, layers(run.passes_ns) + outside(run.shape[0] * run.shape[1]))
@@ -204,9 +203,12 @@ impl ModuleTiming {
     pub(super) fn trained(&self, shares: BackwardShares) -> Self {
         let [forward, backward] = &self.measured;
         let mut passes = vec![forward.clone(), backward.scaled(shares)];
-        if shares.recomputes_layers {
+        if shares.recomputed > 0.0 {
             // Activation checkpointing repeats the layers only.
-            passes.push(PassTiming { outside_layers: None, head: None, ..forward.clone() });
+            let layers = PassTiming { outside_layers: None, head: None, ..forward.clone() };
+            let (linear, attention) = (shares.recomputed, shares.recomputed);
+            let again = BackwardShares { linear, attention, ..BackwardShares::ALL };
+            passes.push(if shares.recomputed < 1.0 { layers.scaled(again) } else { layers });
         }
         let mut trained = Self { summed: sum(&passes), passes, ..self.clone() };
         trained.curve = trained.fit(shares);

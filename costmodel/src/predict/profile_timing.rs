@@ -9,7 +9,7 @@ use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
 use super::predicted_time::{PredictedTime, ProfileWarning, whole_ns};
 use super::{ModuleWorkload, SampleWork};
 use crate::error::Result;
-use crate::flops::{EncoderFlops, Recomputation};
+use crate::flops::EncoderFlops;
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
@@ -50,14 +50,15 @@ impl ProfileTiming {
     }
 
     /// Adapts the profile to frozen parts and recomputation; it was measured with everything trained.
+    ///
+    /// - `recomputed`: share of a module's layers that are recomputed
     pub(super) fn trained<'a>(
         &self,
         encoders: impl Iterator<Item = (Module, &'a EncoderFlops)>,
         frozen: FrozenParts,
-        recomputation: Recomputation,
+        recomputed: impl Fn(Module) -> f64,
     ) -> Self {
         let mut trained = self.clone();
-        let recomputes = recomputation == Recomputation::Layers;
         for (module, flops) in encoders {
             let tower = if frozen.is_tower_frozen(module) { 0.0 } else { 1.0 };
             trained.set(
@@ -66,7 +67,7 @@ impl ProfileTiming {
                     linear: tower,
                     attention: tower,
                     outside_layers: flops.outside_layers_backward_share(),
-                    recomputes_layers: recomputes && tower > 0.0,
+                    recomputed: tower * recomputed(module),
                 },
             );
         }
@@ -75,7 +76,12 @@ impl ProfileTiming {
         let linear = if frozen.llm { 0.5 } else { 1.0 };
         trained.set(
             Module::Llm,
-            BackwardShares { linear, attention: 1.0, outside_layers: linear, recomputes_layers: recomputes },
+            BackwardShares {
+                linear,
+                attention: 1.0,
+                outside_layers: linear,
+                recomputed: recomputed(Module::Llm),
+            },
         );
         trained
     }

@@ -3,11 +3,11 @@
 
 // - master: `float` weights that are updated; none if the weights themselves are
 // - clip: norm, and the factor of gradients; nothing is changed if that is not a number
-// - ends, decays: end and factor of the weights of every range of elements
+// - ends: end of every range of elements; factors: its factor of the weights, and its learning rate
 extern "C" __global__ void adamw(X* weights, float* master, const Y* gradients, float* means, float* squares,
-                                 const double* clip, const long long* ends, const float* decays, int ranges,
-                                 long long len, float rate, float root, float beta1, float rest1, float beta2,
-                                 float rest2, float epsilon) {
+                                 const double* clip, const long long* ends, const float* factors, int ranges,
+                                 long long len, float root, float beta1, float rest1, float beta2, float rest2,
+                                 float epsilon) {
     const long long i = first_element<1>();
     const double factor = clip[1];
     if (i >= len || factor != factor) return;
@@ -23,7 +23,8 @@ extern "C" __global__ void adamw(X* weights, float* master, const Y* gradients, 
     const float mean = beta1 * means[i] + rest1 * gradient;
     const float square = beta2 * squares[i] + rest2 * gradient * gradient;
     const float old = master ? master[i] : load(weights + i);
-    const float weight = old * decays[low] - rate * mean / (sqrtf(square) * root + epsilon);
+    const float decay = factors[2 * low], rate = factors[2 * low + 1];
+    const float weight = old * decay - rate * mean / (sqrtf(square) * root + epsilon);
     means[i] = mean;
     squares[i] = square;
     if (master) master[i] = weight;

@@ -40,7 +40,7 @@ pub use llm::{
     MatrixNames, QueryTemperature, TextBatch,
 };
 pub use parameters::{
-    BUCKET_ELEMENTS, Declaration, GatherTimes, GradientPair, LayerWeights, ParameterBucket, Parameters,
-    PendingWeights, WeightGradients, WeightMatrix, weights,
+    BUCKET_ELEMENTS, Declaration, GatherTimes, LayerWeights, ParameterBucket, Parameters, PendingWeights,
+    WeightGradients, WeightMatrix, weights,
 };
 pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};

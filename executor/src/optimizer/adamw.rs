@@ -16,7 +16,7 @@
 use super::bucket_state::{BucketState, ParameterState, Precision};
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
-use dflop_device::ops::adamw::{AdamW, DecayRange};
+use dflop_device::ops::adamw::{AdamW, UpdateRange};
 use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::{ParameterBucket, Parameters, Stage};
@@ -85,12 +85,24 @@ impl AdamWSettings {
         }
     }
 
-    fn decay(&self, spec: &ParameterSpec) -> f64 {
+    /// Returns the weight decay for a parameter.
+    ///
+    /// - `weight_decay`: value for parameters that decay
+    fn decay(&self, spec: &ParameterSpec, weight_decay: f64) -> f64 {
         match self.decayed {
             DecayedParameters::Matrices if spec.shape.len() < 2 => 0.0,
-            _ => self.weight_decay,
+            _ => weight_decay,
         }
     }
+}
+
+/// Learning rate and weight decay of a parameter, where they differ from the settings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParameterRate {
+    /// Factor on the learning rate in every step, at least 0.
+    pub learning_rate_factor: f64,
+    /// Weight decay, if the parameter decays ([`AdamWSettings::decayed`]).
+    pub weight_decay: f64,
 }
 
 /// `AdamW` with the state for all parameters on a rank.
@@ -104,6 +116,8 @@ pub struct AdamWOptimizer<D: Device> {
     states: Vec<Vec<BucketState<D>>>,
     /// Ranks that share the states of a stage; empty if every replica has complete states.
     replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>,
+    /// Rates that differ from the settings, by parameter name.
+    rates: BTreeMap<String, ParameterRate>,
 }
 
 impl<D: Device> AdamWOptimizer<D> {
@@ -113,7 +127,8 @@ impl<D: Device> AdamWOptimizer<D> {
     /// [`Error::InvalidSetting`] if a setting is out of range.
     pub fn new(settings: AdamWSettings) -> Result<Self> {
         settings.check()?;
-        Ok(Self { settings, steps: 0, skipped: 0, states: Vec::new(), replicas: Vec::new() })
+        let (states, replicas, rates) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Ok(Self { settings, steps: 0, skipped: 0, states, replicas, rates })
     }
 
     /// Returns the settings.
@@ -158,12 +173,12 @@ impl<D: Device> AdamWOptimizer<D> {
         let at = StepContext::step(self.steps, "gather weights");
         for (number, (stage, states)) in stages.iter_mut().zip(&mut self.states).enumerate() {
             let device = stage.device().clone();
-            let decays = decays(&self.settings, stage.parameters());
+            let ranges = ranges(&self.settings, &self.rates, learning_rate, stage.parameters());
             let replicas = stage_replicas(&self.replicas, number);
             let buckets = stage.parameters_mut().buckets_mut().iter_mut();
             // The last bucket first: it has the parameters that the next forward pass needs first.
-            for ((bucket, state), decays) in buckets.zip(states).zip(&decays).rev() {
-                state.step(&device, &adamw, decays, clip, bucket)?;
+            for ((bucket, state), ranges) in buckets.zip(states).zip(&ranges).rev() {
+                state.step(&device, &adamw, ranges, clip, bucket)?;
                 if let Some(replicas) = replicas {
                     state.gather_weights(&device, replicas, at, bucket)?;
                 }
@@ -180,6 +195,11 @@ impl<D: Device> AdamWOptimizer<D> {
     /// Divides the states over the stage replicas, before the first step.
     pub(super) fn shard(&mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) {
         self.replicas = replicas;
+    }
+
+    /// Sets the rates of parameters that differ from the settings.
+    pub(super) fn set_rates(&mut self, rates: BTreeMap<String, ParameterRate>) {
+        self.rates = rates;
     }
 
     /// Counts a step whose factor was not NaN.
@@ -277,25 +297,41 @@ fn stage_replicas<D: Device>(
     replicas.get(number)?.as_deref()
 }
 
-/// Returns the weight decay for the elements in every bucket.
-fn decays<D: Device>(settings: &AdamWSettings, parameters: &Parameters<D>) -> Vec<Vec<DecayRange>> {
+/// Returns learning rate and weight decay for the elements in every bucket.
+fn ranges<D: Device>(
+    settings: &AdamWSettings,
+    rates: &BTreeMap<String, ParameterRate>,
+    learning_rate: f64,
+    parameters: &Parameters<D>,
+) -> Vec<Vec<UpdateRange>> {
+    let common = ParameterRate { learning_rate_factor: 1.0, weight_decay: settings.weight_decay };
     let of_bucket = |bucket: &ParameterBucket<D>| {
         let mut first = 0;
-        let mut ranges: Vec<DecayRange> = Vec::new();
+        let mut ranges: Vec<UpdateRange> = Vec::new();
         for &index in &bucket.parameters {
             let spec = &parameters.specs()[index];
-            let (elements, weight_decay) = (first..first + spec.elements(), settings.decay(spec));
+            let rate = rates.get(&spec.name).unwrap_or(&common);
+            let elements = first..first + spec.elements();
             first = elements.end;
+            let own = UpdateRange {
+                elements,
+                learning_rate: learning_rate * rate.learning_rate_factor,
+                weight_decay: settings.decay(spec, rate.weight_decay),
+            };
             match ranges.last_mut() {
-                Some(last) if last.weight_decay.to_bits() == weight_decay.to_bits() => {
-                    last.elements.end = elements.end;
-                }
-                _ => ranges.push(DecayRange { elements, weight_decay }),
+                Some(last) if is_same(last, &own) => last.elements.end = own.elements.end,
+                _ => ranges.push(own),
             }
         }
         ranges
     };
     parameters.buckets().iter().map(of_bucket).collect()
+}
+
+/// Returns whether two ranges are updated alike, bit by bit.
+fn is_same(one: &UpdateRange, other: &UpdateRange) -> bool {
+    let bits = |range: &UpdateRange| [range.learning_rate, range.weight_decay].map(f64::to_bits);
+    bits(one) == bits(other)
 }
 
 /// Learning rate as a function of the step.

@@ -14,7 +14,7 @@
 
 use crate::error::Result;
 use dflop_comm::{Comm, StepContext, even_parts};
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::adamw::{AdamW, AdamWState, UpdateRange};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
 use dflop_models::weights::ParameterSpec;
@@ -75,7 +75,7 @@ impl<D: Device> BucketState<D> {
         &mut self,
         device: &D,
         adamw: &AdamW,
-        decays: &[DecayRange],
+        ranges: &[UpdateRange],
         clip: &Tensor<D>,
         bucket: &mut ParameterBucket<D>,
     ) -> Result<()> {
@@ -87,14 +87,14 @@ impl<D: Device> BucketState<D> {
             bucket.summed,
             self.own
         );
-        let decays: Vec<DecayRange> = decays.iter().filter_map(|decay| within(decay, &self.own)).collect();
+        let ranges: Vec<UpdateRange> = ranges.iter().filter_map(|range| within(range, &self.own)).collect();
         let cut = [self.own.start, self.own.len(), bucket.len() - self.own.end];
         let (weights, lens) = bucket.values_mut().open();
         let (gradients, _) = bucket.gradients.open();
         let (mut weights, gradients) = (weights.split(&cut), gradients.split(&cut));
         let (mean, square) = (&mut self.mean, &mut self.square);
         let state = AdamWState { master: self.master.as_mut(), mean, square };
-        let updated = device.adamw(adamw, &decays, clip, &mut weights[1], &gradients[1], state);
+        let updated = device.adamw(adamw, &ranges, clip, &mut weights[1], &gradients[1], state);
         bucket.values_mut().close(Tensor::join(weights), &lens);
         bucket.gradients.close(Tensor::join(gradients), &lens);
         Ok(updated?)
@@ -195,12 +195,11 @@ fn masters<D: Device>(
     Ok(whole)
 }
 
-/// Returns the part of a decay range inside the elements of this rank, counted from the first of these
-/// elements.
-fn within(decay: &DecayRange, own: &Range<usize>) -> Option<DecayRange> {
-    let inside = own.start.max(decay.elements.start)..own.end.min(decay.elements.end);
+/// Returns the part of a range inside the elements of this rank, counted from the first of these elements.
+fn within(range: &UpdateRange, own: &Range<usize>) -> Option<UpdateRange> {
+    let inside = own.start.max(range.elements.start)..own.end.min(range.elements.end);
     let elements = inside.start.saturating_sub(own.start)..inside.end.saturating_sub(own.start);
-    (!inside.is_empty()).then_some(DecayRange { elements, weight_decay: decay.weight_decay })
+    (!inside.is_empty()).then_some(UpdateRange { elements, ..range.clone() })
 }
 
 /// Separates names in a message; no tensor name contains it.

@@ -3,16 +3,17 @@
 //! The kernels that an update needs are loaded before messages are posted, see
 //! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use dflop_comm::{Comm, StepContext};
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::adamw::{AdamW, AdamWState, UpdateRange};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, LateRead, Staged};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-use super::adamw::{AdamWOptimizer, AdamWSettings, LearningRate};
+use super::adamw::{AdamWOptimizer, AdamWSettings, LearningRate, ParameterRate};
 use super::bucket_state::{Ownership, Precision};
 use super::step_metrics::{Counting, StepMetrics};
 use crate::error::{Error, Result};
@@ -150,6 +151,13 @@ impl<D: Device> JobOptimizer<D> {
     #[must_use]
     pub fn shard_states(mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) -> Self {
         self.adamw.shard(replicas);
+        self
+    }
+
+    /// Updates some parameters with a learning rate and a weight decay of their own, by name in checkpoints.
+    #[must_use]
+    pub fn parameter_rates(mut self, rates: BTreeMap<String, ParameterRate>) -> Self {
+        self.adamw.set_rates(rates);
         self
     }
 
@@ -324,6 +332,11 @@ impl<D: Device> JobOptimizer<D> {
         self.adamw.steps()
     }
 
+    /// Measures the time before the next update from an event on, after device work that no step contains.
+    pub(crate) fn continue_from(&mut self, event: D::Event) {
+        self.ended = Some(event);
+    }
+
     /// Returns the settings.
     #[must_use]
     pub const fn settings(&self) -> &JobOptimizerSettings {
@@ -392,8 +405,8 @@ fn update<D: Device>(
         step: 1,
         gradient_scale: 1.0,
     };
-    let decays = [DecayRange { elements: 0..ELEMENTS, weight_decay: 0.0 }];
+    let ranges = [UpdateRange { elements: 0..ELEMENTS, learning_rate: 0.0, weight_decay: 0.0 }];
     let master = (precision == Precision::Bf16).then_some(&mut master);
     let state = AdamWState { master, mean: &mut mean, square: &mut square };
-    Ok(device.adamw(&adamw, &decays, &clip, &mut values, &gradient, state)?)
+    Ok(device.adamw(&adamw, &ranges, &clip, &mut values, &gradient, state)?)
 }

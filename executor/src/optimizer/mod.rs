@@ -13,7 +13,7 @@ mod bucket_state;
 mod job_optimizer;
 mod step_metrics;
 
-pub use adamw::{AdamWOptimizer, AdamWSettings, Decay, DecayedParameters, LearningRate};
+pub use adamw::{AdamWOptimizer, AdamWSettings, Decay, DecayedParameters, LearningRate, ParameterRate};
 pub use bucket_state::{Ownership, Precision};
 pub(crate) use bucket_state::{ParameterState, gather_bytes};
 pub use job_optimizer::{JobOptimizer, JobOptimizerSettings, UpdateReport};

@@ -112,8 +112,7 @@ fn lane_flow(lane: MessageLane) -> Flow {
 
 /// Returns whether a message may have rows, as far as every rank can determine from the plan.
 fn is_planned<D: Device>(view: &StepView<'_, D>, lane: MessageLane, edge: StageEdge) -> bool {
-    let has_backward = view.job.stages[usize::from(edge.upstream.stage)].has_backward;
-    if lane_flow(lane) == Flow::Gradients && !has_backward {
+    if lane_flow(lane) == Flow::Gradients && !view.has_gradients(edge) {
         return false;
     }
     if view.is_routed(edge) {

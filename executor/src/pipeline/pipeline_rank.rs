@@ -20,7 +20,7 @@ use super::step_execution::{StepExecution, StepResult};
 use super::step_order::{LaneOrder, action_lists};
 use super::timeline::{Clock, TimedAction, TimedCommunication};
 use super::topology::{RankRole, Topology};
-use super::transfer_buffers::StepView;
+use super::transfer_buffers::{Passes, StepView};
 use crate::error::{Error, Result};
 
 /// Step result.
@@ -146,6 +146,23 @@ impl<D: Device> PipelineRank<D> {
         self.start(step)?.read()
     }
 
+    /// Runs forward only for a global batch; weights do not change. All ranks call it, and not between
+    /// [`start`](Self::start) and the update, because gradients are not kept.
+    ///
+    /// A rank runs the actions of a training step without backward passes, gradient messages and sums.
+    ///
+    /// - returns the sum of the losses over all target tokens in the step; the same bits on all ranks; not
+    ///   finite if the loss of a microbatch is not
+    ///
+    /// # Errors
+    /// Errors from [`step`](Self::step), except for losses that are not finite.
+    pub fn evaluate(&mut self, step: &RankStep<D>) -> Result<f64> {
+        let mut at = StepContext::step(step.plan.step(), "start the evaluation");
+        let losses = self.run(step, Passes::Forward, &mut at).and_then(|pending| pending.read_losses());
+        let losses = losses.map_err(|error| end(self.comm(), at, error))?;
+        Ok(losses.iter().sum())
+    }
+
     /// Starts [`step`](Self::step) without waiting for the device: an optimizer that consumes the result
     /// waits once for both ([`JobOptimizer::update_step`](crate::optimizer::JobOptimizer::update_step)).
     ///
@@ -153,11 +170,16 @@ impl<D: Device> PipelineRank<D> {
     /// Same as [`step`](Self::step), except for losses, which are not known yet.
     pub fn start(&mut self, step: &RankStep<D>) -> Result<PendingStep<D>> {
         let mut at = StepContext::step(step.plan.step(), "start the step");
-        let done = self.run(step, &mut at);
+        let done = self.run(step, Passes::All, &mut at);
         done.map_err(|error| end(self.comm(), at, error))
     }
 
-    fn run(&mut self, rank_step: &RankStep<D>, at: &mut StepContext) -> Result<PendingStep<D>> {
+    fn run(
+        &mut self,
+        rank_step: &RankStep<D>,
+        passes: Passes,
+        at: &mut StepContext,
+    ) -> Result<PendingStep<D>> {
         let plan = &rank_step.plan;
         if self.is_plan_checked {
             self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
@@ -187,6 +209,7 @@ impl<D: Device> PipelineRank<D> {
             roles: &self.roles,
             comm: &*self.comm,
             rank_step,
+            passes,
         };
         if let Some(check) = message_check {
             check.run(&view)?;
@@ -469,11 +492,16 @@ impl<D: Device> PendingStep<D> {
     /// # Errors
     /// Same as [`outcome`](Self::outcome).
     pub fn read(self) -> Result<StepOutcome> {
+        let losses = self.read_losses()?;
+        self.outcome(&losses)
+    }
+
+    /// Adds up the losses on all ranks and waits for the device; all ranks call it.
+    fn read_losses(&self) -> Result<Vec<f64>> {
         let at = StepContext::step(self.step, "add up losses");
         let mut figures = self.device.zeros_as(Dtype::F64, self.microbatches)?;
         self.write_losses(&mut figures)?;
         self.comm.all_reduce(at, &mut figures)?;
-        let losses = self.device.read(&figures)?;
-        self.outcome(&losses)
+        Ok(self.device.read(&figures)?)
     }
 }

@@ -231,6 +231,7 @@ mod tests {
 
     use super::*;
     use crate::pipeline::ModuleParallelism;
+    use std::sync::Arc;
 
     const SIMPLE: ScheduleKind = ScheduleKind::OneForwardOneBackward;
 
@@ -245,6 +246,7 @@ mod tests {
             vision: EncoderConfig::vision(&vision).unwrap(),
             audio: None,
             llm: LlmConfig::from_config(&text).unwrap(),
+            frozen: Arc::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 use super::gradient_reduction::{GradientGroups, GradientReduction};
 use super::timeline::{Awaited, Clock, CommunicationKind, CommunicationLane, CommunicationPlace};
 use super::topology::{Flow, missing};
-use super::transfer_buffers::{StepView, TransferBuffers};
+use super::transfer_buffers::{Passes, StepView, TransferBuffers};
 use crate::error::{Error, Result};
 
 /// Execution of a step on a rank.
@@ -62,6 +62,9 @@ impl<'a, D: Device> StepExecution<'a, D> {
         for (index, &action) in list.iter().enumerate() {
             // Posted early, messages arrive while earlier actions compute.
             self.transfers.post_receives(&self.view, list, index)?;
+            if !self.view.passes.has(action) {
+                continue;
+            }
             *at = self.view.at(action);
             self.view.comm.host().note(*at);
             let start_ns = clock.now_ns();
@@ -114,7 +117,11 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let context = Arc::clone(self.view.rank_step.context(self.view.module(part), part.microbatch)?);
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         let start = self.device.mark(Lane::Compute)?;
-        let output = stage.forward(part.microbatch as usize, context, input)?;
+        let microbatch = part.microbatch as usize;
+        let output = match self.view.passes {
+            Passes::All => stage.forward(microbatch, context, input)?,
+            Passes::Forward => stage.forward_only(microbatch, context, input)?,
+        };
         let end = self.device.mark(Lane::Compute)?;
         check_forward(&self.view, (stage.name(), &self.device), part, &output)?;
         match output {

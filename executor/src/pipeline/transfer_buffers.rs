@@ -344,6 +344,23 @@ fn refuse(MessageLane { from, to, .. }: MessageLane, edge: StageEdge, problem: &
     Error::InvalidSetting { setting: "order of messages", reason }
 }
 
+/// Passes that a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Passes {
+    /// Forward and backward, for training.
+    All,
+    /// Forward only, for an evaluation.
+    Forward,
+}
+
+impl Passes {
+    /// Returns whether a step runs an action.
+    pub(super) const fn has(self, action: Action) -> bool {
+        let is_forward = matches!(action, Action::Forward(_) | Action::Recv(_) | Action::Send(_));
+        matches!(self, Self::All) || is_forward
+    }
+}
+
 /// Everything a rank needs to know about other ranks while it runs a step.
 pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
@@ -355,6 +372,7 @@ pub(super) struct StepView<'a, D: Device> {
     pub(super) roles: &'a [RankRole],
     pub(super) comm: &'a dyn DeviceComm<D>,
     pub(super) rank_step: &'a RankStep<D>,
+    pub(super) passes: Passes,
 }
 
 impl<D: Device> StepView<'_, D> {
@@ -397,9 +415,15 @@ impl<D: Device> StepView<'_, D> {
         (self.rank_step.plan.module_route(module), [edge.upstream.microbatch, edge.downstream.microbatch])
     }
 
-    /// Returns the number of rows in a transfer; 0 for gradients if nothing is trained upstream.
+    /// Returns whether gradients go back over an edge.
+    pub(super) fn has_gradients(&self, edge: StageEdge) -> bool {
+        self.passes == Passes::All && self.job.stages[usize::from(edge.upstream.stage)].has_backward
+    }
+
+    /// Returns the number of rows in a transfer; 0 for gradients if nothing is trained upstream, or the step
+    /// has no backward passes.
     pub(super) fn rows(&self, flow: Flow, edge: StageEdge) -> Result<usize> {
-        if flow == Flow::Gradients && !self.job.stages[usize::from(edge.upstream.stage)].has_backward {
+        if flow == Flow::Gradients && !self.has_gradients(edge) {
             return Ok(0);
         }
         if self.is_routed(edge) {
@@ -512,6 +536,7 @@ mod tests {
             roles: &roles,
             comm: &comm,
             rank_step: &step,
+            passes: Passes::All,
         };
         let part = Part { microbatch: 0, stage: 0 };
         let mut transfers = TransferBuffers::new(device.clone(), &view).unwrap();

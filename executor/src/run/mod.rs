@@ -32,6 +32,7 @@ mod check;
 mod compute_device;
 mod config;
 mod options;
+mod parameter_groups;
 mod rank;
 mod run_files;
 mod setup;
@@ -54,8 +55,9 @@ pub use compute_device::open as open_cuda;
 pub use compute_device::unsupported;
 pub use compute_device::{AttentionName, ComputeDevice, TransportName, missing_variables};
 pub use config::{
-    CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, ModuleTable, OptimizerTable,
-    ParallelTable, PlacementName, PrecisionName, RunConfig, job_layout, strategy_name,
+    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, GroupTable, ModelTable,
+    ModuleTable, OptimizerTable, ParallelTable, PlacementName, PrecisionName, RunConfig, job_layout,
+    strategy_name,
 };
 pub use options::{
     CorrectionSource, PlanFile, PlannedModule, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests,
@@ -146,7 +148,7 @@ impl Run {
         // Checked here once, before every rank would report the same.
         setup.recorded_corrections()?;
         // Builds the index once, before several ranks would do so at the same time.
-        drop(setup.planner(None)?);
+        drop((setup.planner(None)?, setup.evaluation_planner()?));
         times.end(StartPart::Index);
         let ended = match &self.options.processes {
             Some(program) if ranks > 1 => threads::launch(setup, program, &times),

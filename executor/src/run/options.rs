@@ -202,8 +202,6 @@ impl PlanFile {
     /// [`Error::Config`] if the executor does not run the plan.
     fn apply(self, config: &mut RunConfig) -> Result<()> {
         let refuse = |reason: &str| Err(Error::Config(format!("`--plan`: {reason}")));
-        let mut recomputed = self.modules.iter().map(|module| module.recompute);
-        let is_recomputed = recomputed.next().unwrap_or(false);
         if let Some(ep) = self.modules.iter().find_map(|module| module.ep).filter(|ep| *ep > 1) {
             return refuse(&format!(
                 "the plan divides experts over {ep} ranks, which is planned and simulated only; plan with `--ep 1`"
@@ -214,12 +212,6 @@ impl PlanFile {
                 "the plan recomputes some layers of a module, which is planned and simulated only",
             );
         }
-        if recomputed.any(|other| other != is_recomputed) {
-            return refuse(
-                "the plan recomputes the layers of some modules only; a run recomputes all or none",
-            );
-        }
-        config.model.recompute_layers = is_recomputed;
         let parallel = &mut config.parallel;
         for module in self.modules {
             let table = ModuleTable {
@@ -227,6 +219,7 @@ impl PlanFile {
                 layers: Some(module.layers),
                 dp: module.dp,
                 tp: module.tp,
+                recompute: Some(u32::from(module.recompute)),
             };
             match module.name.as_str() {
                 "llm" => parallel.llm = table,

@@ -7,7 +7,7 @@
 use super::cache_directory::digest;
 use super::compute_device;
 use super::compute_device::ComputeDevice;
-use super::config::{PrecisionName, RunConfig, strategy_name};
+use super::config::{PrecisionName, strategy_name};
 use super::options::{CorrectionSource, RunEnd, StopRequest};
 use super::setup::Setup;
 use super::start::{Origin, checkpoints, start};
@@ -23,9 +23,11 @@ use crate::train::{
 };
 use crate::{Error, Result};
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable};
+use dflop_costmodel::{FrozenParts, Module};
 use dflop_loader::StepPlanner;
 use dflop_loader::model::read_profile;
 use dflop_loader::store::redact;
+use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -343,19 +345,34 @@ impl Setup {
         Ok(CorrectionSubject {
             model: self.model_digest(),
             layout: self.layout(),
-            predictor: predictor_name(&self.config)?,
+            predictor: self.predictor_name()?,
         })
     }
 }
 
-/// Names the predictor for module times: a device preset, or a profile by digest; then the configuration
-/// parts that change the prediction.
-fn predictor_name(config: &RunConfig) -> Result<String> {
-    let rates = match &config.parallel.profile {
-        Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),
-        None => config.parallel.device_preset().to_owned(),
-    };
-    let recomputed = if config.model.recompute_layers { ", layers recomputed" } else { "" };
-    let frozen = config.model.freeze.as_ref().map_or_else(String::new, |parts| format!(", {parts} frozen"));
-    Ok(format!("{rates}{recomputed}{frozen}"))
+impl Setup {
+    /// Names the predictor for module times: a device preset, or a profile by digest; then the configuration
+    /// parts that change the prediction.
+    fn predictor_name(&self) -> Result<String> {
+        let (config, frozen) = (&self.config, self.groups.parts);
+        let rates = match &config.parallel.profile {
+            Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),
+            None => config.parallel.device_preset().to_owned(),
+        };
+        let recomputed = self.recomputed_layers();
+        let is_everywhere = recomputed.len() == self.job.modules().len();
+        let recomputed = match recomputed.as_slice() {
+            [] => String::new(),
+            all if is_everywhere && all.iter().all(|(_, every)| every.get() == 1) => {
+                ", layers recomputed".to_owned()
+            }
+            some => {
+                let module = |(module, every): &(Module, NonZeroU32)| format!("{module}:{every}");
+                format!(", layers recomputed in {}", some.iter().map(module).collect::<Vec<_>>().join(","))
+            }
+        };
+        let is_frozen = frozen != FrozenParts::default();
+        let frozen = if is_frozen { format!(", {frozen} frozen") } else { String::new() };
+        Ok(format!("{rates}{recomputed}{frozen}"))
+    }
 }

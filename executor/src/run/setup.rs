@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::format_bytes;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
 use dflop_loader::index::{IndexOptions, TokenCounts};
@@ -14,17 +13,19 @@ use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 use dflop_loader::settings::{DatasetSettings, MixtureSettings, ReadSettings, StoreSettings};
 use dflop_loader::shard::ShardAccess;
 use dflop_loader::store::file;
-use dflop_loader::{LoaderSettings, LoaderState, StepPlanner, StepPlannerBuilder};
+use dflop_loader::{LoaderSettings, LoaderState, StepPlanner, StepPlannerBuilder, Tail};
 use serde_json::{Value, json};
 
 use super::cache_directory::digest;
 use super::config::RunConfig;
 use super::options::{CorrectionSource, RunOptions};
+use super::parameter_groups::ParameterGroups;
 use super::run_files::RunFiles;
+use crate::inputs::costed;
 use crate::models::encoder::FrozenEncoder;
 use crate::models::{FrozenModules, ModelConfig, ModuleKind};
 use crate::pipeline::{Job, Placement};
-use crate::train::PassPredictor;
+use crate::train::{PassPredictor, RecomputedLayers};
 use crate::{Error, Result};
 
 /// Number of compared bytes at the start of a weight file: the header and the first weights.
@@ -40,6 +41,7 @@ pub struct Setup {
     pub(super) options: RunOptions,
     pub(super) job: Arc<Job>,
     pub(super) frozen: FrozenModules,
+    pub(super) groups: ParameterGroups,
     pub(super) spec: ModelSpec,
     directory: ModelDirectory,
     files: RunFiles,
@@ -59,10 +61,13 @@ impl Setup {
         let directory = ModelDirectory::open(&files.model_directory)?;
         let spec = directory.spec()?;
         check_size(&spec, config.ranks(&spec), machine_memory_bytes())?;
-        let model = ModelConfig::from_config(&directory.documents().config)?;
-        let frozen = frozen(config.frozen()?);
+        let mut model = ModelConfig::from_config(&directory.documents().config)?;
+        let mut groups = ParameterGroups::find(&config.optimizer, config.frozen()?, &model)?;
+        model.frozen = Arc::new(std::mem::take(&mut groups.frozen));
+        let frozen = frozen(groups.parts);
         let job = Arc::new(job(config, model, frozen)?);
-        Ok(Self { config: config.clone(), options: options.clone(), job, frozen, spec, directory, files })
+        let (config, options) = (config.clone(), options.clone());
+        Ok(Self { config, options, job, frozen, groups, spec, directory, files })
     }
 
     /// Returns the model layout over ranks.
@@ -104,11 +109,27 @@ impl Setup {
         let dataset = DatasetSettings {
             shards: self.files.shards.clone(),
             split: data.split.clone(),
-            splits: index.splits.clone(),
+            splits: data.split.as_ref().and(index.splits.clone()),
             index: index.directory.clone(),
             ..DatasetSettings::default()
         };
         (!dataset.shards.is_empty()).then(|| MixtureSettings::from(dataset))
+    }
+
+    /// Returns the dataset that the run evaluates on; `None` without evaluations.
+    pub(super) fn evaluation_dataset(&self) -> Option<DatasetSettings> {
+        let (evaluation, index) = (self.config.evaluation.as_ref()?, &self.config.index);
+        let (shards, split) = (evaluation.shards.clone(), evaluation.split.clone());
+        if !shards.is_empty() {
+            return Some(DatasetSettings { shards, split, ..DatasetSettings::default() });
+        }
+        Some(DatasetSettings {
+            shards: self.files.shards.clone(),
+            split,
+            splits: index.splits.clone(),
+            index: index.directory.clone(),
+            ..DatasetSettings::default()
+        })
     }
 
     /// Returns the reach of shard names: the stores that the environment of this machine sets.
@@ -147,8 +168,29 @@ impl Setup {
     /// # Errors
     /// [`Error::Loader`] if shards cannot be read, or the state belongs to another dataset.
     pub fn planner(&self, state: Option<LoaderState>) -> Result<StepPlanner> {
-        let config = &self.config;
         let data = self.mixture().ok_or_else(|| Error::Config("`data` has no shards".to_owned()))?;
+        let builder = self.config.order.apply(self.planner_builder(&data)?).seed(self.config.seed);
+        let builder = match state {
+            Some(state) => builder.restore(state),
+            None => builder,
+        };
+        Ok(builder.build()?)
+    }
+
+    /// Builds the planner of an evaluation: every sample once, in an order that is the same in all runs;
+    /// `None` without evaluations.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if shards cannot be read, or there is no such split.
+    pub(super) fn evaluation_planner(&self) -> Result<Option<StepPlanner>> {
+        let Some(dataset) = self.evaluation_dataset() else { return Ok(None) };
+        let builder = self.planner_builder(&dataset.into())?;
+        Ok(Some(builder.epochs(1).tail(Tail::Short).build()?))
+    }
+
+    /// Starts a step planner for the layout of the run; indexes the dataset on first use.
+    fn planner_builder(&self, data: &MixtureSettings) -> Result<StepPlannerBuilder> {
+        let config = &self.config;
         let data = data.open(&Self::shard_access()?, &self.index_options()?)?;
         // The LLM is the last module; a step is planned for the LLM's DP ranks.
         let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
@@ -158,14 +200,8 @@ impl Setup {
             .microbatches(config.parallel.microbatches)
             .strategy(config.parallel.strategy)
             .schedule(planned(config.schedule()?))
-            .work(config.parallel.search_effort)
-            .seed(config.seed);
-        let builder = self.with_stages(config.order.apply(builder));
-        let builder = match state {
-            Some(state) => builder.restore(state),
-            None => builder,
-        };
-        Ok(builder.build()?)
+            .work(config.parallel.search_effort);
+        Ok(self.with_stages(builder))
     }
 
     /// Describes the pipeline stages to the step planner.
@@ -195,7 +231,15 @@ impl Setup {
             }
             None => CostModel::new(self.spec.clone(), DeviceRate::preset(config.parallel.device_preset())?),
         };
-        Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
+        let recomputed = self.recomputed_layers().into_iter();
+        let with = |model: CostModel, (module, every)| model.recomputed_layers(module, Some(every));
+        Ok(recomputed.fold(model, with).frozen(self.groups.parts)?)
+    }
+
+    /// Lists the modules with recomputed layers.
+    pub(super) fn recomputed_layers(&self) -> RecomputedLayers {
+        let modules = self.job.modules().iter().map(|module| module.module);
+        modules.filter_map(|module| Some((costed(module), self.config.recomputed(module)?))).collect()
     }
 
     /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
@@ -251,8 +295,8 @@ impl Setup {
     pub(super) fn pass_predictor(&self) -> Result<Option<PassPredictor>> {
         let config = &self.config;
         let Some(path) = &config.parallel.profile else { return Ok(None) };
-        let (profile, frozen) = (read_profile(path)?, config.frozen()?);
-        Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
+        let (profile, frozen) = (read_profile(path)?, self.groups.parts);
+        Ok(Some(PassPredictor::new(&self.spec, &profile, &self.recomputed_layers(), frozen)?))
     }
 }
 
@@ -284,10 +328,6 @@ fn files_in(directory: &Path) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
     paths.sort();
     paths
-}
-
-fn recomputation(config: &RunConfig) -> Recomputation {
-    if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None }
 }
 
 /// Rejects a model whose weights alone exceed the memory of as many machines as there are ranks.

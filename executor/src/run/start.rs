@@ -1,6 +1,7 @@
 //! Builds the rank parts: inputs, stages, optimizer, checkpoints, trace.
 
 use std::io::{BufWriter, Write};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::models::{Activations, Stage};
 use crate::optimizer::{AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use crate::pipeline::PipelineRank;
 use crate::train::{
-    StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, build_stages_to_join,
+    Evaluation, StartPart, StartTimes, StopCheck, TraceWriter, TrainingRank, TrainingRankOptions,
+    build_stages_to_join,
 };
 use crate::{Error, Result};
 
@@ -69,9 +71,11 @@ pub(super) fn start<D: Device>(
         (None, Some(weights)) => weights,
         (None, None) => &seed,
     };
-    let activations =
-        if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
-    let stages = build_stages_to_join(&*comm, &setup.job, device, setup.frozen, activations, source)?;
+    let activations = |module| {
+        let every = config.recomputed(module).and_then(|every| NonZeroUsize::try_from(every).ok());
+        every.map_or(Activations::Stored, Activations::RecomputedEvery)
+    };
+    let stages = build_stages_to_join(&*comm, &setup.job, device, setup.frozen, &activations, source)?;
     times.end_on(StartPart::Weights, device, &*comm);
     let (pipeline, optimizer) = join(comm, setup, stages, saved, &mut times)?;
     let trace = trace.map(open_trace).transpose()?;
@@ -87,8 +91,29 @@ pub(super) fn start<D: Device>(
         until: Some(setup.end_step()),
     };
     let mut rank = TrainingRank::new(pipeline, feed, optimizer, options)?;
+    if let Some(evaluation) = evaluation(device, setup, rank.comm().rank())? {
+        rank.evaluate(evaluation);
+    }
     rank.record_start(times);
     Ok(rank)
+}
+
+/// Prepares the evaluations on a rank; `None` if the run has none.
+fn evaluation<D: Device>(device: &D, setup: &Setup, rank: usize) -> Result<Option<Evaluation<D>>> {
+    let (Some(table), Some(planner)) = (&setup.config.evaluation, setup.evaluation_planner()?) else {
+        return Ok(None);
+    };
+    let (device, job, roles) = (device.clone(), setup.job.clone(), setup.job.roles(rank)?);
+    let (read, shared) = (setup.config.read.clone(), setup.loader_settings()?);
+    // A last, short step may have no target token.
+    let preparer = setup.preparer()?.require_targets(false);
+    let inputs = move || {
+        let (job, roles, planner) = (job.clone(), roles.clone(), planner.clone());
+        InputReader::new(device.clone(), job, roles, planner, &preparer, |loader| {
+            read.apply_to_steps(loader.settings(shared.clone()))
+        })
+    };
+    Ok(Some(Evaluation { every: table.every, batches: table.batches, inputs: Box::new(inputs) }))
 }
 
 /// Joins the pipeline of the job, and creates or restores the optimizer.
@@ -103,7 +128,7 @@ fn join<D: Device>(
     let mut pipeline = PipelineRank::over(comm, setup.job.clone(), stages)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
     let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
-    optimizer = optimizer.exchange_over(pipeline.tensors());
+    optimizer = optimizer.parameter_rates(setup.groups.rates.clone()).exchange_over(pipeline.tensors());
     if config.optimizer.zero_stage == 1 {
         optimizer = optimizer.shard_states(pipeline.replicas());
         pipeline = pipeline.shard_gradients();

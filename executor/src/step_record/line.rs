@@ -102,6 +102,19 @@ pub struct StepLine {
     /// Tokens of a microbatch below which launches limit a module, if they do.
     #[serde(default)]
     pub launch_limit_tokens: Option<u64>,
+    /// Evaluation after the step, if there was one.
+    #[serde(default)]
+    pub evaluation: Option<EvaluationLine>,
+}
+
+/// Evaluation after a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationLine {
+    /// Mean loss over the target tokens of the held-out samples; `None` if it was not finite.
+    pub loss: Option<f64>,
+    /// Time of the evaluation, which no step contains.
+    #[serde(default)]
+    pub seconds: f64,
 }
 
 /// How a run ended.

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, BufRead, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-pub use line::{EndLine, Follower, Heading, Line, Outcome, StepLine, unix_seconds};
+pub use line::{EndLine, EvaluationLine, Follower, Heading, Line, Outcome, StepLine, unix_seconds};
 
 /// Name of the record in the directory of a run.
 pub const FILE_NAME: &str = "steps.jsonl";

@@ -17,6 +17,8 @@
 //! The time of a step is divided into passes, the update, and what a device waits for between two steps
 //! ([`IdleTimes`]), as far as that is known on the device's own clock.
 //!
+//! [`Evaluation`] runs forward passes over held-out samples after some steps.
+//!
 //! The first report also divides the time from the start of the run ([`StartReport`]).
 //!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
@@ -28,6 +30,7 @@
 //! FLOPs of forward and backward, with full attention and without recomputation, over time and peak.
 
 mod correction_record;
+mod evaluation;
 mod pass_predictor;
 mod start_times;
 mod step_end;
@@ -42,12 +45,13 @@ use dflop_costmodel::flops::{Attention, Recomputation};
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_device::{Device, DeviceComm, Staged};
 use dflop_models::weights::WeightSource;
-use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParallel};
+use dflop_models::{Activations, FrozenModules, ModuleKind, Stage, StageSettings, TensorParallel};
 use serde::Serialize;
 use std::sync::Arc;
 
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
-pub use pass_predictor::{Forecast, PassPredictor};
+pub use evaluation::{Evaluation, EvaluationInputs, EvaluationReport};
+pub use pass_predictor::{Forecast, PassPredictor, RecomputedLayers};
 pub(crate) use start_times::START_VARIABLE;
 pub use start_times::{StartPart, StartPartTime, StartReport, StartTimes};
 pub use step_end::StopReason;
@@ -73,7 +77,7 @@ pub fn build_stages<D: Device>(
     settings: &StageSettings<D>,
     source: &dyn WeightSource,
 ) -> Result<Vec<Box<dyn Stage<D>>>> {
-    build(comm, job, device, frozen, settings, source, |at, color, key| {
+    build(comm, job, device, frozen, (settings, &|_| settings.activations), source, |at, color, key| {
         let group = comm.split(at, color, key)?;
         Ok(group.map(|group| TensorParallel::new(device.clone(), Arc::from(group))))
     })
@@ -91,6 +95,20 @@ pub fn build_stages_over<D: Device>(
     settings: &StageSettings<D>,
     source: &dyn WeightSource,
 ) -> Result<Vec<Box<dyn Stage<D>>>> {
+    build_over(comm, job, device, frozen, (settings, &|_| settings.activations), source)
+}
+
+/// Settings for all stages, and the activations that the stages of a module keep.
+type Settings<'a, D> = (&'a StageSettings<D>, &'a dyn Fn(ModuleKind) -> Activations);
+
+fn build_over<D: Device>(
+    comm: &dyn DeviceComm<D>,
+    job: &Job,
+    device: &D,
+    frozen: FrozenModules,
+    settings: Settings<'_, D>,
+    source: &dyn WeightSource,
+) -> Result<Vec<Box<dyn Stage<D>>>> {
     build(comm.host(), job, device, frozen, settings, source, |at, color, key| {
         Ok(comm.split(at, color, key)?.map(TensorParallel::over))
     })
@@ -102,7 +120,7 @@ fn build<D: Device>(
     job: &Job,
     device: &D,
     frozen: FrozenModules,
-    settings: &StageSettings<D>,
+    (settings, activations): Settings<'_, D>,
     source: &dyn WeightSource,
     split: impl Fn(StepContext, Option<u64>, u64) -> Result<Option<TensorParallel<D>>>,
 ) -> Result<Vec<Box<dyn Stage<D>>>> {
@@ -123,7 +141,8 @@ fn build<D: Device>(
         };
         let tensor_parallel = group.map(Arc::new);
         for range in role.into_iter().flat_map(|role| job.ranges(role)) {
-            let settings = StageSettings { tensor_parallel: tensor_parallel.clone(), ..settings.clone() };
+            let (tensor_parallel, activations) = (tensor_parallel.clone(), activations(module.module));
+            let settings = StageSettings { tensor_parallel, activations, ..settings.clone() };
             let stage = job.model().stage_with(device, &range, frozen, settings, source)?;
             stages.push(stage.boxed());
         }
@@ -160,7 +179,7 @@ pub fn join_job_over<D: Device>(
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
-    let stages = build_stages_to_join(&*comm, job, device, frozen, activations, source)?;
+    let stages = build_stages_to_join(&*comm, job, device, frozen, &|_| activations, source)?;
     PipelineRank::over(comm, job.clone(), stages)
 }
 
@@ -170,11 +189,10 @@ pub(crate) fn build_stages_to_join<D: Device>(
     job: &Job,
     device: &D,
     frozen: FrozenModules,
-    activations: Activations,
+    activations: &dyn Fn(ModuleKind) -> Activations,
     source: &dyn WeightSource,
 ) -> Result<Vec<Box<dyn Stage<D>>>> {
-    let settings = StageSettings { activations, ..StageSettings::default() };
-    let built = build_stages_over(comm, job, device, frozen, &settings, source);
+    let built = build_over(comm, job, device, frozen, (&StageSettings::default(), activations), source);
     built.inspect_err(|error| {
         // The caller gets the error itself; the failure message is for the other ranks.
         drop(comm.host().abort(StepContext::step(0, "build stages"), &error.to_string()));
@@ -237,6 +255,9 @@ pub struct StepReport {
     /// Correction learned from measured times in a step interval, reported at the interval's last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction: Option<CorrectionReport>,
+    /// Evaluation after this step, if it is due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<EvaluationReport>,
     /// Time from the start of the run to the end of this step, by part: in the first report of a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<StartReport>,

@@ -6,11 +6,11 @@
 //! for the packed microbatch, attention for each sample.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::ops::Range;
 
 use dflop_balancer::schedule::{Action, Part, PassKind};
 use dflop_balancer::split_time;
-use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::profile::{Part as ProfilePart, Phase};
 use dflop_costmodel::{CostModel, FrozenParts, ModelSpec, Module, Profile, ProfileOptions, SampleShape};
 use dflop_loader::{StepPlan, StepPlanner};
@@ -18,6 +18,9 @@ use dflop_loader::{StepPlan, StepPlanner};
 use crate::error::Result;
 use crate::inputs::{PredictedTimes, costed};
 use crate::pipeline::{Job, PassTimes, RankRole, simulate};
+
+/// Modules with recomputed layers, each with the number of layers from one of these to the next.
+pub type RecomputedLayers = Vec<(Module, NonZeroU32)>;
 
 /// Predicts forward and backward passes for every stage and microbatch in a job.
 #[derive(Debug, Clone)]
@@ -55,16 +58,16 @@ impl PassPredictor {
     pub fn new(
         spec: &ModelSpec,
         profile: &Profile,
-        recomputation: Recomputation,
+        recomputed: &RecomputedLayers,
         frozen: FrozenParts,
     ) -> Result<Self> {
         let parts =
-            |is_of: fn(ProfilePart) -> bool| PartModels::new(spec, profile, recomputation, frozen, is_of);
+            |is_of: fn(ProfilePart) -> bool| PartModels::new(spec, profile, recomputed, frozen, is_of);
         Ok(Self {
             layers: parts(|part| !matches!(part, ProfilePart::OutsideLayers | ProfilePart::Head))?,
             outside_layers: parts(|part| part == ProfilePart::OutsideLayers)?,
             head: parts(|part| part == ProfilePart::Head)?,
-            linear: PartModels::new(spec, profile, Recomputation::None, frozen, |part| {
+            linear: PartModels::new(spec, profile, &RecomputedLayers::new(), frozen, |part| {
                 part == ProfilePart::Linear
             })?,
         })
@@ -120,7 +123,7 @@ impl PartModels {
     fn new(
         spec: &ModelSpec,
         profile: &Profile,
-        recomputation: Recomputation,
+        recomputed: &RecomputedLayers,
         frozen: FrozenParts,
         is_of: fn(ProfilePart) -> bool,
     ) -> Result<Self> {
@@ -129,7 +132,11 @@ impl PartModels {
         let forward = profile.only(|setting| is_of(setting.part) && setting.phase == Phase::Forward);
         let both = model(&profile.only(|setting| is_of(setting.part)))?;
         // A frozen part still runs forward, so its forward pass needs no setting.
-        Ok(Self { forward: model(&forward)?, both: both.recomputation(recomputation).frozen(frozen)? })
+        let with = |model: CostModel, &(module, every): &(Module, NonZeroU32)| {
+            model.recomputed_layers(module, Some(every))
+        };
+        let both = recomputed.iter().fold(both, with).frozen(frozen)?;
+        Ok(Self { forward: model(&forward)?, both })
     }
 
     fn passes(&self, module: Module, shapes: &[SampleShape]) -> Result<[u64; 2]> {
@@ -265,9 +272,11 @@ mod tests {
         Profile::parse([("made.csv", text.as_str())]).unwrap()
     }
 
-    fn predictor(recomputation: Recomputation, frozen: FrozenParts) -> PassPredictor {
+    /// - `every`: layers from one recomputed LLM layer to the next; 0 for none
+    fn predictor(every: u32, frozen: FrozenParts) -> PassPredictor {
         let spec = ModelSpec::preset("tiny").unwrap();
-        PassPredictor::new(&spec, &profile(), recomputation, frozen).unwrap()
+        let recomputed = NonZeroU32::new(every).map(|every| (Module::Llm, every)).into_iter().collect();
+        PassPredictor::new(&spec, &profile(), &recomputed, frozen).unwrap()
     }
 
     fn job(stages: usize, frozen: FrozenModules) -> Job {
@@ -291,7 +300,7 @@ mod tests {
         let spec = ModelSpec::preset("tiny").unwrap();
         let whole = CostModel::from_profile(spec, &profile(), ProfileOptions::default()).unwrap();
         let expected = whole.predict_microbatch(&shapes()).unwrap();
-        let predictor = predictor(Recomputation::None, FrozenParts::default());
+        let predictor = predictor(0, FrozenParts::default());
         let job = job(2, FrozenModules::default());
         for (index, &module) in whole.modules().iter().enumerate() {
             let passes = predictor.module(module, &shapes()).unwrap();
@@ -307,7 +316,7 @@ mod tests {
 
     #[test]
     fn the_head_is_in_the_last_stage_and_a_third_is_forward() {
-        let predictor = predictor(Recomputation::None, FrozenParts::default());
+        let predictor = predictor(0, FrozenParts::default());
         let (job, passes) =
             (job(2, FrozenModules::default()), predictor.module(Module::Llm, &shapes()).unwrap());
         let last = job.stages().len() as u16 - 1;
@@ -328,12 +337,14 @@ mod tests {
 
     #[test]
     fn recomputed_layers_run_forward_in_the_backward_pass() {
-        let of = |recomputation| {
-            predictor(recomputation, FrozenParts::default()).module(Module::Llm, &shapes()).unwrap()
-        };
-        let (stored, recomputed) = (of(Recomputation::None), of(Recomputation::Layers));
+        let of = |every| predictor(every, FrozenParts::default()).module(Module::Llm, &shapes()).unwrap();
+        let (stored, recomputed, half) = (of(0), of(1), of(2));
         assert_eq!((recomputed.layers[0], recomputed.head), (stored.layers[0], stored.head));
         assert!(recomputed.layers[1].abs_diff(stored.layers[1] + stored.layers[0]) < 10);
+        assert!(half.layers[1].abs_diff(stored.layers[1] + stored.layers[0] / 2) < 10);
+        let encoder =
+            |every| predictor(every, FrozenParts::default()).module(Module::Vision, &shapes()).unwrap();
+        assert_eq!(encoder(1), encoder(0));
     }
 
     #[test]
@@ -341,7 +352,7 @@ mod tests {
         let parts = FrozenParts { vision: true, audio: true, projector: true, llm: false };
         let encoder = dflop_models::encoder::FrozenEncoder { encoder: true, projector: true };
         let frozen = FrozenModules { vision: encoder, audio: encoder, is_llm_frozen: false };
-        let passes = predictor(Recomputation::None, parts).module(Module::Vision, &shapes()).unwrap();
+        let passes = predictor(0, parts).module(Module::Vision, &shapes()).unwrap();
         let [forward, backward, weights] =
             stage_times(&job(1, frozen), Part { microbatch: 0, stage: 0 }, &passes);
         assert!(forward > 0 && backward == 0 && weights == 0);

@@ -9,11 +9,12 @@ use std::time::Instant;
 use dflop_balancer::schedule::Action;
 use dflop_comm::{Comm, StepContext};
 use dflop_costmodel::SampleShape;
-use dflop_device::Device;
+use dflop_device::{Device, Lane};
 use dflop_loader::BalancedLoader;
 use serde_json::Value;
 
 use super::correction_record::CorrectionRecorder;
+use super::evaluation::{Evaluation, EvaluationReport};
 use super::pass_predictor::{Forecast, PassPredictor, planned_passes};
 use super::start_times::{StartPart, StartReport, StartTimes};
 use super::step_end::{SkipWarnings, StepEnd, StopReason};
@@ -66,6 +67,7 @@ pub struct TrainingRank<D: Device> {
     unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
+    evaluation: Option<Evaluation<D>>,
     /// Times of the start, until the first step has ended.
     start: Option<StartTimes>,
     is_pipeline: bool,
@@ -127,6 +129,7 @@ impl<D: Device> TrainingRank<D> {
         let is_device_apart = pipeline.stages().any(|(_, stage)| stage.device().host_threads().is_none());
         Ok(Self {
             skip_warnings,
+            evaluation: None,
             start: None,
             is_pipeline,
             pipeline,
@@ -153,6 +156,11 @@ impl<D: Device> TrainingRank<D> {
         if let Some(corrector) = &mut self.corrector {
             corrector.record(recorder);
         }
+    }
+
+    /// Evaluates after some steps from now on. All ranks evaluate, or none does.
+    pub fn evaluate(&mut self, evaluation: Evaluation<D>) {
+        self.evaluation = Some(evaluation);
     }
 
     /// Reports these times, which end with the first step, in the first report. All ranks report them, or
@@ -192,7 +200,11 @@ impl<D: Device> TrainingRank<D> {
         let rounds = step.predicted.rounds();
         let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let flops = self.flops(&step)?;
-        self.start_ahead()?;
+        let evaluation = self.evaluation.as_ref();
+        let is_due = evaluation.is_some_and(|own| own.is_due(step.plan.step + 1, self.options.until));
+        if !is_due {
+            self.start_ahead()?;
+        }
         let waiting = Instant::now();
         let (outcome, update, device) =
             self.optimizer.finish_step(update, &pending, self.pipeline.stages_mut())?;
@@ -202,7 +214,25 @@ impl<D: Device> TrainingRank<D> {
         // the next step looks no further back than to the end of this one
         self.host.forget_before(begin);
         let start = self.read.checked_sub(device.total()).unwrap_or(queued.passes).max(queued.passes);
-        self.end_step(&step, (&outcome, parts, &update), (&forecast, flops, start))
+        let report = self.end_step(&step, (&outcome, parts, &update), (&forecast, flops, start))?;
+        let evaluation = if is_due { self.run_evaluation()? } else { None };
+        Ok(Some(StepReport { evaluation, ..report }))
+    }
+
+    /// Evaluates, unless the run stops before its last step. No step contains the time.
+    fn run_evaluation(&mut self) -> Result<Option<EvaluationReport>> {
+        let is_stopped = self.stop_reason.is_some() && self.options.until != Some(self.optimizer.steps());
+        let Some(evaluation) = self.evaluation.as_ref().filter(|_| !is_stopped) else { return Ok(None) };
+        let report = evaluation.run(&mut self.pipeline)?;
+        if !report.loss.is_finite() && self.pipeline.comm().rank() == 0 {
+            let (step, loss, target_tokens) = (self.optimizer.steps() - 1, report.loss, report.target_tokens);
+            tracing::warn!(step, loss, target_tokens, "an evaluation has no finite loss");
+        }
+        self.optimizer.continue_from(self.pipeline.device().mark(Lane::Compute)?);
+        self.ended = Instant::now();
+        self.read = self.ended;
+        self.host.forget_before(self.ended);
+        Ok(Some(report))
     }
 
     /// Returns the queued step, or queues the next step; `None` at the end of the run.
@@ -268,7 +298,7 @@ impl<D: Device> TrainingRank<D> {
         step: &StepInputs<D>,
         (outcome, parts, update): (&StepOutcome, StepTimes, &UpdateReport),
         (forecast, flops, start): (&Forecast, u128, Instant),
-    ) -> Result<Option<StepReport>> {
+    ) -> Result<StepReport> {
         let rounds = step.predicted.rounds();
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
@@ -316,14 +346,14 @@ impl<D: Device> TrainingRank<D> {
         times: &MeasuredTimes,
         (flops, simulated_ns): (u128, [u64; 2]),
         correction: Option<CorrectionReport>,
-    ) -> Result<Option<StepReport>> {
+    ) -> Result<StepReport> {
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
         self.ended = ended;
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
         let limit = step.plan.launch_limit(&self.inputs.planner().model().launch_limits());
-        Ok(Some(StepReport {
+        Ok(StepReport {
             step: step.plan.step,
             loss: outcome.loss,
             gradient_norm: update.gradient_norm,
@@ -347,8 +377,9 @@ impl<D: Device> TrainingRank<D> {
             communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,
             exposed_communication_seconds: times.communication_ns[1] as f64 / 1e9 / ranks,
             correction,
+            evaluation: None,
             start: self.start_report(step.plan.step)?,
-        }))
+        })
     }
 
     /// Ends the times of the start, if this is the first step.

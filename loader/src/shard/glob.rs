@@ -100,6 +100,12 @@ fn names_in(directory: &Path) -> io::Result<Vec<String>> {
     entries.filter_map(|entry| entry.map(|entry| entry.file_name().into_string().ok()).transpose()).collect()
 }
 
+/// Returns whether a name matches a pattern in which `*` stands for any characters and `?` for one.
+#[must_use]
+pub fn matches_name(pattern: &str, name: &str) -> bool {
+    matches(pattern.as_bytes(), name.as_bytes())
+}
+
 /// Returns whether a name matches a pattern in which `*` stands for any bytes and `?` for one character.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut at, mut in_name, mut star) = (0, 0, None);

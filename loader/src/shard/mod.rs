@@ -33,6 +33,7 @@ pub use compression::{Compression, sniff_compression};
 pub use dflop_samples::{RawField, RawSample, SampleId};
 pub(crate) use directory::PARTIAL;
 pub use field_selection::FieldSelection;
+pub use glob::matches_name;
 pub use group_entries::{DuplicateField, Grouper, RawPayload, SampleGroup, is_metadata, split_key};
 pub(crate) use list::display_shards;
 pub use list::{Shard, expand_shards, expand_shards_in};

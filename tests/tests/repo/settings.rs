@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use dflop_executor::run::{GenerateTable, ModelTable, RunConfig};
+use dflop_executor::run::{EvaluationTable, GenerateTable, ModelTable, RunConfig};
 use dflop_loader::settings::{Described, DescribedTable, Settings};
 use dflop_tests::markdown::{expect_current, read, with_generated};
 use serde_json::Value;
@@ -66,6 +66,7 @@ fn the_reference_of_training_lists_all_keys() {
 fn every_key_of_training_is_described_once_with_its_default() {
     let mut config = RunConfig::new(ModelTable::default());
     config.data.generate = Some(GenerateTable::default());
+    config.evaluation = Some(EvaluationTable::default());
     let written = serde_json::to_value(&config).expect("a configuration can be written");
     let tables = RunConfig::described();
     let described: Vec<&Described> = tables.iter().flat_map(|table| &table.settings).collect();

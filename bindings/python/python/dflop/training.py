@@ -31,6 +31,8 @@ class TrainStep:
         predicted_seconds: makespan of the passes as predicted.
         is_skipped: whether nothing was updated, because a loss or a gradient is not finite.
         dropped_samples: damaged samples that all ranks skipped.
+        evaluation_loss: mean loss over the target tokens of the held-out samples, if an evaluation followed
+            the step; ``report["evaluation"]`` also has its ``target_tokens``, ``samples`` and ``seconds``.
         report: every figure of the step, as ``steps.jsonl`` has it; for the first step of a run also
             ``start``, the time since the run began, by part.
 
@@ -56,6 +58,7 @@ class TrainStep:
     predicted_seconds: float
     is_skipped: bool
     dropped_samples: int
+    evaluation_loss: float | None
     report: Mapping[str, Any]
 
 
@@ -66,6 +69,7 @@ class TrainResult:
     Attributes:
         steps: steps taken, including those before a restored state.
         checkpoint: directory of the last saved state; ``None`` if the configuration names no directory.
+        evaluation_loss: loss of the last evaluation; ``None`` if there was none, or on another rank than 0.
 
     Examples:
         >>> dflop.TrainResult(steps=2, checkpoint=None).steps
@@ -74,6 +78,7 @@ class TrainResult:
 
     steps: int
     checkpoint: str | None
+    evaluation_loss: float | None = None
 
 
 def train(
@@ -121,13 +126,19 @@ def train(
         >>> result.steps
         2
     """
-    names = [field.name for field in fields(TrainStep) if field.name != "report"]
+    names = [field.name for field in fields(TrainStep) if field.name not in ("evaluation_loss", "report")]
+    evaluated: list[float] = []
 
     def report(figures: dict[str, Any]) -> None:
         figures.setdefault("is_skipped", False)
         LOGGER.info("step %(step)d: loss %(loss).6g, %(seconds).3g s, %(samples)d samples", figures)
+        loss = figures.get("evaluation", {}).get("loss")
+        if loss is not None:
+            evaluated.append(loss)
+            LOGGER.info("evaluation after step %d: loss %.6g", figures["step"], loss)
         if on_step is not None:
-            on_step(TrainStep(**{name: figures[name] for name in names}, report=figures))
+            own = {name: figures[name] for name in names}
+            on_step(TrainStep(**own, evaluation_loss=loss, report=figures))
 
     steps, checkpoint = _native.train(
         dict(config) if isinstance(config, Mapping) else os.fspath(config),
@@ -137,4 +148,4 @@ def train(
         trace=trace,
         on_step=report,
     )
-    return TrainResult(steps, checkpoint)
+    return TrainResult(steps, checkpoint, evaluated[-1] if evaluated else None)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange, Update};
+use dflop_device::ops::adamw::{AdamW, AdamWState, Update, UpdateRange};
 use dflop_device::{Dtype, Result, Runtime, Tensor};
 
 use super::{THREADS, same_type};
@@ -49,7 +49,7 @@ impl Update for Cuda {
     fn adamw(
         &self,
         adamw: &AdamW,
-        decays: &[DecayRange],
+        ranges: &[UpdateRange],
         clip: &Tensor<Self>,
         weights: &mut Tensor<Self>,
         gradients: &Tensor<Self>,
@@ -61,20 +61,20 @@ impl Update for Cuda {
         assert!(mean.len() == len && square.len() == len, "every weight has its means");
         assert_eq!(same_type(&[mean, square]), Dtype::F32, "means are `f32`");
         assert!(master.as_ref().is_none_or(|master| master.len() == len && master.dtype() == Dtype::F32));
-        assert_eq!(decays.last().map_or(0, |decay| decay.elements.end), len, "decays cover the weights");
-        let ends: Vec<u64> = decays.iter().map(|decay| decay.elements.end as u64).collect();
-        // decoupled: the decay applies to the weight, not to the gradient
-        let factor = |decay: &DecayRange| (1.0 - adamw.learning_rate * decay.weight_decay) as f32;
-        let factors: Vec<f32> = decays.iter().map(factor).collect();
-        let (ends, factors) = (self.upload_longs(&ends)?, self.upload_as(Dtype::F32, &factors)?);
-        let AdamW { learning_rate, beta1, beta2, epsilon, step, .. } = *adamw;
+        assert_eq!(ranges.last().map_or(0, |range| range.elements.end), len, "ranges cover the weights");
+        let AdamW { beta1, beta2, epsilon, step, .. } = *adamw;
         // bias corrections: both moments start at 0
         let (mean_left, square_left) = (1.0 - beta1.powf(step as f64), 1.0 - beta2.powf(step as f64));
+        let ends: Vec<u64> = ranges.iter().map(|range| range.elements.end as u64).collect();
+        // decoupled: the decay applies to the weight, not to the gradient
+        let decay = |range: &UpdateRange| (1.0 - range.learning_rate * range.weight_decay) as f32;
+        let rate = |range: &UpdateRange| (range.learning_rate / mean_left) as f32;
+        let factors: Vec<f32> = ranges.iter().flat_map(|range| [decay(range), rate(range)]).collect();
+        let (ends, factors) = (self.upload_longs(&ends)?, self.upload_as(Dtype::F32, &factors)?);
         let macros = Macros::types(&[weights.dtype(), gradients.dtype()]);
         let arguments = Arguments::default().write(weights).write_if(master).read(gradients);
         let arguments = arguments.write(mean).write(square).read(clip).read(&ends).read(&factors);
-        let arguments = arguments.int(decays.len()).long(len).float((learning_rate / mean_left) as f32);
-        let arguments = arguments.float((1.0 / square_left.sqrt()) as f32);
+        let arguments = arguments.int(ranges.len()).long(len).float((1.0 / square_left.sqrt()) as f32);
         let arguments = arguments.float(beta1 as f32).float((1.0 - beta1) as f32);
         let arguments = arguments.float(beta2 as f32).float((1.0 - beta2) as f32).float(epsilon as f32);
         self.launch(Source::AdamW, "adamw", macros, Grid::elements(len, 1), arguments)

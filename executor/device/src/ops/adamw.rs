@@ -15,16 +15,18 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
-/// Consecutive elements with the same weight decay.
+/// Consecutive elements with the same learning rate and weight decay.
 #[derive(Debug, Clone, PartialEq)]
-pub struct DecayRange {
+pub struct UpdateRange {
     /// Element range.
     pub elements: Range<usize>,
+    /// Learning rate in this step.
+    pub learning_rate: f64,
     /// Weight decay, relative to the learning rate.
     pub weight_decay: f64,
 }
 
-values!(DecayRange);
+values!(UpdateRange);
 
 /// Optimizer state on a device.
 pub struct AdamWState<'a, D: Runtime> {
@@ -79,11 +81,12 @@ operation! {
         /// Runs an optimizer step with the gradients multiplied by the factor from
         /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
         ///
-        /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
+        /// - `ranges`: cover the weights in order; [`AdamW::learning_rate`] and [`AdamW::weight_decay`] are not
+        ///   read
         fn adamw(
             &self,
             adamw: &AdamW,
-            decays: &[DecayRange],
+            ranges: &[UpdateRange],
             clip: &Tensor<Self>,
             weights: &mut Tensor<Self>,
             gradients: &Tensor<Self>,
@@ -121,7 +124,7 @@ impl Update for Cpu {
     fn adamw(
         &self,
         adamw: &AdamW,
-        decays: &[DecayRange],
+        ranges: &[UpdateRange],
         clip: &Tensor<Self>,
         weights: &mut Tensor<Self>,
         gradients: &Tensor<Self>,
@@ -134,8 +137,8 @@ impl Update for Cpu {
         let gradients = self.operand(gradients)?;
         let (mean, square) = (state.mean.f32_mut(), state.square.f32_mut());
         let mut update = |weights: &mut [f32]| {
-            for DecayRange { elements, weight_decay } in decays {
-                let adamw = AdamW { weight_decay: *weight_decay, gradient_scale, ..*adamw };
+            for &UpdateRange { ref elements, learning_rate, weight_decay } in ranges {
+                let adamw = AdamW { learning_rate, weight_decay, gradient_scale, ..*adamw };
                 let (weights, gradients) = (&mut weights[elements.clone()], &gradients[elements.clone()]);
                 let (mean, square) = (&mut mean[elements.clone()], &mut square[elements.clone()]);
                 self.on_pool(|| step(&adamw, weights, gradients, mean, square));
@@ -232,17 +235,18 @@ pub(crate) mod tests {
         d.sums_of_squares(&[(&gradients, 2), (&input(d, 5, 2)?, 1)], &mut figures)?;
         let mut clip = d.zeros_as(Dtype::F64, 2)?;
         d.clip_factor(&figures, 1..3, Some(0.5), &mut clip)?;
-        let decays = [(0..7, 0.01), (7..LEN, 0.0)];
-        let decays = decays.map(|(elements, weight_decay)| DecayRange { elements, weight_decay });
+        let range =
+            |elements, learning_rate, weight_decay| UpdateRange { elements, learning_rate, weight_decay };
+        let ranges = [range(0..7, 1e-3, 0.01), range(7..9, 5e-3, 0.01), range(9..LEN, 1e-3, 0.0)];
         let run = |weights: &mut Tensor<D>| {
             let state = AdamWState { master: None, mean: &mut mean, square: &mut square };
-            d.adamw(&adamw, &decays, &clip, weights, &gradients, state)
+            d.adamw(&adamw, &ranges, &clip, weights, &gradients, state)
         };
         let mut all = vec![("adamw", changed(d, LEN, 2, run)?)];
         d.add(&input(d, LEN, 2)?, &mut master)?;
         let run = |weights: &mut Tensor<D>| {
             let state = AdamWState { master: Some(&mut master), mean: &mut mean, square: &mut square };
-            d.adamw(&adamw, &decays, &clip, weights, &gradients, state)
+            d.adamw(&adamw, &ranges, &clip, weights, &gradients, state)
         };
         all.push(("adamw with masters", changed(d, LEN, 3, run)?));
         all.push(("norm and factor", scalars(d, &clip)?));

@@ -14,6 +14,7 @@ use crate::parameters::{Declaration, Parameters, PendingWeights, WeightGradients
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, DeviceSparseRows, Segments, Tensor};
+use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -301,6 +302,13 @@ impl<D: Device> StageBlocks<D> {
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
         let declaration = Declaration::for_rank(tp_rank);
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
+    }
+
+    /// Freezes the parameters with these names, also in blocks that are trained.
+    #[must_use]
+    pub fn freeze(mut self, names: Arc<BTreeSet<String>>) -> Self {
+        self.declaration.freeze_names(names);
+        self
     }
 
     /// Returns the rank whose part of the blocks is declared.

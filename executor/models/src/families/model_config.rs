@@ -1,5 +1,6 @@
 //! Configuration of a complete model: modules, and the blocks in each stage.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use crate::encoder::{EncoderConfig, FrozenEncoder};
 use crate::error::{Error, Result};
 use crate::llm::LlmConfig;
 use crate::parameters::weights::{Checkpoint, ParameterSpec};
-use dflop_device::Device;
+use dflop_device::{Cpu, Device};
 
 /// Model module, which a pipeline divides into stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +57,8 @@ pub struct ModelConfig {
     pub audio: Option<EncoderConfig>,
     /// The language model.
     pub llm: LlmConfig,
+    /// Names of parameters that are not trained, also in modules that are.
+    pub frozen: Arc<BTreeSet<String>>,
 }
 
 impl ModelConfig {
@@ -128,7 +131,7 @@ impl ModelConfig {
         frozen: FrozenModules,
         tensor: Option<Arc<TensorParallel<D>>>,
     ) -> Result<StageBlocks<D>> {
-        let mut blocks = StageBlocks::new(tensor);
+        let mut blocks = StageBlocks::new(tensor).freeze(Arc::clone(&self.frozen));
         let layers = range.layers.clone();
         match range.module {
             ModuleKind::Vision => {
@@ -163,6 +166,9 @@ impl ModelConfig {
     /// Returns whether anything before a stage is trained.
     #[must_use]
     pub fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
+        if !self.frozen.is_empty() {
+            return self.has_trained_before(range, frozen);
+        }
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
             // pixels have no gradient, so only an earlier layer can make the input trained
@@ -175,6 +181,18 @@ impl ModelConfig {
                 is_vision_trained || is_audio_trained || is_llm_before
             }
         }
+    }
+
+    /// Returns whether a parameter before a stage is trained, by name.
+    fn has_trained_before(&self, range: &StageRange, frozen: FrozenModules) -> bool {
+        let encoders = [ModuleKind::Vision, ModuleKind::Audio].into_iter();
+        let whole = |module| StageRange { module, layers: 0..self.layers(module) };
+        let encoders = encoders.filter(|_| range.module == ModuleKind::Llm).map(whole);
+        let same = StageRange { module: range.module, layers: 0..range.layers.start };
+        encoders.chain([same]).filter(|before| !before.layers.is_empty()).any(|before| {
+            let blocks: Result<StageBlocks<Cpu>> = self.stage_blocks(&before, frozen, None);
+            blocks.is_ok_and(|blocks| blocks.is_trained())
+        })
     }
 
     /// Returns the specifications for all model parameters.
@@ -221,7 +239,7 @@ impl BlockFamilies {
             check_layers(&sizes)?;
         }
         let (vision, audio) = (self.vision(document)?, self.audio(document)?);
-        checked(ModelConfig { vision, audio, llm: self.llm(document)? })
+        checked(ModelConfig { vision, audio, llm: self.llm(document)?, frozen: Arc::default() })
     }
 
     /// Builds a model only from sizes; epsilons and activations have the family defaults.
@@ -233,7 +251,7 @@ impl BlockFamilies {
         check_layers(&spec.clone().into())?;
         check_heads(spec)?;
         let (vision, audio) = (self.vision_from_spec(spec)?, self.audio_from_spec(spec)?);
-        checked(ModelConfig { vision, audio, llm: self.llm_from_spec(spec)? })
+        checked(ModelConfig { vision, audio, llm: self.llm_from_spec(spec)?, frozen: Arc::default() })
     }
 }
 

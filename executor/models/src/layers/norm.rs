@@ -90,6 +90,17 @@ impl Norm {
             }
             Some(bias) => {
                 let (weight, gradients) = pass.parameters.norm(self.weight, bias);
+                // both are computed if either is trained
+                let mut unused = match gradients {
+                    [Some(_), None] | [None, Some(_)] => Some(pass.device.zeros_as(Dtype::F32, self.width)?),
+                    _ => None,
+                };
+                let gradients = match (gradients, unused.as_mut()) {
+                    ([Some(d_weight), Some(d_bias)], _) => Some((d_weight, d_bias)),
+                    ([Some(d_weight), None], Some(unused)) => Some((d_weight, unused)),
+                    ([None, Some(d_bias)], Some(unused)) => Some((unused, d_bias)),
+                    _ => None,
+                };
                 pass.device.layer_norm_backward(dy, x, weight, statistics, dx, gradients)?;
             }
         }

@@ -16,8 +16,9 @@ pub mod weights;
 
 use super::error::{Error, Result};
 use dflop_device::{Bucket, Device, Dtype, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 use weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank, WeightSource};
 
 pub use bucket::{GatherTimes, ParameterBucket};
@@ -34,9 +35,6 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     let (tensor, expected, found) = (spec.name.clone(), spec.held_shape(), vec![values.len()]);
     Err(Error::TensorShape { tensor, expected, found })
 }
-
-/// Gradients of the two norm parameters, if trained.
-pub type GradientPair<'a, D> = Option<(&'a mut Tensor<D>, &'a mut Tensor<D>)>;
 
 /// Parameter location.
 enum Place<D: Device> {
@@ -158,13 +156,16 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Returns the weight values and the gradients of weight and bias.
+    /// Returns the weight values, and the gradients of weight and bias, if they are trained.
     ///
     /// # Panics
     /// If both gradients belong to the same parameter.
-    pub fn norm(&mut self, weight: ParameterId, bias: ParameterId) -> (&Tensor<D>, GradientPair<'_, D>) {
-        let (values, [d_weight, d_bias]) = self.value_and_gradients(weight, bias);
-        (values, d_weight.zip(d_bias))
+    pub fn norm(
+        &mut self,
+        weight: ParameterId,
+        bias: ParameterId,
+    ) -> (&Tensor<D>, [Option<&mut Tensor<D>>; 2]) {
+        self.value_and_gradients(weight, bias)
     }
 
     /// Returns the gradients of two parameters, if they are trained.
@@ -408,6 +409,8 @@ fn groups(specs: &[ParameterSpec], bucket_elements: usize) -> Vec<Vec<usize>> {
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
     is_frozen: bool,
+    /// Names of parameters that are frozen in any case.
+    frozen: Arc<BTreeSet<String>>,
     tp_rank: TpRank,
 }
 
@@ -429,14 +432,20 @@ impl Declaration {
         self.is_frozen = is_frozen;
     }
 
+    /// Freezes the parameters with these names that are declared from now on.
+    pub fn freeze_names(&mut self, names: Arc<BTreeSet<String>>) {
+        self.frozen = names;
+    }
+
     /// Declares a parameter.
     pub fn add(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> ParameterId {
+        let name = name.into();
         self.specs.push(ParameterSpec {
-            name: name.into(),
+            is_trained: !self.is_frozen && !self.frozen.contains(&name),
+            name,
             shape: shape.to_vec(),
             shard: TensorShard::whole(self.tp_rank),
             init,
-            is_trained: !self.is_frozen,
             shares: None,
             is_tied: false,
         });

@@ -54,6 +54,24 @@ impl<D: Device> Stage<D> for BlockStage<D> {
         Ok(output)
     }
 
+    /// Runs the blocks and reads parameters only; each block's buffers are released with the block.
+    fn forward_only(
+        &mut self,
+        microbatch: usize,
+        context: Arc<MicrobatchContext<D>>,
+        input: Option<Tensor<D>>,
+    ) -> Result<BlockOutput<D>> {
+        let at = (Some(microbatch), "tensor-parallel evaluation");
+        let result = self.run_mut(|stage| {
+            let Self { device, parameters, tensor, blocks, .. } = stage;
+            let tensor = tensor.as_ref().map(|tensor| tensor.pass(at.0, at.1));
+            let (parameters, kept) = (PassParameters::Read(parameters), KeptRows::default());
+            let mut pass = ForwardPass { device, parameters, context: &context, tensor, kept };
+            Ok(blocks.forward(&mut pass, input, false)?.0)
+        });
+        self.or_end_job(at, "evaluation", result)
+    }
+
     /// Runs the blocks in reverse; reports after each group of blocks that were declared together.
     fn backward_with(
         &mut self,
@@ -120,7 +138,7 @@ impl<D: Device> BlockStage<D> {
             PassParameters::Read(parameters)
         };
         let kept = KeptRows::default();
-        blocks.forward(&mut ForwardPass { device, parameters, context, tensor, kept }, input)
+        blocks.forward(&mut ForwardPass { device, parameters, context, tensor, kept }, input, true)
     }
 
     fn run_backward(

@@ -15,6 +15,7 @@ use crate::parameters::weights::{self, WeightSource};
 use crate::parameters::{BUCKET_ELEMENTS, Parameters, PendingWeights};
 use dflop_device::{Device, Tensor};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -68,7 +69,7 @@ impl<D: Device> BlockStage<D> {
         self.parameters.wait_all_values()?;
         self.on_device(|| {
             let mut pass = self.read_pass(context, "tensor-parallel evaluate");
-            Ok(self.blocks.forward(&mut pass, input)?.0)
+            Ok(self.blocks.forward(&mut pass, input, false)?.0)
         })
     }
 
@@ -236,6 +237,9 @@ pub enum Activations {
     Stored,
     /// Only the layer input; backward recomputes the rest (activation checkpointing).
     Recomputed,
+    /// The same for one layer in this number, from the first layer in the stage on; all activations of other
+    /// layers.
+    RecomputedEvery(NonZeroUsize),
 }
 
 /// Stage options.
@@ -335,10 +339,13 @@ impl<D: Device> BlockList<D> {
     }
 
     /// Runs all blocks; returns the buffers that each block saves for the backward pass.
+    ///
+    /// - `has_backward`: whether a backward pass follows; without one nothing is saved
     pub(super) fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,
         mut input: Option<Tensor<D>>,
+        has_backward: bool,
     ) -> Result<(BlockOutput<D>, Vec<SavedActivations<D>>)> {
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
@@ -346,7 +353,7 @@ impl<D: Device> BlockList<D> {
             // Only now, so that gathers for later blocks overlap with this block.
             pass.parameters.wait_values(self.block_parameters(index, pass.parameters.specs().len()))?;
             let output = block.forward(pass, input.take(), &mut saved)?;
-            if !self.has_backward[index] {
+            if !(has_backward && self.has_backward[index]) {
                 saved = SavedActivations::default();
             } else if self.is_recomputed(index) {
                 saved.keep_input_only();
@@ -424,6 +431,13 @@ impl<D: Device> BlockList<D> {
     }
 
     fn is_recomputed(&self, block: usize) -> bool {
-        self.activations == Activations::Recomputed && self.blocks[block].is_recomputable()
+        let every = match self.activations {
+            Activations::Stored => return false,
+            Activations::Recomputed => 1,
+            Activations::RecomputedEvery(every) => every.get(),
+        };
+        let is_layer = |block: &Box<dyn Block<D>>| block.is_recomputable();
+        let layers_before = || self.blocks[..block].iter().filter(|block| is_layer(block)).count();
+        is_layer(&self.blocks[block]) && layers_before().is_multiple_of(every)
     }
 }

@@ -25,7 +25,8 @@ pub type GradientsDone<'a, D> = dyn FnMut(&mut Parameters<D>, usize) -> Result<(
 /// For each microbatch, a pipeline calls [`forward`](Self::forward) once, then either
 /// [`backward_with`](Self::backward_with), or [`backward_input`](Self::backward_input) and later
 /// [`backward_weight`](Self::backward_weight). Without a backward ([`has_backward`](Self::has_backward)) it
-/// calls only `forward`, and the stage saves nothing.
+/// calls only `forward`, and the stage saves nothing. In an evaluation it calls only
+/// [`forward_only`](Self::forward_only).
 ///
 /// **What a stage guarantees:**
 ///
@@ -84,6 +85,25 @@ pub trait Stage<D: Device>: Send {
         context: Arc<MicrobatchContext<D>>,
         input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>>;
+
+    /// Runs forward on a microbatch that has no backward, as in an evaluation, and saves nothing. No other
+    /// microbatch is in flight. Default: [`forward`](Self::forward), then [`forget`](Self::forget); gradients
+    /// may change, since every training step starts with zero gradients.
+    ///
+    /// - `context`, `input`, returned rows or loss: as for [`forward`](Self::forward), with the same bits
+    ///
+    /// # Errors
+    /// Errors from [`forward`](Self::forward).
+    fn forward_only(
+        &mut self,
+        microbatch: usize,
+        context: Arc<MicrobatchContext<D>>,
+        input: Option<Tensor<D>>,
+    ) -> Result<BlockOutput<D>> {
+        let output = self.forward(microbatch, context, input)?;
+        self.forget();
+        Ok(output)
+    }
 
     /// Runs backward on a microbatch: accumulates all parameter gradients, returns the input gradient, and
     /// reports complete gradients on the way. Default: [`backward_input`](Self::backward_input),

@@ -4,6 +4,7 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_models::{FrozenModules, LlmConfig, ModelConfig, ModuleKind};
 use serde_json::json;
+use std::sync::Arc;
 
 use super::super::{Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, Placement};
 
@@ -38,6 +39,7 @@ fn model(encoders: usize) -> ModelConfig {
         vision: (encoders > 0).then(|| EncoderConfig::vision(&vision).unwrap().unwrap()),
         audio: (encoders > 1).then(|| EncoderConfig::audio(&audio).unwrap().unwrap()),
         llm: LlmConfig::from_config(&text).unwrap(),
+        frozen: Arc::default(),
     }
 }
 

@@ -78,25 +78,48 @@ fn check_weights(report: &mut Findings, setup: &Setup) {
 /// Checks shards and index; returns the planner of the run if the index is there and up to date.
 pub(super) fn check_shards(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
     let config = &setup.config;
+    let access = Setup::shard_access().map_err(|failure| report.failed(SHARDS, failure)).ok()?;
+    // A tokenizer that cannot be read was reported.
+    let options = setup.index_options().ok()?;
+    let own = config.evaluation.as_ref().is_some_and(|evaluation| !evaluation.shards.is_empty());
+    if let Some(dataset) = setup.evaluation_dataset().filter(|_| own)
+        && check_dataset(report, (&dataset, "evaluation.shards"), &access, &options)
+    {
+        check_evaluation(report, setup);
+    }
     if config.data.generate.is_some() {
         report.skipped(SHARDS, "the run generates them");
         return None;
     }
     let datasets = setup.mixture().map_or_else(Vec::new, |mixture| mixture.datasets);
-    let access = Setup::shard_access().map_err(|failure| report.failed(SHARDS, failure)).ok()?;
-    // A tokenizer that cannot be read was reported.
-    let options = setup.index_options().ok()?;
     let mut has_indexes = true;
     for dataset in &datasets {
-        has_indexes &= check_dataset(report, dataset, &access, &options);
+        has_indexes &= check_dataset(report, (dataset, "data.shards"), &access, &options);
+    }
+    if has_indexes && !own {
+        check_evaluation(report, setup);
     }
     has_indexes.then(|| planner(report, setup)).flatten()
 }
 
+/// Checks the samples of evaluations when the index exists.
+fn check_evaluation(report: &mut Findings, setup: &Setup) {
+    match setup.evaluation_planner() {
+        Ok(Some(planner)) => {
+            let samples: u64 = planner.datasets().iter().map(Dataset::len).sum();
+            report.ok("evaluation", format!("{samples} samples"));
+        }
+        Ok(None) => {}
+        Err(failure) => report.failed("evaluation", failure),
+    }
+}
+
 /// Checks the shards and the index of a dataset; returns whether the index is there and up to date.
+///
+/// - `setting`: setting that names the shards
 fn check_dataset(
     report: &mut Findings,
-    dataset: &DatasetSettings,
+    (dataset, setting): (&DatasetSettings, &str),
     access: &ShardAccess,
     options: &IndexOptions,
 ) -> bool {
@@ -107,7 +130,7 @@ fn check_dataset(
             return false;
         }
     };
-    if !check_readable(report, &shards) {
+    if !check_readable(report, &shards, setting) {
         report.skipped(INDEX, "a shard cannot be read");
         return false;
     }
@@ -146,7 +169,9 @@ fn planner(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
 ///
 /// Requests the length and version of every shard. The first sample in local shards is read and decoded, and
 /// the first sample in the first remote shard.
-pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
+///
+/// - `setting`: setting that names the shards
+pub(super) fn check_readable(report: &mut Findings, shards: &[Shard], setting: &str) -> bool {
     let runtime = match start_runtime("dflop", 2) {
         Ok(runtime) => runtime,
         Err(failure) => {
@@ -173,7 +198,7 @@ pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
     }
     let more = faults.len().saturating_sub(FAULTS_SHOWN);
     for fault in faults.into_iter().take(FAULTS_SHOWN) {
-        report.wrong(SHARDS, fault, "restore the shard, or correct `data.shards`");
+        report.wrong(SHARDS, fault, format!("restore the shard, or correct `{setting}`"));
     }
     if more > 0 {
         report.note(SHARDS, format!("{more} more of {} shards cannot be read", shards.len()));

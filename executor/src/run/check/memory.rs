@@ -3,8 +3,7 @@
 use std::num::NonZeroU32;
 
 use dflop_costmodel::memory::{
-    Execution, ModuleStages, PipelineMemory, Precision, SavedActivations, StageMemory, StateBytes,
-    format_bytes,
+    Execution, ModuleStages, PipelineMemory, Precision, StageMemory, StateBytes, format_bytes,
 };
 use dflop_loader::StepPlanner;
 
@@ -112,13 +111,13 @@ fn stages(setup: &Setup, tokens: Option<MicrobatchTokens>) -> Result<Vec<StageMe
         },
     });
     let layouts: Vec<ModuleStages> = layouts.collect();
-    let saved =
-        if config.model.recompute_layers { SavedActivations::LayerInputs } else { SavedActivations::All };
-    let memory = PipelineMemory::new(&setup.spec)
-        .frozen(config.frozen()?)
-        .saved_activations(saved)
+    let mut memory = PipelineMemory::new(&setup.spec)
+        .frozen(setup.groups.parts)
         .trained_state(state_bytes(setup))
         .microbatches(config.parallel.microbatches as u32);
+    for (module, every) in setup.recomputed_layers() {
+        memory = memory.recomputed_layers(module, every);
+    }
     Ok(memory.stages(&layouts)?)
 }
 

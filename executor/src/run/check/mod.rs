@@ -85,7 +85,7 @@ fn shards_alone(report: &mut Findings, config: &RunConfig) {
         return;
     }
     match expand_shards(&config.data.shards) {
-        Ok(shards) => drop(files::check_readable(report, &shards)),
+        Ok(shards) => drop(files::check_readable(report, &shards, "data.shards")),
         Err(error) => report.failed("shards", error),
     }
 }

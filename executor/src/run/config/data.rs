@@ -24,7 +24,8 @@ pub struct ModelTable {
     pub pretrained: bool,
     /// Modules that are not trained, any of `vision,audio,projector,llm`. Default: all are trained.
     pub freeze: Option<String>,
-    /// Whether layer activations are recomputed in the backward pass (activation checkpointing), not stored.
+    /// Whether layer activations are recomputed in the backward pass (activation checkpointing), not stored;
+    /// `recompute` in `parallel.llm` and the other modules replaces it for a module.
     #[serde(default)]
     pub recompute_layers: bool,
 }
@@ -102,6 +103,23 @@ impl Default for GenerateTable {
     }
 }
 
+/// Evaluation during a run: the mean loss over the target tokens of held-out samples.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluationTable {
+    /// Steps between evaluations, at least 1; an evaluation also follows the last step. Default: only the
+    /// last step.
+    pub every: Option<u64>,
+    /// Shards to evaluate on, as in `data.shards`. Default: `data.shards`, with a `split`.
+    pub shards: Vec<String>,
+    /// Split to evaluate on. Default: all samples in `evaluation.shards`.
+    pub split: Option<String>,
+    /// Maximum number of global batches in an evaluation, at least 1: the same samples each time, drawn from
+    /// all shards. Default: every sample once.
+    pub batches: Option<u64>,
+}
+
 /// Saved states in a run.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -165,6 +183,28 @@ pub struct OptimizerTable {
     pub precision: PrecisionName,
     /// ZeRO stage: 1 divides the optimizer state over a module's DP ranks, 0 does not.
     pub zero_stage: u8,
+    /// Parameters with other rates, or frozen: tables with `parameters`, and any of `learning_rate`,
+    /// `weight_decay` and `frozen = true`. `parameters` is a part, `vision`, `audio`, `projector` or `llm`, or
+    /// a pattern for names as in checkpoints, in which `*` stands for any characters and `?` for one. The last
+    /// table that names a parameter applies.
+    #[cfg_attr(feature = "schema", schemars(with = "Vec<serde_json::Map<String, Value>>"))]
+    pub groups: Vec<GroupTable>,
+}
+
+/// Parameters whose rates differ from the other optimizer settings, or that are frozen.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupTable {
+    /// Part, `vision`, `audio`, `projector` or `llm`, or pattern for parameter names as in checkpoints.
+    pub parameters: String,
+    /// Peak learning rate, at least 0; warm-up and decay are those of the other parameters. Default: that of
+    /// the other parameters.
+    pub learning_rate: Option<f64>,
+    /// Weight decay for matrices, at least 0. Default: that of the other parameters.
+    pub weight_decay: Option<f64>,
+    /// Whether the parameters are not trained.
+    #[serde(default)]
+    pub frozen: bool,
 }
 
 impl Default for OptimizerTable {
@@ -180,6 +220,7 @@ impl Default for OptimizerTable {
             skip_nonfinite: 0,
             precision: PrecisionName::F32,
             zero_stage: 0,
+            groups: Vec::new(),
         }
     }
 }

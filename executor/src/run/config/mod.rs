@@ -16,7 +16,8 @@ use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
 pub use data::{
-    CheckpointTable, CorrectionTable, DataTable, GenerateTable, ModelTable, OptimizerTable, PrecisionName,
+    CheckpointTable, CorrectionTable, DataTable, EvaluationTable, GenerateTable, GroupTable, ModelTable,
+    OptimizerTable, PrecisionName,
 };
 pub use parallel::{ModuleTable, ParallelTable, PlacementName, job_layout, strategy_name};
 
@@ -61,6 +62,8 @@ pub struct RunConfig {
     /// Optimizer and learning rate.
     #[serde(default)]
     pub optimizer: OptimizerTable,
+    /// Evaluation on held-out samples during the run. Default: no evaluation.
+    pub evaluation: Option<EvaluationTable>,
     /// Saved states.
     #[serde(default)]
     pub checkpoint: CheckpointTable,
@@ -91,6 +94,7 @@ impl RunConfig {
             processor: ProcessorSettings::default(),
             parallel: ParallelTable::default(),
             optimizer: OptimizerTable::default(),
+            evaluation: None,
             checkpoint: CheckpointTable::default(),
             correction: CorrectionTable::default(),
             file: None,
@@ -147,7 +151,8 @@ impl RunConfig {
         if let Some(mixture) = &mut self.data.mixture {
             mixture.resolve(directory);
         }
-        for shard in &mut self.data.shards {
+        let evaluation = self.evaluation.iter_mut().flat_map(|evaluation| &mut evaluation.shards);
+        for shard in self.data.shards.iter_mut().chain(evaluation) {
             if shard != "-" {
                 *shard = pattern_beside(directory, shard);
             }

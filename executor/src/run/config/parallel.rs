@@ -12,6 +12,7 @@ use dflop_models::ModuleKind;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -152,11 +153,14 @@ pub struct ModuleTable {
     pub dp: usize,
     /// TP degree: the number of ranks that divide each layer.
     pub tp: usize,
+    /// Layers whose activations the backward pass recomputes (activation checkpointing), not stored: 0 none,
+    /// 1 every layer, 2 every second layer, and so on. Default: 1 with `model.recompute_layers`, else 0.
+    pub recompute: Option<u32>,
 }
 
 impl Default for ModuleTable {
     fn default() -> Self {
-        Self { stages: 1, layers: None, dp: 1, tp: 1 }
+        Self { stages: 1, layers: None, dp: 1, tp: 1, recompute: None }
     }
 }
 
@@ -249,6 +253,17 @@ pub fn strategy_name(strategy: Strategy) -> &'static str {
 }
 
 impl RunConfig {
+    /// Returns the number of layers from a recomputed layer of a module to the next; `None` if none is
+    /// recomputed.
+    pub(in crate::run) fn recomputed(&self, module: ModuleKind) -> Option<NonZeroU32> {
+        let table = match module {
+            ModuleKind::Vision => &self.parallel.vision,
+            ModuleKind::Audio => &self.parallel.audio,
+            ModuleKind::Llm => &self.parallel.llm,
+        };
+        NonZeroU32::new(table.recompute.unwrap_or(u32::from(self.model.recompute_layers)))
+    }
+
     /// Returns the number of ranks for the modules in a model, saturating.
     pub(in crate::run) fn ranks(&self, spec: &ModelSpec) -> u64 {
         let ranks = |table: &ModuleTable| {

@@ -81,7 +81,45 @@ impl RunConfig {
             (self.checkpoint.every != Some(0), "invalid `checkpoint.every`: must be at least 1"),
         ];
         problems.extend(faults(&rules));
+        problems.extend(self.evaluation_problems());
+        problems.extend(self.group_problems());
         problems.extend(self.unusable());
+        problems
+    }
+
+    /// Returns the faults in the evaluation table.
+    fn evaluation_problems(&self) -> Vec<String> {
+        let Some(evaluation) = &self.evaluation else { return Vec::new() };
+        let has_own = !evaluation.shards.is_empty();
+        let has_split = evaluation.split.is_some() && !self.data.shards.is_empty();
+        faults(&[
+            (evaluation.every != Some(0), "invalid `evaluation.every`: must be at least 1"),
+            (evaluation.batches != Some(0), "invalid `evaluation.batches`: must be at least 1"),
+            (has_own || has_split, "`evaluation` needs `shards`, or a `split` of `data.shards`"),
+            (
+                has_own || evaluation.split.is_none() || evaluation.split != self.data.split,
+                "`evaluation.split` is the split that the run trains on: name another one",
+            ),
+        ])
+    }
+
+    /// Returns the faults in the parameter groups that are visible without a model.
+    fn group_problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (at, group) in self.optimizer.groups.iter().enumerate() {
+            let has_rates = group.learning_rate.is_some() || group.weight_decay.is_some();
+            let mut add = |problem: &str| problems.push(format!("`optimizer.groups[{at}]`: {problem}"));
+            if group.frozen == has_rates {
+                add("expected either `frozen = true`, or `learning_rate` or `weight_decay`");
+            }
+            let rates = [("learning_rate", group.learning_rate), ("weight_decay", group.weight_decay)];
+            for (name, _) in rates.iter().filter(|(_, rate)| rate.is_some_and(|rate| !is_rate(rate))) {
+                add(&format!("invalid `{name}`: must be a finite number of at least 0"));
+            }
+            if group.learning_rate.is_some() && self.optimizer.learning_rate == 0.0 {
+                add("a `learning_rate` needs an `optimizer.learning_rate` above 0, whose course it follows");
+            }
+        }
         problems
     }
 
@@ -93,10 +131,16 @@ impl RunConfig {
         let in_mixture = "give it to each dataset of `data.mixture`";
         let of_datasets = if data.mixture.is_some() { in_mixture } else { generate };
         let packed = "the executor takes packed rows of any length";
+        let evaluated = self.evaluation.as_ref().is_some_and(|evaluation| evaluation.split.is_some());
+        let has_split = data.split.is_some() || evaluated;
         let settings = [
             ("data.split", has_shards || data.split.is_none(), of_datasets),
             ("index.directory", has_shards || index.directory.is_none(), of_datasets),
-            ("index.splits", data.split.is_some() || index.splits.is_none(), "it needs `data.split`"),
+            (
+                "index.splits",
+                has_split || index.splits.is_none(),
+                "it needs `data.split` or `evaluation.split`",
+            ),
             ("order.tail", order.tail == OrderSettings::default().tail, "every step has a full global batch"),
             ("read.fields", read.fields.is_none(), "the model's processor reads the fields that it needs"),
             ("read.decode", read.decode != DecodeName::Raw, "the executor needs decoded media"),
@@ -124,6 +168,10 @@ impl RunConfig {
     }
 }
 
+fn is_rate(rate: f64) -> bool {
+    rate.is_finite() && rate >= 0.0
+}
+
 /// Returns the fault texts for rules that do not hold.
 fn faults(rules: &[(bool, &str)]) -> Vec<String> {
     rules.iter().filter(|(holds, _)| !holds).map(|(_, fault)| (*fault).to_owned()).collect()
@@ -131,12 +179,13 @@ fn faults(rules: &[(bool, &str)]) -> Vec<String> {
 
 /// Settings that may differ between machines: machine resources, and paths, whose contents are compared
 /// instead.
-const OF_ONE_MACHINE: [&str; 16] = [
+const OF_ONE_MACHINE: [&str; 17] = [
     "checkpoint.directory",
     "correction.record",
     "data.mixture",
     "data.shards",
     "data.tokenizer",
+    "evaluation.shards",
     "index.directory",
     "index.splits",
     "model.directory",

@@ -224,6 +224,7 @@ pub fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
         vision: has_vision.then(|| EncoderConfig::vision(&vision).unwrap().unwrap()),
         audio: has_audio.then(|| EncoderConfig::audio(&audio).unwrap().unwrap()),
         llm: LlmConfig::from_config(&text).unwrap(),
+        frozen: Arc::default(),
     })
 }
 
@@ -239,6 +240,7 @@ pub fn with_deepstack() -> Arc<ModelConfig> {
         vision: EncoderConfig::vision(&vision).unwrap(),
         audio: None,
         llm: LlmConfig { deepstack: 1, ..LlmConfig::from_config(&text).unwrap() },
+        frozen: Arc::default(),
     })
 }
 

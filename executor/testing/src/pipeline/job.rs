@@ -190,20 +190,19 @@ fn run_rank<B: TestBackend>(
         let mut work = work(job, &roles, &plan, samples, cut, &device);
         tamper(rank, &mut work);
         let reads = device.reads();
-        last = Some(pipeline.step(&work)?);
+        let outcome = pipeline.step(&work)?;
         // routers read their decisions
         if job.model().llm.experts.is_none() {
             assert_eq!(device.reads() - reads, 1, "a step waits for the device once, a microbatch never");
         }
+        last = Some((outcome, work));
     }
-    let last = last.expect("at least one step");
+    let (last, work) = last.expect("at least one step");
     let gradients = pipeline.stages().map(|(number, stage)| Ok((number, whole_gradients(stage, &device)?)));
-    Ok(OfRank {
-        gradients: gradients.collect::<Result<_>>()?,
-        roles,
-        loss: last.loss,
-        timeline: last.timeline,
-    })
+    let gradients = gradients.collect::<Result<_>>()?;
+    let evaluated = pipeline.evaluate(&work)? * work.plan.loss_scale();
+    assert_eq!(evaluated.to_bits(), last.loss.to_bits(), "an evaluation has the losses of a step");
+    Ok(OfRank { gradients, roles, loss: last.loss, timeline: last.timeline })
 }
 
 /// Returns the gradients of a stage; complete on the first tensor-parallel rank, none on the other

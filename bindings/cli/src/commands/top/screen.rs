@@ -35,6 +35,11 @@ pub(super) fn lines(
         let text = format!("{loss:.4}   mean {mean:.4}");
         shown.push(line("loss", &beside(text, |step| step.loss)));
     }
+    if let Some(step) = state.evaluation_step {
+        let loss = state.evaluation_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
+        let text = format!("{loss}   after step {step}");
+        shown.push(line("eval", &beside(text, |step| step.evaluation?.loss)));
+    }
     if let Some(seconds) = state.step_seconds {
         let rate = |value: Option<f64>, unit| value.map(|value| format!("{} {unit}", short(value)));
         let mut rates = vec![format!("{} a step", duration(seconds))];
@@ -223,6 +228,22 @@ mod tests {
         ];
         assert_eq!(lines, expected);
         assert!(shown(&RUN[..3], 2000.0, 100)[0].contains("no step for 0:16:36"));
+    }
+
+    #[test]
+    fn evaluations_have_a_line() {
+        let step = |step: u64, loss: &str| {
+            format!(r#"{{"step":{step},"seconds":2.0,"evaluation":{{"loss":{loss},"seconds":1.0}}}}"#)
+        };
+        let evaluations = |steps: &[String]| {
+            let texts: Vec<&str> = steps.iter().map(String::as_str).collect();
+            let lines = shown(&texts, 0.0, 100);
+            lines.into_iter().find(|line| line.starts_with("eval")).unwrap()
+        };
+        let expected = "eval     3.2500   after step 7                                █▁";
+        assert_eq!(evaluations(&[step(3, "3.5"), step(7, "3.25")]), expected);
+        assert_eq!(evaluations(&[step(3, "null")]), "eval     not finite   after step 3");
+        assert!(shown(&RUN, 1005.0, 100).iter().all(|line| !line.starts_with("eval")));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use dflop_executor::step_record::{EndLine, Heading, Line, Outcome, StepLine};
+use dflop_executor::step_record::{EndLine, EvaluationLine, Heading, Line, Outcome, StepLine};
 
 /// Steps that are kept for graphs.
 const KEPT_STEPS: usize = 4_096;
@@ -26,6 +26,8 @@ pub(super) struct RunLines {
     /// The last steps.
     pub(super) steps: VecDeque<StepLine>,
     skipped_samples: u64,
+    /// The last step with an evaluation, and the evaluation.
+    evaluation: Option<(u64, EvaluationLine)>,
 }
 
 /// Whether a run goes on.
@@ -108,6 +110,11 @@ pub(super) struct RunState {
     pub(super) loss: Option<f64>,
     /// Mean over the last 50 steps, as for the following fields.
     pub(super) loss_mean: Option<f64>,
+    /// Loss in the last evaluation, and the step before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) evaluation_loss: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) evaluation_step: Option<u64>,
     pub(super) step_seconds: Option<f64>,
     pub(super) samples_per_second: Option<f64>,
     pub(super) tokens_per_second: Option<f64>,
@@ -133,10 +140,17 @@ impl RunLines {
                         self.steps.pop_front();
                     }
                     self.skipped_samples += step.skipped_samples;
+                    self.evaluation = step.evaluation.map(|own| (step.step, own)).or(self.evaluation);
                     self.steps.push_back(step);
                 }
             }
         }
+    }
+
+    /// Returns the time without a line that is usual: several steps, and an evaluation.
+    fn patience(&self, step_seconds: Option<f64>) -> f64 {
+        let evaluation = self.evaluation.map_or(0.0, |(_, evaluation)| 2.0 * evaluation.seconds);
+        QUIET_SECONDS.max(OVERDUE_STEPS * step_seconds.unwrap_or(0.0)) + evaluation
     }
 
     /// Returns the state at a time, in seconds since 1970.
@@ -146,6 +160,8 @@ impl RunLines {
         let last = self.steps.back();
         let steps_taken = last.map_or(heading.first_step, |last| last.step + 1);
         let step_seconds = recent.mean(|step| Some(step.seconds));
+        let evaluation = |step: &StepLine| step.evaluation.map_or(0.0, |evaluation| evaluation.seconds);
+        let evaluation_seconds = recent.mean(|step| Some(evaluation(step))).unwrap_or(0.0);
         let own = |time: f64| (time > 0.0).then_some(time);
         let times = [own(heading.time), last.and_then(|last| last.time)];
         let last_time = times.into_iter().flatten().reduce(f64::max);
@@ -158,7 +174,7 @@ impl RunLines {
             Some(EndLine { end: Outcome::Stopped, .. }) => Phase::Stopped,
             Some(EndLine { end: Outcome::Failed, .. }) => Phase::Failed,
             None if !has_begun => Phase::Starting,
-            None if quiet_seconds.is_some_and(|quiet| quiet > patience(step_seconds)) => Phase::Overdue,
+            None if quiet_seconds.is_some_and(|quiet| quiet > self.patience(step_seconds)) => Phase::Overdue,
             None => Phase::Running,
         };
         let goes_on = matches!(phase, Phase::Running | Phase::Overdue);
@@ -175,10 +191,12 @@ impl RunLines {
                 .end_step
                 .zip(step_seconds)
                 .filter(|_| goes_on)
-                .map(|(steps, seconds)| left(steps) * seconds),
+                .map(|(steps, seconds)| left(steps) * (seconds + evaluation_seconds)),
             quiet_seconds,
             loss: last.and_then(|last| last.loss),
             loss_mean: recent.mean(|step| step.loss),
+            evaluation_loss: self.evaluation.and_then(|(_, evaluation)| evaluation.loss),
+            evaluation_step: self.evaluation.map(|(step, _)| step),
             step_seconds,
             samples_per_second: recent.rate(|step| step.samples),
             tokens_per_second: recent.rate(|step| step.tokens),
@@ -189,11 +207,6 @@ impl RunLines {
             skipped_samples: self.skipped_samples,
         }
     }
-}
-
-/// Time without a step that is usual.
-fn patience(step_seconds: Option<f64>) -> f64 {
-    QUIET_SECONDS.max(OVERDUE_STEPS * step_seconds.unwrap_or(0.0))
 }
 
 /// The last steps.
@@ -355,6 +368,23 @@ mod tests {
         assert_eq!(state.bottleneck, Some(Bottleneck::Data));
         assert_eq!(run.state(1034.9).phase, Phase::Running);
         assert_eq!(run.state(1035.1).phase, Phase::Overdue);
+    }
+
+    #[test]
+    fn the_last_evaluation_is_kept_and_its_time_is_no_time_of_a_step() {
+        let run = lines(&[
+            HEADING,
+            r#"{"step":0,"seconds":1.0,"time":1001,"loss":3.0,"evaluation":{"loss":3.5,"seconds":20.0}}"#,
+            r#"{"step":1,"seconds":1.0,"time":1022,"loss":2.0}"#,
+        ]);
+        let state = run.state(1023.0);
+        assert_eq!((state.evaluation_loss, state.evaluation_step), (Some(3.5), Some(0)));
+        assert_eq!((state.step_seconds, state.left_seconds), (Some(1.0), Some(8.0 * 11.0)));
+        assert_eq!(run.state(1091.9).phase, Phase::Running);
+        assert_eq!(run.state(1092.1).phase, Phase::Overdue);
+        let none = lines(&[r#"{"step":0,"seconds":1.0,"evaluation":{"loss":null,"seconds":1.0}}"#]);
+        let state = none.state(0.0);
+        assert_eq!((state.evaluation_loss, state.evaluation_step), (None, Some(0)));
     }
 
     #[test]

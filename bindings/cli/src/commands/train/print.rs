@@ -10,7 +10,7 @@ use crate::output::{Output, write_json};
 use crate::report::Study;
 use dflop_balancer::Strategy;
 use dflop_executor::run::{Finding, Findings, Run, RunConfig, RunEnd, RunOptions, Status};
-use dflop_executor::train::{CorrectionReport, EXAMPLE_CONFIG, StepReport, StopReason};
+use dflop_executor::train::{CorrectionReport, EXAMPLE_CONFIG, EvaluationReport, StepReport, StopReason};
 use std::io::Write;
 use std::ops::ControlFlow;
 
@@ -86,6 +86,14 @@ impl<'a> Printer<'a> {
             write!(self.out, "  not finite, no update")?;
         }
         writeln!(self.out)?;
+        if let Some(evaluation) = &report.evaluation {
+            let EvaluationReport { loss, target_tokens, samples, seconds, .. } = evaluation;
+            writeln!(
+                self.out,
+                "eval {step:>5}  loss {loss:.4}  {target_tokens} target tokens, {samples} samples in \
+                 {seconds:.3} s"
+            )?;
+        }
         Ok(())
     }
 

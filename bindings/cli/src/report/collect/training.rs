@@ -21,11 +21,14 @@ impl Training {
 
     const STEPS_MAX: usize = 1_000;
 
-    /// Returns the loss change as a sentence part; empty if the loss is not recorded.
+    /// Returns the changes of the loss and the evaluation loss as a sentence part; empty if none is recorded.
     pub(crate) fn loss_change(&self) -> String {
-        let losses = || self.steps.iter().filter_map(|step| step.loss);
-        let ends = losses().next().zip(losses().next_back());
-        ends.map_or_else(String::new, |(first, last)| format!(", loss {first:.3} to {last:.3}"))
+        let change = |name: &str, of: fn(&TrainedStep) -> Option<f64>| {
+            let losses = || self.steps.iter().filter_map(of);
+            let ends = losses().next().zip(losses().next_back());
+            ends.map_or_else(String::new, |(first, last)| format!(", {name} {first:.3} to {last:.3}"))
+        };
+        change("loss", |step| step.loss) + &change("evaluation loss", |step| step.evaluation?.loss)
     }
 
     /// Returns a sentence on the time between steps in which devices are idle, by cause; `None` if it is not
@@ -87,6 +90,7 @@ impl TrainedStep {
             result_seconds: known(|step| step.result_seconds),
             report_seconds: known(|step| step.report_seconds),
             checkpoint_seconds: known(|step| step.checkpoint_seconds),
+            evaluation: steps.iter().rev().find_map(|step| step.evaluation),
         }
     }
 }
@@ -166,6 +170,7 @@ pub(crate) const ABOUT_RUN: &str = "Passes of the last steps, as they were measu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dflop_executor::step_record::EvaluationLine;
 
     #[test]
     fn many_steps_become_means() {
@@ -181,6 +186,22 @@ mod tests {
         let training = Training::new("balanced", &losses).unwrap();
         assert_eq!(training.loss_change(), ", loss 3.000 to 2.000");
         assert_eq!(TrainedStep::mean(&losses).loss, Some(2.5));
+    }
+
+    #[test]
+    fn an_entry_has_its_last_evaluation() {
+        let evaluated = |step: u64, loss: Option<f64>| {
+            let evaluation = Some(EvaluationLine { loss, seconds: 1.0 });
+            TrainedStep { step, evaluation, ..TrainedStep::default() }
+        };
+        let plain = TrainedStep { step: 2, ..TrainedStep::default() };
+        let steps = [evaluated(0, Some(3.5)), evaluated(1, Some(3.0)), plain];
+        assert_eq!(TrainedStep::mean(&steps).evaluation.unwrap().loss, Some(3.0));
+        assert_eq!(TrainedStep::mean(&[plain]).evaluation, None);
+        let training = Training::new("balanced", &steps).unwrap();
+        assert_eq!(training.loss_change(), ", evaluation loss 3.500 to 3.000");
+        let training = Training::new("balanced", &[evaluated(0, None)]).unwrap();
+        assert_eq!(training.loss_change(), "");
     }
 
     #[test]

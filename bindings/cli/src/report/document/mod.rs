@@ -7,6 +7,7 @@
 
 mod study;
 
+use dflop_executor::step_record::EvaluationLine;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use study::{
@@ -150,6 +151,9 @@ pub(crate) struct TrainedStep {
     pub(crate) report_seconds: Option<f64>,
     #[serde(default)]
     pub(crate) checkpoint_seconds: Option<f64>,
+    /// Last evaluation in the entry.
+    #[serde(default)]
+    pub(crate) evaluation: Option<EvaluationLine>,
 }
 
 /// Predictions compared with measurements.

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use super::config::{Job, difference, losses};
 
 /// The shard that a job made for itself.
-fn shard(job: &Job) -> PathBuf {
+pub(super) fn shard(job: &Job) -> PathBuf {
     let entries = std::fs::read_dir(job.generated().join("shards")).expect("it can be read");
     let mut files = entries.filter_map(Result::ok).map(|entry| entry.path());
     files.find(|path| path.extension().is_some_and(|extension| extension == "tar")).expect("a shard")
 }
 
 /// Overwrites the second half of the first image, where no index looks; returns the image's sample.
-fn break_image(shard: &Path) -> String {
+pub(super) fn break_image(shard: &Path) -> String {
     let modified = std::fs::metadata(shard).and_then(|shard| shard.modified()).expect("it has a time");
     let mut bytes = std::fs::read(shard).expect("the shard is there");
     let mut header = 0;

@@ -36,6 +36,31 @@ const FIELDS: [&str; 24] = [
 ];
 
 #[test]
+fn recomputed_layers_change_no_bit_in_any_module() {
+    let llm = "llm = { stages = 1, dp = 1 }";
+    let plain = loss_bits(&Job::new().lines(&["--steps", "3"]));
+    for tables in [
+        "vision = { recompute = 1 }\nllm = { stages = 1 }",
+        "llm = { stages = 1, recompute = 2 }",
+        "vision = { recompute = 2 }\nllm = { stages = 1, recompute = 1 }",
+    ] {
+        assert_eq!(loss_bits(&Job::with(&[(llm, tables)]).lines(&["--steps", "3"])), plain, "{tables}");
+    }
+    // a plan that recomputes one module
+    let job = Job::new();
+    let plan = job.path("plan.json");
+    let module = |name: &str, layers: u32, again: bool| {
+        let (tp, dp) = (1, 1);
+        serde_json::json!({"name": name, "tp": tp, "dp": dp, "layers": [layers], "recompute": again})
+    };
+    let modules = [module("encoder", 1, false), module("llm", 3, true)];
+    let document = serde_json::json!({"modules": modules, "microbatches": 2, "placement": "disaggregated",
+        "schedule": "1f1b", "is_run": true});
+    std::fs::write(&plan, document.to_string()).expect("the directory can be written");
+    assert_eq!(loss_bits(&job.lines(&["--steps", "3", "--plan", text(&plan)])), plain);
+}
+
+#[test]
 fn a_run_prints_a_line_a_step_and_nothing_else() {
     let lines = Job::new().lines(&[]);
     assert_eq!(lines.len(), 6);

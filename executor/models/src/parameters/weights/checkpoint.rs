@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::{ALIASES, INDEX_FILE, ParameterSpec, Tensor, WEIGHTS_FILE, WeightSource};
+use super::{INDEX_FILE, ParameterSpec, Tensor, WEIGHTS_FILE, WeightSource, spellings};
 use crate::error::{Error, Result};
 
 /// Maximum header length in bytes; the format has the same limit.
@@ -114,11 +114,8 @@ impl Checkpoint {
 
     /// Finds name and location of a parameter in the files.
     fn find(&self, spec: &ParameterSpec) -> Result<(&str, &Stored)> {
-        let others = ALIASES.iter().filter_map(|(prefix, other)| {
-            spec.name.strip_prefix(prefix).map(|rest| format!("{other}{rest}"))
-        });
-        let mut names = std::iter::once(spec.name.clone()).chain(others);
-        let Some((name, stored)) = names.find_map(|name| self.tensors.get_key_value(&name)) else {
+        let found = spellings(&spec.name).find_map(|name| self.tensors.get_key_value(&name));
+        let Some((name, stored)) = found else {
             return Err(Error::MissingTensor { tensor: spec.name.clone() });
         };
         if stored.info.shape != spec.shape && !is_turned(spec, &stored.info.shape) {

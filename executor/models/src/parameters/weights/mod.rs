@@ -27,7 +27,7 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Equivalent prefixes: the prefix used here, and a second prefix found in files.
-pub(crate) const ALIASES: [(&str, &str); 12] = [
+const ALIASES: [(&str, &str); 12] = [
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
     ("vision_tower.", "vision_tower.vision_model."),
@@ -41,6 +41,14 @@ pub(crate) const ALIASES: [(&str, &str); 12] = [
     ("encoder.", "vision_model.encoder."),
     ("pre_layrnorm.", "vision_model.pre_layrnorm."),
 ];
+
+/// Lists the names that a parameter has in checkpoints, the name used here first.
+pub fn spellings(name: &str) -> impl Iterator<Item = String> {
+    let others = ALIASES
+        .iter()
+        .filter_map(move |(prefix, other)| name.strip_prefix(prefix).map(|rest| format!("{other}{rest}")));
+    std::iter::once(name.to_owned()).chain(others)
+}
 
 /// Source of initial parameter values.
 pub trait WeightSource {

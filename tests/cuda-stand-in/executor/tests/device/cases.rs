@@ -1,7 +1,7 @@
 //! Operations on random numbers of random shapes, for any device.
 
 use dflop_device::ops::activation::Activation;
-use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::adamw::{AdamW, AdamWState, UpdateRange};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::elementwise::CopyRange;
@@ -381,18 +381,22 @@ impl<'a, D: Device> Cases<'a, D> {
             self.d.clip_factor(&figures, 1..3, Some(0.5), &mut clip)?;
             self.keep("norm and factor", &clip)?;
             let cut = self.random.below(1, len);
-            let decays = [(0..cut, 3.0), (cut..len, 0.0)];
-            let decays = decays.map(|(elements, weight_decay)| DecayRange { elements, weight_decay });
+            let ranges = [(0..cut, 0.1, 3.0), (cut..len, 0.02, 0.0)];
+            let ranges = ranges.map(|(elements, learning_rate, weight_decay)| UpdateRange {
+                elements,
+                learning_rate,
+                weight_decay,
+            });
             for has_masters in [false, true] {
                 let step = self.random.below(1, 50) as u64;
-                let adamw = AdamW { step, learning_rate: 0.1, ..AdamW::default() };
+                let adamw = AdamW { step, ..AdamW::default() };
                 let (mut mean, mut square) = (self.gradient(len)?, self.d.zeros_as(Dtype::F32, len)?);
                 let mut master = self.gradient(len)?;
                 let weights = self.input(len)?;
                 self.changed("adamw", weights, |d, weights| {
                     let master = has_masters.then_some(&mut master);
                     let state = AdamWState { master, mean: &mut mean, square: &mut square };
-                    d.adamw(&adamw, &decays, &clip, weights, &gradients, state)
+                    d.adamw(&adamw, &ranges, &clip, weights, &gradients, state)
                 })?;
                 for (name, tensor) in [("masters", &master), ("means", &mean), ("squares", &square)] {
                     self.keep(name, tensor)?;
@@ -407,7 +411,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let weights = self.input(len)?;
             self.changed("adamw without a factor", weights, |d, weights| {
                 let state = AdamWState { master: None, mean: &mut mean, square: &mut square };
-                d.adamw(&AdamW::default(), &decays, &clip, weights, &gradients, state)
+                d.adamw(&AdamW::default(), &ranges, &clip, weights, &gradients, state)
             })?;
         }
         Ok(())

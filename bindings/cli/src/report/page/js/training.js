@@ -5,15 +5,15 @@ const trainingSection = (training) => {
   const view = new Viewport(steps[0].step, steps[steps.length - 1].step);
   const sync = `training-${sections.length}`;
   // A run records what its writer knows: other values are missing.
-  const has = (name) => steps.some((step) => isKnown(step[name]));
-  const of = (name, factor = 1) => steps.map((step) => (isKnown(step[name]) ? step[name] * factor : null));
+  const has = (name) => steps.some((step) => isKnown(figure(step, name)));
+  const of = (name, factor = 1) => steps.map((step) => (isKnown(figure(step, name)) ? figure(step, name) * factor : null));
   const mean = (name) => of(name).filter(isKnown).reduce((sum, value) => sum + value, 0) / steps.length;
   const ratio = mean("predicted_seconds") > 0 ? mean("pipeline_seconds") / mean("predicted_seconds") : 1;
   // A stated rate weighs steps against each other; its seconds are those of another machine.
   const isScaled = ratio > 1.5 || ratio < 0.67;
   const predicted = isScaled ? `passes, predicted × ${digits(ratio)}` : "passes, predicted";
   const series = (list) => list.filter(([, name]) => has(name))
-    .map(([label, name, shade, dash, factor]) => [label, of(name, factor), shade, dash]);
+    .map(([label, name, shade, dash, factor]) => [label, of(name, factor), shade, dash, name === EVALUATION]);
   const charts = [
     ["Time of a step", formatSeconds, series([
       ["whole step", "seconds", "b0"], ["passes, measured", "pipeline_seconds", "b1"],
@@ -28,7 +28,7 @@ const trainingSection = (training) => {
       ["results", "result_seconds", "soft"], ["report", "report_seconds", "end"],
       ["checkpoints", "checkpoint_seconds", "soft", [6, 4]],
     ]) : []],
-    ["Loss", (value) => value.toFixed(3), series([["loss", "loss", "b0"]])],
+    ["Loss", (value) => value.toFixed(3), series([["loss", "loss", "b0"], ["evaluation loss", EVALUATION, "end"]])],
     ["Throughput", (value) => `${formatCount(Math.round(value))}/s`, series([["tokens per second", "tokens_per_second", "b1"]])],
   ].filter(([, , shown]) => shown.length > 0);
   const number = steps.length > 1 ? charts.map(([name, format, series]) => lineChart(steps.map(({ step }) => step), name, format, series, view, sync)) : [];
@@ -60,8 +60,9 @@ const lineChart = (xs, name, format, series, view, sync) => {
       scales: { x: zoomedScale(view), y: { range: (_, min, max) => valueRange(min, max) } },
       axes: [{ ...axis, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] },
         { ...axis, size: 66, values: (_, splits) => splits.map(format) }],
-      series: [{ label: "step" }, ...series.map(([label, , shade, dash]) => ({
-        label, dash, stroke: () => color(shade), width: 1.6, points: { show: xs.length < 60, size: 4 },
+      series: [{ label: "step" }, ...series.map(([label, , shade, dash, isSparse]) => ({
+        label, dash, stroke: () => color(shade), width: 1.6, points: { show: isSparse || xs.length < 60, size: 4 },
+        spanGaps: isSparse,
         value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
       }))],
       hooks: zoomHooks(view),
@@ -82,8 +83,14 @@ const valueRange = (min, max) => {
 
 const isKnown = (value) => value !== null && value !== undefined;
 
+/** Name of a figure that only steps with an evaluation have. */
+const EVALUATION = "evaluation_loss";
+
+const figure = (step, name) => (name === EVALUATION ? step.evaluation?.loss : step[name]);
+
 const STEP_COLUMNS = [
-  ["Step", "step", String], ["Loss", "loss", (value) => value.toFixed(4)], ["Whole", "seconds", formatSeconds],
+  ["Step", "step", String], ["Loss", "loss", (value) => value.toFixed(4)],
+  ["Evaluation", EVALUATION, (value) => value.toFixed(4)], ["Whole", "seconds", formatSeconds],
   ["Passes", "pipeline_seconds", formatSeconds], ["Predicted", "predicted_seconds", formatSeconds],
   ["Update", "update_seconds", formatSeconds], ["Data wait", "data_wait_seconds", formatSeconds],
   ["Inputs", "input_seconds", formatSeconds], ["Plan", "plan_seconds", formatSeconds],
@@ -94,8 +101,8 @@ const STEP_COLUMNS = [
 const stepTable = ({ steps }) => {
   const details = h("details", { class: "table", ontoggle: () => {
     if (!details.open || details.children.length > 1) return;
-    const columns = STEP_COLUMNS.filter(([, name]) => steps.some((step) => isKnown(step[name])));
-    const cells = steps.map((step) => columns.map(([, name, format]) => (isKnown(step[name]) ? format(step[name]) : "–")));
+    const columns = STEP_COLUMNS.filter(([, name]) => steps.some((step) => isKnown(figure(step, name))));
+    const cells = steps.map((step) => columns.map(([, name, format]) => (isKnown(figure(step, name)) ? format(figure(step, name)) : "–")));
     details.append(table(columns.map(([label]) => label), cells, "Steps"));
   } }, h("summary", {}, "Steps as a table"));
   return details;
