@@ -126,8 +126,8 @@ impl StepPlanner {
     /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         match &self.config.context {
-            Some(groups) => Ok(self.plan_context(step, groups)?.into()),
-            None => self.plan_whole(step),
+            Some(groups) if !self.config.strategy.is_blind() => Ok(self.plan_context(step, groups)?.into()),
+            _ => self.plan_whole(step),
         }
     }
 

@@ -42,7 +42,7 @@ impl Data {
             let images = random.below(4);
             for image in 0..images {
                 let [width, height] = [0; 2].map(|_| 28 + random.below(400) as u32);
-                let mut medium = png(width, height, image as u8);
+                let mut medium = png(width, height, image as u32);
                 if damaged == Some(number) && image + 1 == images {
                     medium.truncate(48);
                 }
@@ -182,8 +182,7 @@ fn slices_put_together_are_the_whole_samples() {
         let alone = data.alone();
         for (ranks, least, most) in [(2, 1, 2), (4, 1, 4), (4, 2, 2), (8, 1, 8), (8, 4, 4)] {
             let planner = data.planner(ranks, 1).context(groups(least, most)).build().unwrap();
-            let steps: Vec<Step> =
-                (0..ranks).flat_map(|rank| data.steps(&planner, rank, 1)).collect();
+            let steps: Vec<Step> = (0..ranks).flat_map(|rank| data.steps(&planner, rank, 1)).collect();
             let digests: Vec<u64> = steps.iter().map(|step| step.plan.digest.to_u64()).collect();
             assert!(digests.iter().all(|digest| *digest == digests[0]));
             let split = check(&data, &alone, &steps);
@@ -298,7 +297,11 @@ fn a_damaged_image_of_a_split_sample_ends_the_stream_where_it_is_encoded() {
     });
     let failed: Vec<&Error> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
     assert_eq!(failed.len(), 1, "one rank encodes the image");
-    assert!(matches!(failed[0], Error::Plan(PlanError::SplitSample { first: 0, last: 1, .. })), "{}", failed[0]);
+    assert!(
+        matches!(failed[0], Error::Plan(PlanError::SplitSample { first: 0, last: 1, .. })),
+        "{}",
+        failed[0]
+    );
 }
 
 #[test]

@@ -211,7 +211,8 @@ class Microbatch(dict[str, Any]):
             >>> {("pixel_values" in one) == bool(one.flash_attention) for one in microbatches}
             {False}
         """
-        is_packed = "attention_mask" not in self and not (self.context and self.context.groups)
+        context = getattr(self, "context", None)
+        is_packed = "attention_mask" not in self and not (context and context.groups)
         if self.cu_seqlens is None or not is_packed or any(word in name for name in self for word in MEDIA):
             return {}
         lengths, longest = self.cu_seqlens, self.max_seqlen
@@ -261,8 +262,8 @@ class Microbatch(dict[str, Any]):
             to_type = dtype if tensor.is_floating_point() else None
             tensors[name] = tensor.to(device=device, dtype=to_type, non_blocking=non_blocking)
         moved.cu_seqlens = tensors.pop("cu_seqlens")
-        if self.context is not None:
-            moved.context = self.context.to(device, non_blocking=non_blocking)
+        if context := getattr(self, "context", None):
+            moved.context = context.to(device, non_blocking=non_blocking)
         moved.update(tensors)
         return moved
 

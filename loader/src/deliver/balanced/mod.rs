@@ -344,7 +344,9 @@ impl BalancedSettings {
             return invalid("preparer", "it needs decoded samples".into());
         }
         if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
-            *preparer = preparer.limited(Some(tokens_max), None);
+            // A sample above the cap is split over up to as many ranks.
+            let ranks = self.planner.context().map_or(1, |groups| groups.ranks[1] as u64);
+            *preparer = preparer.limited(Some(tokens_max.saturating_mul(ranks)), None);
         }
         if let Some(preparer) = &mut self.preparer {
             pad_as_planned(preparer, &self.planner)?;

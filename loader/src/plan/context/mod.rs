@@ -137,13 +137,18 @@ impl StepPlanner {
     /// Checks that samples can be split over ranks.
     pub(super) fn check_context(&self, groups: &ContextGroups) -> Result<Synchronization> {
         let Some(synchronization) = self.config.synchronization else {
-            return Err(refused("needs ranks that run all modules, and these have a pipeline"));
+            let reason = "needs ranks that run all modules, with `schedule` step or microbatch, and these have a \
+                          pipeline";
+            return Err(refused(reason));
         };
         if self.config.pad_to.is_some() {
             return Err(refused("microbatches of a fixed length have no room for slices"));
         }
         if self.cost_function.is_some() {
             return Err(refused("a cost function has no costs for slices"));
+        }
+        if self.config.context.is_some() && self.config.strategy.is_blind() {
+            return Err(refused("a data-blind strategy splits no sample"));
         }
         let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
         ContextProblem::new([self.config.dp_size, 1], 0, Vec::new())
