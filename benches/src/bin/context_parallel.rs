@@ -38,8 +38,8 @@ const STEPS: usize = 6;
 const SEED: u64 = 5;
 const WORK: u64 = 20_000;
 /// Divisors of the work for splits, as in `StepPlanner::plan_context`.
-const SEARCH_DIVISOR: u64 = 2;
-const DEGREE_DIVISOR: u64 = 10;
+const SEARCH_DIVISOR: u64 = 5;
+const DEGREE_DIVISOR: u64 = 12;
 /// Words to tokens of text.
 const TOKENS_PER_WORD: f64 = 1.3;
 /// Text tokens of a sample in a table without text.

@@ -77,9 +77,9 @@ struct Timed {
 
 /// Divisor of the planner's work for a search among whole and split samples; the step with whole samples
 /// spends the work once already.
-const SEARCH_DIVISOR: u64 = 2;
+const SEARCH_DIVISOR: u64 = 5;
 /// Divisor of the planner's work for one degree for all samples.
-const DEGREE_DIVISOR: u64 = 10;
+const DEGREE_DIVISOR: u64 = 12;
 
 impl StepPlanner {
     /// Plans a step whose samples may be split over ranks, from the plan with whole samples. The same on all
@@ -114,11 +114,13 @@ impl StepPlanner {
             Ok(Timed { found, times_ns, tokens, makespan_ns })
         };
         let place = |problem, given, divisor| self.place(problem, &whole, given, divisor);
-        let own = place(problem.clone(), given, SEARCH_DIVISOR).map_err(plan_error)?;
+        let [least, most] = groups.ranks;
+        // One degree for all samples is placed alike whether it was asked for or is a candidate.
+        let divisor = if least == most { DEGREE_DIVISOR } else { SEARCH_DIVISOR };
+        let own = place(problem.clone(), given, divisor).map_err(plan_error)?;
         let bound = own.bound;
         let mut best = timed(own)?;
         // The search counts the messages of every sample; with one degree for all, most of them are shared.
-        let [least, most] = groups.ranks;
         let degrees = (least.ilog2().max(1)..=most.ilog2()).map(|log| 1 << log);
         for degree in degrees.filter(|_| least < most) {
             let even = problem.clone().group_ranks([degree; 2]);
