@@ -73,8 +73,8 @@ pub use dflop_samples::{inputs, media, sample};
 pub use dataset::{Dataset, SPLITS_FILE, Splits, cost_table};
 pub use deliver::{
     BalancedLoader, BalancedLoaderBuilder, BatchStream, EventStream, HELD_BYTES_MAX, Loader, LoaderBuilder,
-    LoaderSettings, LogStalls, Microbatch, RestoredInput, Stall, StallListener, Step, StepEvent, StepStream,
-    StreamState,
+    LoaderSettings, LogStalls, Microbatch, MicrobatchContext, RestoredInput, SliceGroup, SliceMedium, Stall,
+    StallListener, Step, StepEvent, StepStream, StreamState,
 };
 pub use error::{Error, Result};
 pub use fetch::{DpShare, SampleReader, Share, read_classes, read_samples};
@@ -84,7 +84,8 @@ pub use order::{
 };
 pub use plan::{
     BlankMedia, ContextGroups, ContextPlan, ContextSummary, CostFault, CostFunction, CostInput,
-    ExchangedMedium, LayoutSummary, PadTo, RandomBatches, RankBalance, RankSummary, RankTraining,
-    SampleMedium, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary, Synchronization,
-    compare_context, compare_layouts, compare_ranks, compare_strategies, deal_random_batches, simulate_plan,
+    ExchangedMedium, LayoutSummary, MediumPart, PadTo, RandomBatches, RankBalance, RankSummary, RankTraining,
+    SampleMedium, SamplePlace, StepContext, StepPlan, StepPlanner, StepPlannerBuilder, StrategySummary,
+    Synchronization, compare_context, compare_layouts, compare_ranks, compare_strategies,
+    deal_random_batches, simulate_plan,
 };

@@ -31,10 +31,15 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 const DEVICE: &str = "h100";
 const RANKS: usize = 64;
 const SAMPLES_PER_RANK: [usize; 4] = [1, 2, 4, 8];
+/// Largest number of ranks for a sample.
+const GROUP_RANKS: usize = 8;
 /// Steps per row.
 const STEPS: usize = 6;
 const SEED: u64 = 5;
 const WORK: u64 = 20_000;
+/// Divisors of the work for splits, as in `StepPlanner::plan_context`.
+const SEARCH_DIVISOR: u64 = 5;
+const DEGREE_DIVISOR: u64 = 12;
 /// Words to tokens of text.
 const TOKENS_PER_WORD: f64 = 1.3;
 /// Text tokens of a sample in a table without text.
@@ -141,12 +146,34 @@ fn compare(model: &CostModel, step: &[Sample], exchange: &KeyExchange) -> Result
         let fixed = balance_context(&problem(step, [ranks, ranks])?, None, &mut Budget::work(WORK))?;
         row[3 + at] = packed_ns(model, step, &fixed, exchange)? as f64 / divisible;
     }
-    let split = balance_context(&problem(step, [1, 8])?, Some(&whole.ranks), &mut Budget::work(WORK))?;
-    row[6] = packed_ns(model, step, &split, exchange)? as f64 / divisible;
+    let split = split(step, &whole.ranks)?;
+    let times: Vec<u64> =
+        split.iter().map(|found| packed_ns(model, step, found, exchange)).collect::<Result<_, _>>()?;
+    let best = (0..split.len()).min_by_key(|at| times[*at]).unwrap_or(0);
+    row[6] = times[best] as f64 / divisible;
+    let split = &split[best];
     row[7] = split.bound.ns as f64 / divisible;
     let count = split.places.iter().filter(|place| place.ranks.len() > 1).count();
     row[8] = count as f64 / step.len() as f64;
     Ok(row)
+}
+
+/// Returns the placements of which a planned step takes the fastest: one from a search among whole and split
+/// samples, one for each degree for all samples.
+fn split(step: &[Sample], whole: &[Vec<Vec<u32>>]) -> Result<Vec<ContextAssignment>, BoxError> {
+    let mut found = vec![balance_context(
+        &problem(step, [1, GROUP_RANKS])?,
+        Some(whole),
+        &mut Budget::work(WORK / SEARCH_DIVISOR),
+    )?];
+    for ranks in [2, 4, GROUP_RANKS] {
+        let budget = &mut Budget::work(WORK / DEGREE_DIVISOR);
+        found.push(balance_context(&problem(step, [ranks, ranks])?, None, budget)?);
+    }
+    // The bound of every placement is that of the first.
+    let bound = found[0].bound;
+    found.iter_mut().for_each(|found| found.bound = bound);
+    Ok(found)
 }
 
 /// Returns the CPU milliseconds to plan a step with whole samples, and with split samples after that: the
@@ -155,13 +182,13 @@ fn time(samples: &[Sample], per_rank: usize) -> Result<[f64; 2], BoxError> {
     let mut random = SplitMix64::new(SEED);
     let step: Vec<Sample> =
         (0..RANKS * per_rank).map(|_| samples[random.below(samples.len())].clone()).collect();
-    let (instance, problem) = (instance(&step)?, problem(&step, [1, 8])?);
+    let instance = instance(&step)?;
     let mut least = [f64::INFINITY; 2];
     for _ in 0..5 {
         let start = cpu_ms();
         let whole = balance_lockstep(&instance, RANKS, &Caps::default(), &mut Budget::work(WORK))?;
         let middle = cpu_ms();
-        balance_context(&problem, Some(&whole.ranks), &mut Budget::work(WORK))?;
+        split(&step, &whole.ranks)?;
         let end = cpu_ms();
         least = [least[0].min(middle - start), least[1].min(end - start)];
     }
@@ -252,10 +279,12 @@ fn sample(
 ) -> Result<Option<Sample>, BoxError> {
     let text_tokens = cell("text_words").map_or(TEXT_TOKENS, |words| (words * TOKENS_PER_WORD) as u32);
     let plain = SampleShape { text_tokens, ..SampleShape::default() };
+    let mut parts = 1;
     let cost = if let (Some(tiles), Some(tokens)) = (cell("tiles"), cell("seq_len")) {
         let own = if model.spec().name.starts_with("internvl") { INTERN_TILE_TOKENS } else { TILE_TOKENS };
         let tiles = tiles as u64;
         let pairs = tiles * own * own;
+        parts = tiles.max(1);
         let work = EncoderWork {
             items: tiles,
             encoder_tokens: tiles * own,
@@ -269,13 +298,17 @@ fn sample(
     {
         let frames = (frames as u32 / FRAMES_PER_SAMPLED).max(1);
         let video = VideoShape { frames, width: width as u32, height: height as u32 };
-        model.predict(&SampleShape { videos: vec![video], ..plain })
+        let shape = SampleShape { videos: vec![video], ..plain };
+        parts = model.spec().encoders().map(|(_, _, rule)| rule.parts(&shape)).max().unwrap_or(1);
+        model.predict(&shape)
     } else if let Some(seconds) = cell("duration_s") {
         let clip = AudioLength { frames: (seconds * 16_000.0) as u64, sample_rate_hz: 16_000 };
         model.predict(&SampleShape { audio: vec![clip], ..plain })
     } else if let (Some(width), Some(height)) = (cell("width"), cell("height")) {
         let image = ImageSize { width: width as u32, height: height as u32 };
-        model.predict(&SampleShape { images: vec![image], ..plain })
+        let shape = SampleShape { images: vec![image], ..plain };
+        parts = model.spec().encoders().map(|(_, _, rule)| rule.parts(&shape)).max().unwrap_or(1);
+        model.predict(&shape)
     } else {
         return Err("a table without columns that are known, see the usage".into());
     };
@@ -289,7 +322,10 @@ fn sample(
         let tokens = own.iter().map(|slice| u64::from(slice.tokens)).max().unwrap_or(0);
         slices.push(ContextSlice { ns, shared_ns, tokens, bytes: 0 });
     }
-    // A table does not say how many media a sample has, so it has one.
-    let media_ns = encoders.iter().map(|ns| vec![*ns]).collect();
+    // A table does not say how many media a sample has, so it has one, cut between tiles or layers of frames.
+    let pieces = parts.min(GROUP_RANKS as u64);
+    let before = |ns: u64, piece: u64| ns * (piece * parts / pieces) / parts;
+    let cut = |ns: &u64| (0..pieces).map(|piece| before(*ns, piece + 1) - before(*ns, piece)).collect();
+    let media_ns = encoders.iter().map(cut).collect();
     Ok(Some(Sample { tokens: cost.tokens, item: ContextItem { media_ns, slices } }))
 }

@@ -237,6 +237,25 @@ impl VisionRule {
         }
     }
 
+    /// Returns the number of equal parts in the only medium of a shape that the encoder processes apart from
+    /// each other, so that ranks may share them: tiles, frames, or layers of patches in a video. 1 for a
+    /// medium whose encoder positions all see each other, and for a medium that the rule does not support.
+    #[must_use]
+    pub fn parts(&self, medium: &SampleShape) -> u64 {
+        let items = || match (medium.images.as_slice(), medium.videos.as_slice()) {
+            ([_], []) => self.images(&medium.images).map(|work| work.items),
+            ([], [video]) => self.video(*video).map(|work| work.items),
+            _ => Ok(1),
+        };
+        let parts = match (self, medium.videos.as_slice()) {
+            (Self::Native(rule), [video]) => rule.video_grid(*video).map(|[layers, ..]| layers),
+            (Self::Native(_) | Self::LongestEdge(_), _) => Ok(1),
+            (Self::Table(table), _) if table.get().item_tokens.is_none() => Ok(1),
+            _ => items(),
+        };
+        parts.unwrap_or(1).max(1)
+    }
+
     /// Returns the marker tokens around an image, or around each tile if tiles have separate markers, in
     /// addition to the feature tokens.
     #[must_use]
@@ -294,6 +313,16 @@ impl MediaRule {
             }
         }
         Ok(work)
+    }
+
+    /// Returns the number of equal parts in the only medium of a shape that ranks may share, see
+    /// [`VisionRule::parts`]; 1 for audio.
+    #[must_use]
+    pub fn parts(&self, medium: &SampleShape) -> u64 {
+        match self {
+            Self::Vision(rule) => rule.parts(medium),
+            Self::Audio(_) => 1,
+        }
     }
 }
 

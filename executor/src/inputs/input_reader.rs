@@ -78,6 +78,10 @@ impl<D: Device> InputReader<D> {
             let problem = format!("is {llm} for the LLM, the loader's plan has {}", planner.dp_size());
             return Err(Error::InvalidSetting { setting: "dp_size", reason: problem });
         }
+        if planner.context().is_some() {
+            let reason = "the executor runs whole samples, without context parallelism".to_owned();
+            return Err(Error::InvalidSetting { setting: "context", reason });
+        }
         // One worker: it drives the loaders' I/O, while they decode on threads of their pools.
         let runtime = start_runtime("dflop-inputs", 1).map_err(Error::Runtime)?;
         let modules = ModuleReader::all(&job, roles, &planner, preparer, configure)?;

@@ -156,6 +156,9 @@ pub struct PreparedSample {
     pub clips: Vec<AudioFeatures>,
     /// Videos, in placeholder order.
     pub videos: Vec<VideoValues>,
+    /// Index of every image, clip and video among the sample's media of the modality, in placeholder order;
+    /// by modality, in the order of [`Modality::ALL`].
+    pub media_order: [Vec<u32>; 3],
     /// Number of tokens cut from the text to fit the limit.
     pub cut_tokens: usize,
 }
@@ -272,6 +275,12 @@ impl Filler {
         let blanks = || self.blanks.iter().filter(move |(module, _)| is_missing(*module));
         let is_empty = samples.is_empty() && blanks().next().is_none();
         blanks().map(|(_, blank)| blank).chain(self.padding.as_ref().filter(move |_| is_empty))
+    }
+
+    /// Returns the id of the padding token; `None` if rows have a fixed length.
+    #[must_use]
+    pub fn pad_id(&self) -> Option<u32> {
+        self.padding.as_ref().and_then(|padding| padding.input_ids.first().copied())
     }
 
     /// Returns the number of blank-media tokens that complete a microbatch with these `samples`.

@@ -338,14 +338,23 @@ impl Collator {
 
     /// Waits for a sample; a bad sample is recorded as skipped.
     pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<FinishedSample>> {
+        Ok(self.try_finish_sample(pending).await?.ok())
+    }
+
+    /// Waits for a sample; a bad sample is recorded as skipped, and the bad field returned, if one is bad.
+    pub(crate) async fn try_finish_sample(
+        &self,
+        pending: PendingSample,
+    ) -> Result<std::result::Result<FinishedSample, Option<String>>> {
         let bytes = pending.raw.bytes();
         match pending.fields.finish().await? {
             Ok((fields, prepared)) => {
-                Ok(Some(FinishedSample { sample: Sample::from_raw(pending.raw, bytes, fields), prepared }))
+                Ok(Ok(FinishedSample { sample: Sample::from_raw(pending.raw, bytes, fields), prepared }))
             }
             Err(error) => {
+                let field = error.field.clone();
                 self.skip(&pending.raw, error);
-                Ok(None)
+                Ok(Err(field))
             }
         }
     }

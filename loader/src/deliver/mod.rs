@@ -6,7 +6,8 @@ mod stream;
 mod watchdog;
 
 pub use self::balanced::{
-    BalancedLoader, BalancedLoaderBuilder, EventStream, Microbatch, Step, StepEvent, StepStream,
+    BalancedLoader, BalancedLoaderBuilder, EventStream, Microbatch, MicrobatchContext, SliceGroup,
+    SliceMedium, Step, StepEvent, StepStream,
 };
 pub use self::settings::LoaderSettings;
 pub use self::stream::{BatchStream, HELD_BYTES_MAX, Loader, LoaderBuilder, RestoredInput, StreamState};

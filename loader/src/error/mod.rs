@@ -257,6 +257,12 @@ pub enum PlanError {
         bytes: u64,
         bytes_max: u64,
     },
+    /// A medium in a sample that several ranks share cannot be used; only the ranks that encode the medium
+    /// know. Ends the stream.
+    #[error(
+        "step {step}: {reason}, in sample `{key}`, which the DP ranks {first} to {last} share; the other ranks do not read it,          so the sample cannot be skipped: leave it out with a filter, or plan without `context`"
+    )]
+    SplitSample { step: u64, key: String, first: usize, last: usize, reason: String },
 }
 
 impl PlanError {
@@ -269,6 +275,7 @@ impl PlanError {
             Self::MicrobatchTooLong { .. } => "microbatch_too_long",
             Self::NoTargets { .. } => "no_targets",
             Self::MicrobatchTooLarge { .. } => "microbatch_too_large",
+            Self::SplitSample { .. } => "split_sample",
         }
     }
 }

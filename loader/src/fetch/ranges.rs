@@ -22,7 +22,6 @@ use crate::shard::tar::{Entry, padded};
 use crate::shard::{Compression, FieldSelection, OpenTable, RawField, RawSample, TableFault, split_key};
 use crate::store::{Identity, LocalShard, Opened, Task, blocking, spawn};
 use bytes::Bytes;
-use dflop_costmodel::ImageSize;
 use dflop_samples::media::MediaShape;
 use futures::future::try_join_all;
 use std::borrow::Cow;
@@ -391,6 +390,12 @@ pub(crate) trait Demand: Debug + Send + Sync {
     /// Returns whether an image field's pixels are needed, and not only the image size.
     fn needs_pixels(&self, extension: &str) -> bool;
 
+    /// Returns whether another rank encodes an image in a sample that several ranks share, so that the image
+    /// size is sufficient here.
+    ///
+    /// - `image`: image index in the sample
+    fn is_encoded_elsewhere(&self, plan: &StepPlan, place: u32, image: u32, extension: &str) -> bool;
+
     /// Returns the total size of the tensors created from a sample, in bytes.
     fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
 }
@@ -447,8 +452,17 @@ impl ReadPlan {
             let mut sample = raw_sample(&row, url.clone(), drawn);
             let mut ranges = Vec::new();
             let wanted = FieldRange::row_fields(&row).filter(|(field, _)| fields.wants(field.extension));
+            let mut images = 0;
             for (field, range) in wanted {
-                let size = size_alone(field.extension, field.shape, demand);
+                let size = match field.shape {
+                    MediaShape::Image(size) => {
+                        images += 1;
+                        let is_elsewhere =
+                            || demand.is_encoded_elsewhere(plan, place, images - 1, field.extension);
+                        Some(size).filter(|_| !demand.needs_pixels(field.extension) || is_elsewhere())
+                    }
+                    _ => None,
+                };
                 if size.is_none() {
                     resident_bytes = resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
                     if index.is_fetched(row.shard) {
@@ -467,14 +481,6 @@ impl ReadPlan {
     /// Returns whether any field is fetched.
     pub(crate) fn is_fetched(&self) -> bool {
         self.fetched.iter().any(|fields| !fields.is_empty())
-    }
-}
-
-/// Returns the size of an image whose pixels no later stage needs.
-fn size_alone(extension: &str, shape: MediaShape, demand: &dyn Demand) -> Option<ImageSize> {
-    match shape {
-        MediaShape::Image(size) if !demand.needs_pixels(extension) => Some(size),
-        _ => None,
     }
 }
 

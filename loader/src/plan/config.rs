@@ -5,6 +5,7 @@ use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::Module;
 use dflop_samples::sample::BatchLayout;
 
+use super::context::ContextGroups;
 use super::lockstep::Synchronization;
 use super::stage_layers::StageLayers;
 
@@ -35,6 +36,8 @@ pub(super) struct PlanConfig {
     pub(super) pad_to: Option<PadTo>,
     /// Encoders that run in every microbatch.
     pub(super) required_encoders: Vec<Module>,
+    /// Ranks that may share samples; `None` if every sample is whole on one rank.
+    pub(super) context: Option<ContextGroups>,
     /// Work units that the search for one step may spend.
     pub(super) work: u64,
 }

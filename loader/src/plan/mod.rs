@@ -25,7 +25,9 @@ mod token_balance;
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
 pub use self::config::PadTo;
-pub use self::context::{ContextGroups, ContextPlan, ContextSummary, compare_context};
+pub use self::context::{
+    ContextGroups, ContextPlan, ContextSummary, MediumPart, SamplePlace, StepContext, compare_context,
+};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::data_parallel::{
     LayoutSummary, RandomBatches, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,

@@ -9,6 +9,7 @@ use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
 use super::config::{COUNT_MAX, PlanConfig};
+use super::context::ContextGroups;
 use super::cost_function::CostFunction;
 use super::lockstep::{Synchronization, sort_by_cost, step_ns};
 use super::padding::Padding;
@@ -124,6 +125,20 @@ impl StepPlanner {
     /// the samples do not fit into microbatches with a fixed length. [`Error::Selection`] if the run has no
     /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        match &self.config.context {
+            Some(groups) if !self.config.strategy.is_blind() => Ok(self.plan_context(step, groups)?.into()),
+            _ => self.plan_whole(step),
+        }
+    }
+
+    /// Returns the ranks that may share samples; `None` if every sample is whole on one rank.
+    #[must_use]
+    pub fn context(&self) -> Option<ContextGroups> {
+        self.config.context
+    }
+
+    /// Plans a step whose samples are whole.
+    pub(super) fn plan_whole(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, COUNT_MAX)?;
         let samples = self.run.steps.samples(step)?;
         let model = self.model_at(step);
@@ -166,6 +181,7 @@ impl StepPlanner {
             is_near_mean_cap_dropped,
             makespan_ns: assignment.makespan_ns,
             bound: assignment.bound,
+            context: None,
             target_tokens,
         };
         plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.microbatch_times(&plan));

@@ -29,12 +29,13 @@ impl StepPlanner {
             caps,
             pad_to,
             required_encoders,
+            context,
             work,
         } = &self.config;
         let datasets: Vec<String> = datasets.iter().map(described).collect();
         let model = format!("{:?}", self.model);
         let model = format!("{} ({:016x})", self.model.spec().name, xxh3_64(model.as_bytes()));
-        let settings: [(&str, &dyn std::fmt::Debug); 20] = [
+        let settings: [(&str, &dyn std::fmt::Debug); 21] = [
             ("seed", seed),
             ("shuffle", shuffle),
             ("tail", tail),
@@ -53,6 +54,7 @@ impl StepPlanner {
             ("caps", caps),
             ("pad_to", pad_to),
             ("required_encoders", required_encoders),
+            ("context", context),
             ("work", work),
             ("cost_function", &self.cost_function.is_some()),
         ];

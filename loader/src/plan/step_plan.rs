@@ -4,6 +4,7 @@ use dflop_balancer::{LowerBound, PipelineAssignment, PlanDigest};
 use dflop_costmodel::{LaunchLimit, ModelConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
+use super::context::StepContext;
 use crate::order::StepSample;
 
 /// Fraction of step time from which launches limit the step.
@@ -48,6 +49,10 @@ pub struct StepPlan {
     pub makespan_ns: u64,
     /// Lower bound of the makespan.
     pub bound: LowerBound,
+    /// Groups of ranks that share samples; `None` if every sample is whole on one rank. A split sample is in
+    /// the microbatch of every rank in its group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<StepContext>,
     /// Number of target tokens in the step.
     pub target_tokens: u64,
     /// Digest over step, ranks, microbatches, datasets and sample numbers.
@@ -61,6 +66,9 @@ impl StepPlan {
     /// If the plan has no such rank or microbatch.
     #[must_use]
     pub fn microbatch_ns(&self, rank: usize, microbatch: usize) -> Vec<u64> {
+        if let Some(context) = &self.context {
+            return context.times_ns[rank][microbatch].clone();
+        }
         let modules = self.costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
         let mut added_ns = vec![0_u64; modules];
         for &place in &self.ranks[rank][microbatch] {

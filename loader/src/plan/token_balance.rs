@@ -32,7 +32,7 @@ impl StepPlanner {
             let reason = "a plan by tokens is for ranks without a pipeline".into();
             return Err(Error::Config { setting: "strategy", reason });
         };
-        let mut plan = self.clone().strategy(Strategy::ROUND_ROBIN).plan(step)?;
+        let mut plan = self.clone().strategy(Strategy::ROUND_ROBIN).plan_whole(step)?;
         let microbatches = self.balance_tokens(&plan);
         let microbatches =
             microbatches.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;

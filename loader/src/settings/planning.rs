@@ -7,7 +7,9 @@ use std::str::FromStr;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::flops::Recomputation;
-use dflop_costmodel::{CostModel, DeviceRate, FrozenParts, ModelSpec, ProfileOptions};
+use dflop_costmodel::{
+    CostModel, DevicePreset, DeviceRate, FrozenParts, KeyExchange, KeyExchangeKind, ModelSpec, ProfileOptions,
+};
 use serde::{Deserialize, Serialize};
 
 use super::spelling::{choices, optional_text, text};
@@ -15,7 +17,7 @@ use crate::deliver::LoaderBuilder;
 use crate::error::{Error, Result};
 use crate::model::{model_profile, profile_options};
 use crate::order::{Shuffle, Tail};
-use crate::plan::{StepPlannerBuilder, Synchronization};
+use crate::plan::{ContextGroups, StepPlannerBuilder, Synchronization};
 
 /// Device and training setup that costs are predicted for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -205,6 +207,10 @@ pub struct PlanSettings {
     #[serde(with = "optional_text")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub schedule: Option<StepSchedule>,
+    /// Maximum number of ranks that share a sample (context parallelism), a power of two. A long sample is
+    /// split over 2, 4, 8, … ranks where that shortens the step, or where it is above `tokens_max`; messages
+    /// count as a ring over the `NVLink` of an H100. Default: every sample is whole on one rank.
+    pub context: Option<usize>,
     /// Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
     pub tokens_max: Option<u64>,
     /// Maximum payload bytes of a microbatch. Default: no limit.
@@ -217,6 +223,7 @@ impl Default for PlanSettings {
             strategy: Strategy::SEARCH.into(),
             stages: None,
             schedule: None,
+            context: None,
             tokens_max: None,
             bytes_max: None,
         }
@@ -264,11 +271,21 @@ impl PlanSettings {
         let StrategyEffort { strategy, work } = self.strategy;
         let caps = Caps { tokens_max: self.tokens_max, bytes_max: self.bytes_max };
         let builder = builder.strategy(strategy).work(work).schedule(self.pipeline_schedule()).caps(caps);
+        let builder = match self.context {
+            Some(most) => builder.context(ContextGroups { ranks: [1, most], exchange: key_exchange() }),
+            None => builder,
+        };
         match &self.stages {
             Some(stages) => builder.stages(stages.clone()),
             None => builder,
         }
     }
+}
+
+/// Returns the exchange of keys and values that plans count on.
+fn key_exchange() -> KeyExchange {
+    let links = DevicePreset::named("h100").ok().and_then(|device| device.links());
+    KeyExchange { kind: KeyExchangeKind::Ring, link: links.map(|links| links.nvlink), element_bytes: 2 }
 }
 
 /// Order of the samples of a run, and the ends of its epochs.

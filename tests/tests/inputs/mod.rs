@@ -7,4 +7,5 @@ mod model_inputs;
 mod own_family;
 mod own_processor;
 mod processors;
+mod slices;
 mod video_inputs;

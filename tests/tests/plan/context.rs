@@ -41,7 +41,7 @@ fn check(plan: &ContextPlan, slots: usize) {
     }
     let all: u64 = plan.tokens.iter().flatten().map(|modules| modules.last().unwrap()).sum();
     assert_eq!(all, plan.whole.costs.iter().map(|cost| u64::from(cost.tokens)).sum::<u64>());
-    assert!(plan.bound_ns <= plan.makespan_ns, "{} {}", plan.bound_ns, plan.makespan_ns);
+    assert!(plan.bound.ns <= plan.makespan_ns, "{} {}", plan.bound.ns, plan.makespan_ns);
 }
 
 #[test]

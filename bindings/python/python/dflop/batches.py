@@ -139,6 +139,9 @@ class Microbatch(dict[str, Any]):
         cu_seqlens: int32, first token of each sequence, then the number of tokens; padding and blank media
             are sequences after the samples. ``None`` without tensors.
         max_seqlen: tokens of the longest sequence.
+        context: `Context` with the samples that this rank shares, whose slices are in the tensors; ``None``
+            without ``Plan(context=...)``. Tokens are then counted in slices, and ``shift_labels`` has the
+            target of each position, which may be on another rank.
         pixel_normalization: scale, mean and standard deviation by color that make pixels of the bytes that
             ``dtype="uint8"`` delivers, ``(byte * scale - mean) / deviation``; else ``None``. See
             `normalized`.
@@ -156,6 +159,7 @@ class Microbatch(dict[str, Any]):
 
     __slots__ = (
         "__weakref__",
+        "context",
         "cost_seconds",
         "cu_seqlens",
         "loss_scale",
@@ -185,6 +189,7 @@ class Microbatch(dict[str, Any]):
     loss_scale_sum: float
     cu_seqlens: Any
     max_seqlen: int
+    context: Context | None
     pixel_normalization: tuple[float, list[float], list[float]] | None
 
     @property
@@ -206,7 +211,8 @@ class Microbatch(dict[str, Any]):
             >>> {("pixel_values" in one) == bool(one.flash_attention) for one in microbatches}
             {False}
         """
-        is_packed = "attention_mask" not in self
+        context = getattr(self, "context", None)
+        is_packed = "attention_mask" not in self and not (context and context.groups)
         if self.cu_seqlens is None or not is_packed or any(word in name for name in self for word in MEDIA):
             return {}
         lengths, longest = self.cu_seqlens, self.max_seqlen
@@ -256,6 +262,8 @@ class Microbatch(dict[str, Any]):
             to_type = dtype if tensor.is_floating_point() else None
             tensors[name] = tensor.to(device=device, dtype=to_type, non_blocking=non_blocking)
         moved.cu_seqlens = tensors.pop("cu_seqlens")
+        if context := getattr(self, "context", None):
+            moved.context = context.to(device, non_blocking=non_blocking)
         moved.update(tensors)
         return moved
 
@@ -297,6 +305,114 @@ class Microbatch(dict[str, Any]):
         from dflop import _html
 
         return _html.microbatch(self)
+
+
+@dataclass(frozen=True)
+class ContextMedium:
+    """A medium of a sample that ranks share, or a part of one, and the rank that encodes it.
+
+    Attributes:
+        sample: index of the sample in the microbatch.
+        kind: ``"image"``, ``"video"`` or ``"audio"``.
+        index: index among the media of this kind of the sample, in the order in which they occur.
+        rank: data-parallel rank that encodes the part, and has its rows of pixels.
+        parts: first part, and the part after the last: tiles, frames, or layers of patches.
+        parts_in_medium: number of parts; 1 for a medium that is not divided.
+        tokens: LLM positions that the features of the part take. Families that arrange the features of all
+            tiles together have them in the first part.
+    """
+
+    sample: int
+    kind: str
+    index: int
+    rank: int
+    parts: tuple[int, int]
+    parts_in_medium: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """Samples that the same ranks share. Rank ``r`` of ``k`` has the chunks ``r`` and ``2 k - 1 - r`` of every
+    sample, which is padded to ``2 k`` equal chunks, as Transformer Engine and Megatron cut packed rows.
+
+    Attributes:
+        ranks: data-parallel ranks of the group, in order.
+        samples: indices of the samples in ``microbatch.samples``.
+        rows: first row of the slices in the tensors of this rank, and the row after the last.
+        cu_seqlens: int32, first token of each whole sample, with padding, then the number of tokens.
+        lengths: tokens of each whole sample, without padding.
+        positions: int64 ``[rows]``, the place of each row among the tokens of the whole samples.
+        order: int64 ``[tokens]``, the row of each token if the rows of all ranks follow each other:
+            ``gathered[order]`` are the whole samples after an all-gather.
+        features: int64 ``[rows]``, the feature that each row takes from the encoders, counted over `media`;
+            -1 for text.
+        media: media of the samples in the order of features.
+    """
+
+    ranks: list[int]
+    samples: list[int]
+    rows: tuple[int, int]
+    cu_seqlens: Any
+    lengths: list[int]
+    positions: Any
+    order: Any
+    features: Any
+    media: list[ContextMedium]
+
+    @property
+    def packed_seq_params(self) -> dict[str, Any]:
+        """Arguments of Megatron-LM's ``PackedSeqParams`` for the whole samples, without the process group."""
+        lengths = self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+        cut = self.cu_seqlens * 0
+        total = 0
+        for at, length in enumerate(self.lengths):
+            total += length
+            cut[at + 1] = total
+        longest = int(lengths.max())
+        return {
+            "qkv_format": "thd",
+            "cu_seqlens_q": cut,
+            "cu_seqlens_kv": cut,
+            "cu_seqlens_q_padded": self.cu_seqlens,
+            "cu_seqlens_kv_padded": self.cu_seqlens,
+            "max_seqlen_q": longest,
+            "max_seqlen_kv": longest,
+            "local_cp_size": len(self.ranks),
+        }
+
+
+@dataclass(frozen=True)
+class Context:
+    """Samples of a microbatch that this rank shares with others: context parallelism by sample.
+
+    Attributes:
+        groups: groups of ranks, the largest first. All ranks of a group list it, and exchange keys and values
+            in this order in every layer; small groups are inside of large ones. Rows of whole samples follow
+            the rows of all groups.
+
+    Examples:
+        >>> plan = dflop.Plan(context=2, schedule="microbatch")
+        >>> settings = {"model": "model/", "global_batch_size": 2, "dp_size": 2, "plan": plan}
+        >>> loaders = [dflop.BalancedLoader("shards/", dp_rank=rank, **settings) for rank in range(2)]
+        >>> first, second = (next(iter(loader)).microbatches[0] for loader in loaders)
+        >>> [group.ranks for group in first.context.groups] == [group.ranks for group in second.context.groups]
+        True
+    """
+
+    groups: list[ContextGroup]
+
+    def to(self, device: Any = None, *, non_blocking: bool = False) -> Context:
+        """Returns a copy whose arrays are on a PyTorch device."""
+        names = ("cu_seqlens", "positions", "order", "features")
+        moved = [
+            replace(
+                group,
+                **{name: getattr(group, name).to(device=device, non_blocking=non_blocking) for name in names},
+            )
+            for group in self.groups
+        ]
+        return Context(moved)
 
 
 def _normalized(pixels: Any, scale: float, mean: list[float], deviation: list[float], dtype: Any) -> Any:

@@ -52,6 +52,10 @@ class Plan(_Settings):
             rank. Without, when ranks wait for each other: at the end of a ``step``, as in DDP with
             accumulated gradients; in every ``microbatch``, as in FSDP; or in every microbatch within groups
             of N ranks, ``microbatch:N``, as in HSDP. Default: ``1f1b`` with stages, ``step`` without.
+        context: Maximum number of ranks that share a sample (context parallelism), a power of two. A long
+            sample is split over 2, 4, 8, … ranks where that shortens the step, or where it is above
+            ``tokens_max``; messages count as a ring over the ``NVLink`` of an H100. Default: every sample is
+            whole on one rank.
         tokens_max: Maximum tokens of a microbatch. Default: about a quarter above the mean of the step.
         bytes_max: Maximum payload bytes of a microbatch. Default: no limit.
         cost: function that returns the costs of samples in place of the cost model. It is called with the
@@ -79,6 +83,7 @@ class Plan(_Settings):
     strategy: str = "search"
     stages: Sequence[int] | None = None
     schedule: str | None = None
+    context: int | None = None
     tokens_max: int | None = None
     bytes_max: int | None = None
     cost: Callable[[list[dict[str, Any]]], Sequence[Any]] | None = None

@@ -1,5 +1,6 @@
 //! `dflop.BalancedLoader`: delivers a DP rank's share of every global batch as balanced microbatches.
 
+mod context;
 mod correction;
 mod loader_config;
 mod role;
@@ -311,6 +312,7 @@ impl PyBalancedLoader {
         ranks: usize,
     ) -> PyResult<Vec<Vec<Bound<'py, PyAny>>>> {
         let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
+        refuse_slices(&plan, "media_shares")?;
         let running = self.running().clone();
         step_microbatches::media_shares(py, &running, &plan, [self.config.dp_rank, microbatch], ranks)
     }
@@ -349,6 +351,7 @@ impl PyBalancedLoader {
         group_size: Option<usize>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
+        refuse_slices(&plan, "media_exchange")?;
         let running = self.running().clone();
         let place = [self.config.dp_rank, microbatch];
         step_microbatches::media_exchange(py, &running, &plan, place, group_size, module)
@@ -528,6 +531,7 @@ impl PyBalancedLoader {
         + Send,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
+        refuse_slices(&plan, "corrections")?;
         let running = self.running().clone();
         let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
         let learner = match &mut *learner {
@@ -562,6 +566,15 @@ impl PyBalancedLoader {
     fn running(&self) -> MutexGuard<'_, Arc<RunningLoader>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Refuses a plan in which ranks share samples.
+fn refuse_slices(plan: &StepPlan, method: &str) -> Result<(), DflopError> {
+    if plan.context.is_none() {
+        return Ok(());
+    }
+    let reason = format!("{method} are for whole samples: plan without `context`");
+    Err(DflopError::config("context", reason))
 }
 
 /// Returns the settings for the built-in processor, and the user's own processor, a `dflop.inputs.Inputs`.

@@ -130,6 +130,10 @@ impl<'py> Settings<'py> {
             }
         });
         let Self { filter, inputs, model, run, plan, order, processor, read, role, .. } = self;
+        if role.is_some() && plan.context.is_some() {
+            let reason = "ranks with a `role` run parts of a model, and have no slices of samples";
+            return Err(DflopError::config("context", reason.to_owned()).into());
+        }
         let mut mixture = data.mixture(py, &counts)?;
         if preparer.is_some() {
             warn_of_targets(py, &mixture, &model)?;

@@ -1,5 +1,6 @@
 //! Converts the microbatches of a step to `dflop.batches.Microbatch`, with each rank's share of the media.
 
+use super::context::context;
 use super::loader_config::RunningLoader;
 use super::steps::{Iteration, Live};
 use crate::arrays::storage::Owner;
@@ -288,6 +289,8 @@ pub(super) fn microbatch<'py>(
     made.setattr("sample_keys", keys)?;
     made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;
     made.setattr("pixel_normalization", byte_normalization(of.inputs.as_ref(), normalization))?;
+    let context = of.context.map(|own| context(py, own, framework)).transpose()?;
+    made.setattr("context", context)?;
     if let Some(inputs) = of.inputs {
         tensors(&made, inputs.tensors, framework)?;
         // Models with a cache, which is the default, attend across packed samples.

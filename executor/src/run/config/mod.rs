@@ -183,8 +183,11 @@ const RENAMED: [(&str, &str); 6] = [
 /// Returns the error for a configuration that cannot be parsed; includes the new name for a renamed field.
 fn invalid(message: &str) -> Error {
     let is_used = |(old, _): &&(&str, &str)| message.contains(&format!("unknown field `{old}`"));
-    let hint = RENAMED.iter().find(is_used).map(|(old, new)| format!("; `{old}` is now `{new}`"));
-    Error::Config(format!("{message}{}", hint.unwrap_or_default()))
+    let renamed = RENAMED.iter().find(is_used).map(|(old, new)| format!("; `{old}` is now `{new}`"));
+    let is_split = message.contains("unknown field `context`");
+    let split =
+        is_split.then(|| "; every sample is whole on one rank here: `dflop.Plan(context=...)` splits".into());
+    Error::Config(format!("{message}{}", renamed.or(split).unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -229,6 +232,10 @@ mod tests {
             ("[model]\n[data]\nglobal_batch = 5\n", "; `global_batch` is now `global_batch_size`"),
             ("[model]\n[parallel]\nwork = 5\n", "; `work` is now `search_effort`"),
             ("[model]\n[data]\nworkers = 5\n", "; `workers` is now `read.workers`"),
+            (
+                "[model]\n[parallel]\ncontext = 8\n",
+                "; every sample is whole on one rank here: `dflop.Plan(context=...)` splits",
+            ),
             (
                 "[model]\n[data]\ntokens_max = 5\n",
                 "; `tokens_max` is now `processor.long_sample = \"error:N\"`",

@@ -290,6 +290,7 @@ impl PreparerBuilder {
                 Some(VisionRule::PanAndScan(rule)) => Some(rule),
                 _ => None,
             },
+            counted_images: self.rule.map(CountedImages),
             chat_template,
             requires_targets: self.requires_targets,
         })

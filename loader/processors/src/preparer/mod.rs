@@ -18,13 +18,13 @@ use std::sync::Arc;
 use dflop_costmodel::tokens::native::NativeResolution;
 use dflop_costmodel::tokens::pan_and_scan::PanAndScan;
 use dflop_costmodel::{ModelSpec, Module, SampleShape};
-use dflop_samples::Result;
 use dflop_samples::inputs::{
     AudioFeatures, Filler, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, SampleProcessor,
     VideoValues,
 };
-use dflop_samples::media::{Media, Modality};
+use dflop_samples::media::{Media, Modality, RgbImage};
 use dflop_samples::sample::{BatchLayout, Sample};
+use dflop_samples::{BoxError, Result};
 
 use self::count::MarkerTokens;
 use self::expand::{Expanded, Expander};
@@ -34,7 +34,7 @@ use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversatio
 use crate::family::{Family, ProcessorFamilies, VideoText};
 use crate::image::Normalization;
 use crate::message::{Dialogue, Message, MessagePart};
-use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
+use crate::tensors::{AudioTensors, CountedImages, ImageTensors, VideoTensors};
 
 pub use self::builder::PreparerBuilder;
 pub use self::count::{PreparedTexts, TokenizedTexts};
@@ -82,6 +82,8 @@ pub struct Preparer {
     timed_videos: Option<NativeResolution>,
     /// Token rule for a family that writes words around image crops.
     cut_images: Option<PanAndScan>,
+    /// Token rule for images without pixels.
+    counted_images: Option<CountedImages>,
     /// Chat template source.
     chat_template: Arc<str>,
     /// Whether a step without a target is an error.
@@ -162,7 +164,13 @@ impl Preparer {
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images: images.media, clips, videos, cut_tokens })
+        let media_order = [
+            media_order(sample, &read.images, |media| matches!(media, Media::Image(_))),
+            media_order(sample, &read.clips, |media| matches!(media, Media::Audio(_))),
+            media_order(sample, &read.videos, |media| matches!(media, Media::Video(_))),
+        ];
+        let images = images.media;
+        Ok(PreparedSample { input_ids, labels, runs, images, clips, videos, media_order, cut_tokens })
     }
 
     /// Returns whether the model supports a modality.
@@ -262,7 +270,13 @@ impl Preparer {
         let images: Vec<_> = places.iter().filter_map(image).collect();
         let extensions: Vec<&str> = places.iter().map(|&place| &*sample.fields[place].extension).collect();
         let refused = |source| PrepareError::Medium { field: extensions.join(", "), source };
-        processor.images(&images).map_err(refused)
+        let is_counted = |image: &&&RgbImage| image.pixels.is_empty();
+        match &self.counted_images {
+            Some(counted) if processor.reads_pixels() && images.iter().any(|image| is_counted(&image)) => {
+                partly_counted(&**processor, counted, &images).map_err(refused)
+            }
+            _ => processor.images(&images).map_err(refused),
+        }
     }
 
     fn clips(&self, sample: &Sample, places: &[usize]) -> Result<Vec<AudioFeatures>, PrepareError> {
@@ -344,6 +358,34 @@ struct VisionInText {
     videos: Vec<VideoValues>,
     /// Number of tokens in each video, or in each layer of every video.
     video_tokens: Vec<u32>,
+}
+
+/// Returns the index of each field among the sample's fields of the same modality.
+fn media_order(sample: &Sample, places: &[usize], is_same: fn(&Media) -> bool) -> Vec<u32> {
+    let before = |&place: &usize| sample.fields[..place].iter().filter(|field| is_same(&field.media)).count();
+    places.iter().map(|place| before(place) as u32).collect()
+}
+
+/// Counts images that have only a size, because another rank encodes them, and processes the others.
+fn partly_counted(
+    processor: &dyn ImageTensors,
+    counted: &CountedImages,
+    images: &[&RgbImage],
+) -> Result<Vec<PixelValues>, BoxError> {
+    let mut values = counted.images(images)?;
+    let has_pixels = |image: &&&RgbImage| !image.pixels.is_empty();
+    let mut own: Vec<&RgbImage> = images.iter().filter(has_pixels).copied().collect();
+    // Some families process several images unlike one, so one is beside itself.
+    if own.len() == 1 && images.len() > 1 {
+        own.push(own[0]);
+    }
+    let mut made = if own.is_empty() { Vec::new() } else { processor.images(&own)? }.into_iter();
+    for (value, _) in values.iter_mut().zip(images).filter(|(_, image)| has_pixels(image)) {
+        if let Some(made) = made.next() {
+            *value = made;
+        }
+    }
+    Ok(values)
 }
 
 /// Converts a text to the answer to a question about the media.

@@ -3,6 +3,7 @@
 use super::DecodeError;
 use super::video::VideoLimits;
 use dflop_costmodel::{AudioLength, ImageSize, Module, SampleShape, VideoShape};
+use serde::{Deserialize, Serialize};
 
 /// Number of integers that hold any shape.
 pub const SHAPE_NUMBERS: usize = 3;
@@ -116,7 +117,8 @@ fn area(width: u32, height: u32) -> u64 {
 }
 
 /// Media modality.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Modality {
     /// An image.
     Image,

@@ -4,16 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::SampleCost;
+use dflop_costmodel::flops::ZigzagSlices;
 use dflop_samples::inputs::{Filler, SampleProcessor};
+use dflop_samples::media::MediaShape;
 use dflop_samples::sample::Sample;
 use tokio::sync::mpsc;
 
 use super::read_ahead::{PendingEvent, PendingMicrobatch};
+use super::slices::pack_slices;
 use super::{BalancedSettings, Microbatch, StepEvent};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
 use crate::flow::{LoaderStage, PrepareLog, SourceMeter, TruncatedSample};
-use crate::plan::{PadTo, StepPlan, StepPlanner};
+use crate::plan::{PadTo, SamplePlace, StepContext, StepPlan, StepPlanner};
 
 /// Finishes events, in order.
 pub(super) struct Finisher {
@@ -60,7 +63,14 @@ impl Finisher {
             return Err(self.too_long(microbatch, too_long, events).await);
         }
         self.count_sources(&microbatch);
-        self.packing.pack(&self.collator, &mut microbatch).await?;
+        self.packing.log_cut(&microbatch);
+        match &self.step {
+            Some(step) if step.plan.context.is_some() => {
+                let plan = step.plan.clone();
+                self.packing.pack_slices(&self.collator, &mut microbatch, &plan, self.dp_rank).await?;
+            }
+            _ => self.packing.pack(&self.collator, &mut microbatch).await?,
+        }
         let bytes = microbatch.samples.iter().map(|sample| sample.bytes).sum();
         self.collator.metrics().stage(LoaderStage::Deliver).count(microbatch.samples.len() as u64, bytes);
         if let Some(step) = &mut self.step {
@@ -112,6 +122,11 @@ impl Finisher {
         for (at, &place) in microbatch.plan_indices.iter().enumerate() {
             let counted = microbatch.prepared.get(at).map(|prepared| prepared.tokens() as u64);
             let tokens = counted.unwrap_or_else(|| u64::from(microbatch.costs[at].tokens));
+            // A sample that several ranks share counts once, on the first of them.
+            let shared = step.plan.context.as_ref().map(|context| &context.places[place as usize]);
+            if shared.is_some_and(|place| place.ranks.start != self.dp_rank) {
+                continue;
+            }
             if let Some(source) = self.source(step, place) {
                 source.deliver(1, tokens);
             }
@@ -122,7 +137,14 @@ impl Finisher {
         let step = self.step.as_ref().ok_or(Error::StageEnded { stage: "collate" })?;
         let (mut samples, mut plan_indices, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (place, sample) in pending.samples {
-            let Some(finished) = self.collator.finish_sample(sample).await? else {
+            let finished = match self.collator.try_finish_sample(sample).await? {
+                Ok(finished) => Some(finished),
+                Err(field) => {
+                    self.check_skipped(step, place, field.as_deref())?;
+                    None
+                }
+            };
+            let Some(finished) = finished else {
                 if let Some(source) = self.source(step, place) {
                     source.skip(1);
                 }
@@ -143,7 +165,46 @@ impl Finisher {
         pad(&mut microbatch, step, self.dp_rank, planner);
         microbatch.module_ns = step.plan.constants.microbatch_ns(microbatch.module_ns);
         self.packing.count_tokens(&mut microbatch);
+        if let Some(context) = &step.plan.context {
+            self.check_ranks(&microbatch, context)?;
+            plan_slices(&mut microbatch, context, self.dp_rank);
+        }
         Ok(microbatch)
+    }
+
+    /// Refuses samples of other ranks, which have no slice here.
+    fn check_ranks(&self, microbatch: &Microbatch, context: &StepContext) -> Result<()> {
+        let is_own = |at: &u32| context.places[*at as usize].ranks.contains(&self.dp_rank);
+        if microbatch.plan_indices.iter().all(is_own) {
+            return Ok(());
+        }
+        let reason = "samples that ranks share are delivered to these ranks only: plan without `context`";
+        Err(Error::Config { setting: "share", reason: reason.into() })
+    }
+
+    /// Refuses to skip a sample that other ranks share and do not skip: only the ranks that encode a medium
+    /// read it.
+    fn check_skipped(&self, step: &StepAtWork, place: u32, field: Option<&str>) -> Result<()> {
+        let shared = step.plan.context.as_ref().map(|context| &context.places[place as usize]);
+        let (Some(shared), Some(field)) = (shared.filter(|place| place.is_split()), field) else {
+            return Ok(());
+        };
+        let row = self.planner.row(step.plan.samples[place as usize]);
+        let is_medium = |extension: &str| {
+            let is_media =
+                |shape| matches!(shape, MediaShape::Image(_) | MediaShape::Audio(_) | MediaShape::Video(_));
+            row.fields().any(|field| field.extension == extension && is_media(field.shape))
+        };
+        if !field.split(", ").any(is_medium) {
+            return Ok(());
+        }
+        Err(Error::Plan(PlanError::SplitSample {
+            step: step.plan.step,
+            key: row.key().to_owned(),
+            first: shared.ranks.start,
+            last: shared.ranks.end - 1,
+            reason: format!("`{field}` cannot be used"),
+        }))
     }
 
     /// Explains which length the step needs, from all microbatches.
@@ -189,6 +250,24 @@ fn pad(microbatch: &mut Microbatch, step: &StepAtWork, dp_rank: usize, planner: 
     }
 }
 
+/// Replaces whole samples by this rank's slices in the planned tokens and times.
+fn plan_slices(microbatch: &mut Microbatch, context: &StepContext, dp_rank: usize) {
+    let own = microbatch.plan_indices.iter().zip(&microbatch.costs);
+    let (mut tokens, mut targets, mut slot) = (0, 0, None);
+    for (&at, cost) in own {
+        let place = &context.places[at as usize];
+        let (ranks, rank) = (place.ranks.len() as u64, (dp_rank - place.ranks.start) as u64);
+        tokens += u64::from(ZigzagSlices::new(cost.tokens, ranks as u32).tokens(rank as u32));
+        let before = |rank: u64| u64::from(cost.target_tokens) * rank / ranks;
+        targets += before(rank + 1) - before(rank);
+        slot = Some(place.microbatch);
+    }
+    (microbatch.planned_tokens, microbatch.planned_target_tokens) = (tokens, targets);
+    if let Some(slot) = slot {
+        microbatch.module_ns.clone_from(&context.times_ns[dp_rank][slot]);
+    }
+}
+
 fn build_microbatch(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum: f64) -> Microbatch {
     let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
     let modules = costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
@@ -198,6 +277,7 @@ fn build_microbatch(samples: Vec<Sample>, costs: Vec<SampleCost>, loss_scale_sum
         plan_indices: Vec::new(),
         prepared: Vec::new(),
         inputs: None,
+        context: None,
         tokens,
         target_tokens,
         padding_tokens: 0,
@@ -269,7 +349,6 @@ impl Packing {
     /// Packs the microbatch tensors on the pool.
     async fn pack(&self, collator: &Collator, microbatch: &mut Microbatch) -> Result<()> {
         let Some(preparer) = self.preparer.clone() else { return Ok(()) };
-        self.log_cut(microbatch);
         if let Some(filler) = self.filler.clone() {
             let samples = std::mem::take(&mut microbatch.prepared);
             let inputs = collator.run(move || preparer.pack(samples, &filler)).await?;
@@ -277,6 +356,44 @@ impl Packing {
             microbatch.padding_tokens = tokens.saturating_sub(microbatch.tokens);
             microbatch.inputs = Some(inputs);
         }
+        self.count(microbatch);
+        Ok(())
+    }
+
+    /// Packs this rank's slices on the pool.
+    async fn pack_slices(
+        &self,
+        collator: &Collator,
+        microbatch: &mut Microbatch,
+        plan: &StepPlan,
+        dp_rank: usize,
+    ) -> Result<()> {
+        let (Some(preparer), Some(filler), Some(context)) =
+            (self.preparer.clone(), self.filler.clone(), &plan.context)
+        else {
+            return Ok(());
+        };
+        let samples = std::mem::take(&mut microbatch.prepared);
+        let places: Vec<SamplePlace> =
+            microbatch.plan_indices.iter().map(|&place| context.places[place as usize].clone()).collect();
+        let cut = move || pack_slices(&*preparer, samples, &places, dp_rank, &filler);
+        let sliced = collator.run(cut).await?.map_err(|(at, reason)| {
+            let place = &context.places[microbatch.plan_indices[at] as usize];
+            Error::Plan(PlanError::SplitSample {
+                step: plan.step,
+                key: microbatch.samples[at].key.clone(),
+                first: place.ranks.start,
+                last: place.ranks.end - 1,
+                reason,
+            })
+        })?;
+        let rows = sliced.inputs.tensor("input_ids").map_or(0, |ids| ids.values.len() as u64);
+        microbatch.tokens = sliced.tokens;
+        microbatch.padding_tokens = rows.saturating_sub(sliced.tokens);
+        microbatch.target_tokens = sliced.inputs.target_tokens;
+        microbatch.loss_scale = microbatch.target_tokens as f64 * microbatch.loss_scale_sum;
+        microbatch.inputs = Some(sliced.inputs);
+        microbatch.context = Some(sliced.context);
         self.count(microbatch);
         Ok(())
     }

@@ -10,6 +10,7 @@
 mod builder;
 mod finish;
 mod read_ahead;
+mod slices;
 
 use super::settings::{LoaderSettings, check_indexed, common_video_sampling};
 use super::watchdog::Watchdog;
@@ -35,6 +36,7 @@ use std::time::Instant;
 use tokio::sync::watch;
 
 pub use builder::BalancedLoaderBuilder;
+pub use slices::{MicrobatchContext, SliceGroup, SliceMedium};
 
 /// Maximum number of queued step events, regardless of size.
 const EVENTS_AHEAD_MAX: usize = 1 << 12;
@@ -88,6 +90,9 @@ pub struct Microbatch {
     /// The samples as tensors, where the loader has a preparer; a microbatch without samples is a padding
     /// row.
     pub inputs: Option<ModelInputs>,
+    /// Samples that this rank shares with others, whose slices are in `inputs`; `None` if the plan has no
+    /// groups of ranks. Token counts are then of the slices.
+    pub context: Option<MicrobatchContext>,
     /// Number of LLM positions in `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
     /// Number of target tokens in `samples`: counted where the loader has a preparer, else as planned.
@@ -339,16 +344,37 @@ impl BalancedSettings {
             return invalid("preparer", "it needs decoded samples".into());
         }
         if let (Some(preparer), Some(tokens_max)) = (&mut self.preparer, self.planner.caps().tokens_max) {
-            *preparer = preparer.limited(Some(tokens_max), None);
+            // A sample above the cap is split over up to as many ranks.
+            let ranks = self.planner.context().map_or(1, |groups| groups.ranks[1] as u64);
+            *preparer = preparer.limited(Some(tokens_max.saturating_mul(ranks)), None);
         }
         if let Some(preparer) = &mut self.preparer {
             pad_as_planned(preparer, &self.planner)?;
+        }
+        if self.planner.context().is_some() {
+            self.check_slices()?;
         }
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.saved_step(&state)?;
         }
         self.video_sampling = common_video_sampling(self.planner.datasets())?;
         Ok(self)
+    }
+}
+
+impl BalancedSettings {
+    /// Checks that microbatches can be cut into slices.
+    fn check_slices(&self) -> Result<()> {
+        let reason = match &self.preparer {
+            None => "slices are cut from tensors: set a tokenizer and the built-in processor",
+            Some(_) if !self.is_packed => "prepared samples that are left unpacked have no slices",
+            Some(preparer) if !preparer.layout().is_packed() => "slices need the packed layout",
+            Some(preparer) if preparer.has_buckets() => {
+                "slices have no buckets and no multiples: drop one of the two"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(Error::Config { setting: "context", reason: reason.into() })
     }
 }
 

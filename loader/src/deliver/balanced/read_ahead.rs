@@ -8,6 +8,7 @@ use std::time::Instant;
 use async_stream::try_stream;
 use dflop_costmodel::SampleShape;
 use dflop_samples::inputs::SampleProcessor;
+use dflop_samples::media::Modality;
 use futures::Stream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
@@ -38,12 +39,27 @@ pub(super) struct PendingMicrobatch {
 struct InputDemand {
     preparer: Option<Arc<dyn SampleProcessor>>,
     transforms: Transforms,
+    dp_rank: usize,
+    /// Whether images are augmented, which may change their sizes.
+    is_augmented: bool,
 }
 
 impl Demand for InputDemand {
     fn needs_pixels(&self, extension: &str) -> bool {
         let is_size_enough = self.preparer.as_ref().is_some_and(|preparer| !preparer.reads_pixels());
         !is_size_enough || self.transforms.takes(extension)
+    }
+
+    fn is_encoded_elsewhere(&self, plan: &StepPlan, place: u32, image: u32, extension: &str) -> bool {
+        let Some(context) = &plan.context else { return false };
+        let place = &context.places[place as usize];
+        // Where frames of videos become images, images are not known by number before they are prepared.
+        let has_videos = place.media.iter().any(|part| part.modality == Modality::Video);
+        place.is_split()
+            && !has_videos
+            && !self.is_augmented
+            && !self.transforms.takes(extension)
+            && !place.encodes(self.dp_rank, Modality::Image, image)
     }
 
     fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64 {
@@ -111,6 +127,8 @@ pub(super) fn begin_events(
         let demand = InputDemand {
             preparer: settings.preparer.clone(),
             transforms: settings.shared.transforms.clone(),
+            dp_rank: settings.dp_rank,
+            is_augmented: settings.shared.augment.is_some(),
         };
         let read_settings = StepReaderSettings {
             planner: settings.planner.clone(),

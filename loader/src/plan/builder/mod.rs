@@ -3,6 +3,7 @@
 //! Checks the planner settings, each alone and against the model.
 
 use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig};
+use super::context::ContextGroups;
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::media_shares::BlankMedia;
@@ -55,6 +56,7 @@ impl StepPlannerBuilder {
             caps: Caps::default(),
             pad_to: None,
             required_encoders: Vec::new(),
+            context: None,
             work: 20_000,
         };
         Self {
@@ -194,6 +196,15 @@ impl StepPlannerBuilder {
         self
     }
 
+    /// Lets ranks share samples where that shortens the step, or where a sample is above the token cap:
+    /// context parallelism, see [`StepPlanner::plan_context`]. Needs [`Self::one_device`]; fixed lengths and
+    /// cost functions have no slices. Default: every sample is whole on one rank.
+    #[must_use]
+    pub fn context(mut self, groups: ContextGroups) -> Self {
+        self.config.context = Some(groups);
+        self
+    }
+
     /// Allows a global batch that is larger than the dataset, so that a step repeats samples. Default: it is
     /// an error, unless the tail is short.
     #[must_use]
@@ -310,6 +321,9 @@ impl StepPlannerBuilder {
             planned: Arc::default(),
         };
         planner.check_schedule()?;
+        if let Some(groups) = &planner.config.context {
+            planner.check_context(groups)?;
+        }
         Ok(planner)
     }
 }

@@ -14,7 +14,7 @@ use crate::report::{Basis, Origin, RunReport, StrategyResult, compare_steps, ver
 use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_loader::settings::{OrderSettings, Settings};
-use dflop_loader::{ShuffleQuality, StepPlan, StepPlanner, StrategySummary, compare_strategies};
+use dflop_loader::{ShuffleQuality, StepContext, StepPlan, StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 use std::io::Write;
 use std::ops::Range;
@@ -22,7 +22,8 @@ use std::path::PathBuf;
 
 /// Print which samples every rank and microbatch gets, a line per step.
 ///
-/// The samples in a step do not depend on the number of ranks.
+/// The samples in a step do not depend on the number of ranks. With `plan.context`, `key/4` is a sample that 4
+/// ranks share, in the line of each.
 #[derive(Debug, Args)]
 pub(crate) struct OrderArgs {
     #[command(flatten)]
@@ -60,6 +61,9 @@ struct OrderLine<'a> {
     keys: Vec<Vec<Vec<&'a str>>>,
     /// Sample numbers in the index, which tell equal keys apart.
     samples: Vec<Vec<Vec<u64>>>,
+    /// Number of ranks that share each sample, with `plan.context`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample_ranks: Option<Vec<Vec<Vec<usize>>>>,
     /// Dataset number for each sample, if there is more than one dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(rename = "data_sets")]
@@ -130,7 +134,10 @@ fn line<'a>(planner: &'a StepPlanner, plan: &StepPlan) -> OrderLine<'a> {
     let key = |place: &u32| planner.row(plan.samples[*place as usize]).key();
     let number = |place: &u32| plan.samples[*place as usize].sample;
     let dataset = |place: &u32| plan.samples[*place as usize].dataset;
+    let context = plan.context.as_ref();
     OrderLine {
+        sample_ranks: context
+            .map(|context| by_rank(plan, |place| context.places[*place as usize].ranks.len())),
         step: plan.step,
         keys: by_rank(plan, key),
         samples: by_rank(plan, number),
@@ -154,7 +161,15 @@ fn print(out: &mut impl std::io::Write, line: &OrderLine<'_>) -> Result<(), Fail
     let milliseconds = line.makespan_ns as f64 / 1e6;
     writeln!(out, "step {} digest {} predicted {milliseconds:.1} ms", line.step, line.digest)?;
     for (rank, microbatches) in line.keys.iter().enumerate() {
-        let shown: Vec<String> = microbatches.iter().map(|keys| keys.join(" ")).collect();
+        let sharing = |slot: usize, at: usize| line.sample_ranks.as_ref().map_or(1, |of| of[rank][slot][at]);
+        let key = |slot: usize, (at, key): (usize, &&str)| match sharing(slot, at) {
+            1 => (*key).to_owned(),
+            ranks => format!("{key}/{ranks}"),
+        };
+        let microbatch = |(slot, keys): (usize, &Vec<&str>)| {
+            keys.iter().enumerate().map(|one| key(slot, one)).collect::<Vec<_>>().join(" ")
+        };
+        let shown: Vec<String> = microbatches.iter().enumerate().map(microbatch).collect();
         writeln!(out, "  rank {rank}: {}", shown.join(" | "))?;
     }
     Ok(())
@@ -254,6 +269,15 @@ fn report(
     report.fact("Steps", (steps.end - steps.start).to_string());
     report.fact("Global batch", format!("{} samples", plan.global_batch_size));
     report.fact("Cluster", format!("{} DP ranks, {} microbatches each", plan.dp_size, plan.microbatches));
+    if planner.context().is_some() {
+        let mut counts = [0; 2];
+        for step in shown.clone() {
+            let plan = planner.plan(step)?;
+            counts[0] += plan.context.as_ref().map_or(0, StepContext::split_samples);
+            counts[1] += plan.samples.len();
+        }
+        report.fact("Split samples", format!("{} of {}", counts[0], counts[1]));
+    }
     report.fact("Strategy", strategy.to_string());
     report.fact("Costs", format!("{} on {}", plan.model.name(), plan.model.times_from(settings)));
     report.fact("Seed", plan.seed.to_string());

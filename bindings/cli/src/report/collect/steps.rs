@@ -94,7 +94,9 @@ fn timeline(
     let groups = plan.ranks.iter().flatten();
     let groups = groups.map(|places| places.iter().map(&mut index_of).collect()).collect();
     let (rows, makespan_ns) = match planner.synchronization() {
-        Some(meet) if meet.meets_in_layers() => (lockstep_rows(planner, plan, meet), plan.makespan_ns),
+        Some(meet) if meet.meets_in_layers() || plan.context.is_some() => {
+            (lockstep_rows(planner, plan, meet), plan.makespan_ns)
+        }
         _ => pipeline_rows(planner, plan, schedule)?,
     };
     Ok(Timeline {

@@ -46,7 +46,17 @@ _MISSING = object()
 # Classes with attributes, some of which are dictionaries, too.
 _CLASSES = {
     one.__name__: one
-    for one in (batches.Sample, batches.Batch, batches.Microbatch, batches.Step, batches.Audio, batches.Video)
+    for one in (
+        batches.Sample,
+        batches.Batch,
+        batches.Microbatch,
+        batches.Context,
+        batches.ContextGroup,
+        batches.ContextMedium,
+        batches.Step,
+        batches.Audio,
+        batches.Video,
+    )
 }
 
 _ATTRIBUTES: dict[type, list[str]] = {

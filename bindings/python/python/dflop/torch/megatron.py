@@ -17,7 +17,7 @@ from dflop.batches import Microbatch
 from dflop.torch.microbatches import Microbatches, StepLoader
 
 # Inputs of the text, which have other names in Megatron.
-_RENAMED = ("input_ids", "labels", "position_ids")
+_RENAMED = ("input_ids", "labels", "shift_labels", "position_ids")
 
 
 def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str, Any]:
@@ -41,7 +41,9 @@ def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str
         >>> batch["cu_seqlens"].tolist(), batch["max_seqlen"].tolist()
         ([[0, 69, 148, 182, 229]], [79])
     """
-    labels = pad(microbatch["labels"][:, 1:], (0, 1), value=ignore_index)
+    labels = microbatch.get("shift_labels")
+    if labels is None:
+        labels = pad(microbatch["labels"][:, 1:], (0, 1), value=ignore_index)
     batch = {name: value for name, value in microbatch.items() if name not in _RENAMED}
     positions = microbatch["position_ids"]
     return batch | {

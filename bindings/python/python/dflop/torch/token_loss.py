@@ -89,13 +89,19 @@ def loss(
     base = unwrapped(model)
     form = _known(base)
     has_targets = microbatch.target_tokens > 0
-    if form is not _Form.LOGITS and has_targets:
+    if form is not _Form.LOGITS and has_targets and "shift_labels" not in microbatch:
         return _with_labels(model, base, microbatch, arguments) * scale
-    inputs = {name: value for name, value in microbatch.items() if name != "labels"}
+    inputs = {name: value for name, value in microbatch.items() if name not in ("labels", "shift_labels")}
     outputs = model(**inputs, **arguments)
     logits = _attribute(outputs, "logits")
     if logits is None:
         raise _unreadable(base, outputs)
+    if "shift_labels" in microbatch:
+        if not _is_aligned(logits, labels):
+            raise ValueError("slices of samples need a model with a logit for each of their tokens")
+        targets = microbatch["shift_labels"].flatten().to(logits.device)
+        own = summed_over_targets(logits.flatten(0, 1), targets)
+        return (own + _router_sum(base, outputs, microbatch)) * scale
     if _is_aligned(logits, labels):
         return (summed_cross_entropy(logits, labels) + _router_sum(base, outputs, microbatch)) * scale
     if not has_targets:

@@ -231,6 +231,19 @@ impl PixelBuffer {
         }
     }
 
+    /// Copies a range of values.
+    ///
+    /// # Panics
+    /// If the range ends after the values.
+    #[must_use]
+    pub fn range(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(values[range].to_vec()),
+            Self::Bf16(values) => Self::Bf16(values[range].to_vec()),
+            Self::U8(values) => Self::U8(values[range].to_vec()),
+        }
+    }
+
     /// Returns the values in single precision; empty for any other type.
     #[must_use]
     pub fn f32(&self) -> &[f32] {

@@ -1,0 +1,264 @@
+//! Plans steps in which ranks share samples: context parallelism, sample by sample.
+//!
+//! A sample is whole on one rank, or split over 2, 4, 8, … neighboring ranks. Each takes a zigzag slice of
+//! the sequence in the LLM, and media, or parts of media, in the encoders. Costs decide: a slice takes its
+//! exact part of the work, and the time in which its rank waits for keys and values of the others.
+
+mod compare;
+mod place;
+mod samples;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use dflop_balancer::{
+    Budget, Caps, ContextAssignment, ContextPlace, ContextProblem, LowerBound, Strategy, balance_context,
+    context_step_ns,
+};
+use dflop_costmodel::{CostModel, KeyExchange};
+
+use super::lockstep::Synchronization;
+use super::planner::StepPlanner;
+use super::step_plan::StepPlan;
+use crate::error::{Error, PlanError, Result};
+use samples::Sample;
+
+pub use compare::{ContextSummary, compare_context};
+pub use place::{MediumPart, SamplePlace, StepContext};
+
+/// Ranks that may share a sample, and their exchange of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ContextGroups {
+    /// Smallest and largest number of ranks for a sample, powers of two; equal for one degree for all
+    /// samples.
+    pub ranks: [usize; 2],
+    /// Exchange of keys and values.
+    pub exchange: KeyExchange,
+}
+
+/// Planned step with whole and split samples.
+#[derive(Debug, Clone)]
+pub struct ContextPlan {
+    /// Step with whole samples; its samples and costs are those of the split step.
+    pub whole: StepPlan,
+    /// Place of every sample.
+    pub places: Vec<ContextPlace>,
+    /// Parts of media by sample, with the rank that encodes each.
+    pub media: Vec<Vec<MediumPart>>,
+    /// Predicted times in nanoseconds by rank, microbatch and module; samples on the same ranks share
+    /// messages.
+    pub times_ns: Vec<Vec<Vec<u64>>>,
+    /// Tokens by rank, microbatch and module.
+    pub tokens: Vec<Vec<Vec<u64>>>,
+    /// Predicted time of the step.
+    pub makespan_ns: u64,
+    /// Lower bound on the time of every placement, whole or split.
+    pub bound: LowerBound,
+}
+
+impl ContextPlan {
+    /// Returns the number of samples that several ranks share.
+    #[must_use]
+    pub fn split_samples(&self) -> usize {
+        self.places.iter().filter(|place| place.ranks.len() > 1).count()
+    }
+}
+
+/// Values by rank, microbatch and module.
+type Table = Vec<Vec<Vec<u64>>>;
+
+/// Placement with exact times.
+struct Timed {
+    found: ContextAssignment,
+    times_ns: Table,
+    tokens: Table,
+    makespan_ns: u64,
+}
+
+/// Divisor of the planner's work for a search among whole and split samples; the step with whole samples
+/// spends the work once already.
+const SEARCH_DIVISOR: u64 = 5;
+/// Divisor of the planner's work for one degree for all samples.
+const DEGREE_DIVISOR: u64 = 12;
+
+impl StepPlanner {
+    /// Plans a step whose samples may be split over ranks, from the plan with whole samples. The same on all
+    /// ranks, without communication.
+    ///
+    /// Microbatches keep the planner's caps, or, without a token cap, stay near each other in tokens, as in
+    /// [`Self::plan`]. If whole samples do not fit, because one is longer than the token cap, all are placed
+    /// anew. The result is never slower than whole samples if these are allowed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for pipelines, fixed lengths, cost functions, and groups that do not fit the ranks;
+    /// the errors of [`Self::plan`], but for samples above the caps that fit when split.
+    pub fn plan_context(&self, step: u64, groups: &ContextGroups) -> Result<ContextPlan> {
+        let synchronization = self.check_context(groups)?;
+        let (whole, is_within) = self.whole_step(step)?;
+        let model = self.step_model(step);
+        let mut samples = self.context_samples(&whole, &model, groups)?;
+        let plan_error = |source| Error::Plan(PlanError::Unsolved { step, source });
+        let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
+        let items = samples.iter().map(|sample| sample.item.clone()).collect();
+        let [ranks, slots] = [self.config.dp_size, self.config.microbatches];
+        let problem = ContextProblem::new([ranks, slots], model.modules().len() - 1, items)
+            .and_then(|problem| problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks))
+            .map_err(plan_error)?
+            .constants(whole.constants.clone());
+        let given = (is_within && groups.ranks[0] == 1).then_some(&whole.ranks[..]);
+        let timed = |found: ContextAssignment| -> Result<Timed> {
+            let (times_ns, tokens) = self.context_times(&whole, &model, &samples, &found, groups)?;
+            let meetings = meetings(&found.places, slots);
+            // Samples on the same ranks share messages, so this is not longer than the balancer's time.
+            let makespan_ns = context_step_ns(&times_ns, &meetings, shard_ranks);
+            Ok(Timed { found, times_ns, tokens, makespan_ns })
+        };
+        let place = |problem, given, divisor| self.place(problem, &whole, given, divisor);
+        let [least, most] = groups.ranks;
+        // One degree for all samples is placed alike whether it was asked for or is a candidate.
+        let divisor = if least == most { DEGREE_DIVISOR } else { SEARCH_DIVISOR };
+        let own = place(problem.clone(), given, divisor).map_err(plan_error)?;
+        let bound = own.bound;
+        let mut best = timed(own)?;
+        // The search counts the messages of every sample; with one degree for all, most of them are shared.
+        let degrees = (least.ilog2().max(1)..=most.ilog2()).map(|log| 1 << log);
+        for degree in degrees.filter(|_| least < most) {
+            let even = problem.clone().group_ranks([degree; 2]);
+            let Ok(even) = even.and_then(|problem| place(problem, None, DEGREE_DIVISOR)) else { continue };
+            let even = timed(even)?;
+            if even.makespan_ns < best.makespan_ns {
+                best = even;
+            }
+        }
+        let Timed { found, times_ns, tokens, makespan_ns } = best;
+        let media = samples.iter_mut().zip(&found.places).map(|(sample, place)| sample.placed_parts(place));
+        let media = media.collect();
+        Ok(ContextPlan { whole, places: found.places, media, times_ns, tokens, makespan_ns, bound })
+    }
+
+    /// Checks that samples can be split over ranks.
+    pub(super) fn check_context(&self, groups: &ContextGroups) -> Result<Synchronization> {
+        let Some(synchronization) = self.config.synchronization else {
+            let reason = "needs ranks that run all modules, with `schedule` step or microbatch, and these have a \
+                          pipeline";
+            return Err(refused(reason));
+        };
+        if self.config.pad_to.is_some() {
+            return Err(refused("microbatches of a fixed length have no room for slices"));
+        }
+        if self.cost_function.is_some() {
+            return Err(refused("a cost function has no costs for slices"));
+        }
+        if self.config.context.is_some() && self.config.strategy.is_blind() {
+            return Err(refused("a data-blind strategy splits no sample"));
+        }
+        let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
+        ContextProblem::new([self.config.dp_size, 1], 0, Vec::new())
+            .and_then(|problem| problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks))
+            .map_err(|error| refused(&error.to_string()))?;
+        Ok(synchronization)
+    }
+
+    /// Places samples within the caps of microbatches.
+    ///
+    /// - `divisor`: divisor of the planner's work
+    fn place(
+        &self,
+        problem: ContextProblem,
+        whole: &StepPlan,
+        given: Option<&[Vec<Vec<u32>>]>,
+        divisor: u64,
+    ) -> dflop_balancer::Result<ContextAssignment> {
+        let caps = [self.context_caps(whole), self.config.caps];
+        let budget = || Budget::work(self.config.work / divisor);
+        let near = balance_context(&problem.clone().caps(caps[0]), given, &mut budget());
+        match near {
+            // As for whole samples, only caps that were set are kept at all costs.
+            Err(dflop_balancer::Error::CapUnmet { .. }) if caps[0] != caps[1] => {
+                balance_context(&problem.caps(caps[1]), given, &mut budget())
+            }
+            placed => placed,
+        }
+    }
+
+    /// Plans a step with whole samples; without caps, and `false`, if whole samples do not fit.
+    fn whole_step(&self, step: u64) -> Result<(StepPlan, bool)> {
+        use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
+        match self.plan_whole(step) {
+            Err(Error::Plan(PlanError::Unsolved {
+                source: CapItem { .. } | CapTotal { .. } | CapUnmet { .. },
+                ..
+            })) => {
+                let mut planner = self.clone().strategy(Strategy::ROUND_ROBIN);
+                planner.config.caps = Caps::default();
+                Ok((planner.plan_whole(step)?, false))
+            }
+            planned => Ok((planned?, true)),
+        }
+    }
+
+    /// Returns the caps of a microbatch, near the mean in tokens without a token cap.
+    fn context_caps(&self, whole: &StepPlan) -> Caps {
+        let caps = self.config.caps;
+        if caps.tokens_max.is_some() || whole.is_near_mean_cap_dropped {
+            return caps;
+        }
+        let tokens = || whole.costs.iter().map(|cost| u64::from(cost.tokens));
+        let microbatches = (self.config.dp_size * self.config.microbatches) as u64;
+        let (mean, longest) = (tokens().sum::<u64>().div_ceil(microbatches), tokens().max().unwrap_or(0));
+        Caps { tokens_max: Some((mean + mean / 4).max(mean + longest)), ..caps }
+    }
+
+    /// Predicts every rank's microbatches: media where they are encoded, and the slices of all samples on the
+    /// same ranks with their messages together.
+    fn context_times(
+        &self,
+        whole: &StepPlan,
+        model: &CostModel,
+        samples: &[Sample],
+        found: &ContextAssignment,
+        groups: &ContextGroups,
+    ) -> Result<(Table, Table)> {
+        let (modules, slots) = (model.modules().len(), self.config.microbatches);
+        let mut times_ns = vec![vec![vec![0_u64; modules]; slots]; self.config.dp_size];
+        let mut tokens = times_ns.clone();
+        let mut packs: BTreeMap<(usize, usize, usize), Vec<[u32; 2]>> = BTreeMap::new();
+        for (place, (own, sample)) in found.places.iter().zip(samples).enumerate() {
+            for (encoder, ranks) in own.media.iter().enumerate() {
+                for (part, &rank) in ranks.iter().enumerate() {
+                    times_ns[rank][own.slot][encoder] += sample.item.media_ns[encoder][part];
+                    tokens[rank][own.slot][encoder] += sample.part_tokens[encoder][part];
+                }
+            }
+            let cost = whole.costs[place];
+            let key = (own.slot, own.ranks.start, own.ranks.len());
+            packs.entry(key).or_default().push([cost.tokens, cost.target_tokens]);
+        }
+        for ((slot, first, size), pack) in packs {
+            let slices = model.predict_packed_slices(&pack, size as u32, &groups.exchange);
+            for (rank, slice) in (first..first + size).zip(slices.map_err(Error::Model)?) {
+                let (ns, own) =
+                    (&mut times_ns[rank][slot][modules - 1], &mut tokens[rank][slot][modules - 1]);
+                *ns = ns.saturating_add(slice.total_ns());
+                *own += u64::from(slice.tokens);
+            }
+        }
+        for times in times_ns.iter_mut().flatten() {
+            *times = whole.constants.microbatch_ns(std::mem::take(times));
+        }
+        Ok((times_ns, tokens))
+    }
+}
+
+fn refused(reason: &str) -> Error {
+    Error::Config { setting: "context", reason: reason.to_owned() }
+}
+
+/// Lists the groups of ranks that share samples, by slot.
+fn meetings(places: &[ContextPlace], slots: usize) -> Vec<Vec<Range<usize>>> {
+    let mut meetings = vec![Vec::new(); slots];
+    for place in places.iter().filter(|place| place.ranks.len() > 1) {
+        meetings[place.slot].push(place.ranks.clone());
+    }
+    meetings
+}
