@@ -101,7 +101,7 @@ def make_processor(model_type, config):
         elif "feature_extractor" in attribute or "audio_processor" in attribute:
             arguments[attribute] = part(kind, attribute, model_type, "FEATURE_EXTRACTOR_MAPPING_NAMES", config)
         elif "video" in attribute:
-            arguments[attribute] = part(kind, attribute, model_type, "VIDEO_PROCESSOR_MAPPING_NAMES")
+            arguments[attribute] = part(kind, attribute, model_type, "VIDEO_PROCESSOR_MAPPING_NAMES", config)
         else:
             arguments[attribute] = part(kind, attribute, model_type, "IMAGE_PROCESSOR_MAPPING_NAMES", config)
     return kind(**arguments)
@@ -157,6 +157,8 @@ def make_checkpoint(model_type, directory):
     for name in ("feature_extractor", "image_processor"):
         if hasattr(processor, name):
             settings |= json.loads(getattr(processor, name).to_json_string())
+    if hasattr(processor, "video_processor"):
+        (directory / "video_preprocessor_config.json").write_text(processor.video_processor.to_json_string())
     if settings:
         (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return checkpoint.Checkpoint(directory, made, model, processor)

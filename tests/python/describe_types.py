@@ -125,7 +125,7 @@ def named(outcome):
         row["lacks"] = "" if outcome["is_mixed"] else "samples without media among others"
     else:
         errors = [outcome["training"]] if "training" in outcome else outcome.get("problems", [])[-1:]
-        row["lacks"] = " ".join(textwrap.shorten(error["error"].removeprefix("ModelError: "), 180, placeholder=" …") for error in errors)
+        row["lacks"] = " ".join(textwrap.shorten(re.sub(r"^(ModelError|FitError|_NotRunError): ", "", error["error"]), 180, placeholder=" …") for error in errors)
     return row
 
 

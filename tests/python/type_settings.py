@@ -48,8 +48,8 @@ CONFIG = {
                                                       "partial_rotary_factor": 0.5}, "head_dim": 128}},
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 3584},
-                               "audio_config": {"output_dim": 3584}, "position_id_per_seconds": 13,
+    "qwen3_omni_moe_thinker": {"text_config": {"head_dim": 128}, "vision_config": {"out_hidden_size": 2048},
+                               "audio_config": {"output_dim": 2048}, "position_id_per_seconds": 13,
                                "vision_start_token_id": 1, "vision_end_token_id": 2},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1, "vision_end_token_id": 2},
     "deepseek_vl": {"vision_config": {"image_size": 384, "patch_size": 16}},
@@ -95,7 +95,7 @@ CONFIG = {
     "llama4": {"vision_config": {"intermediate_size": 3072, "projector_input_dim": 4096, "projector_output_dim": 4096,
                                  "vision_output_dim": 4096}},
 }
-CONFIG["qwen3_omni_moe"] = {"thinker_config": {name: one for name, one in CONFIG["qwen3_omni_moe_thinker"].items() if name not in ("vision_config", "audio_config")}}
+CONFIG["qwen3_omni_moe"] = {"thinker_config": CONFIG["qwen3_omni_moe_thinker"]}
 # Numbers of layers beside which connectors do as little work as in published models, whose FLOPs are exact within 0.5 % only so.
 KEPT = {
     "molmo2": {"vision_config": {"num_hidden_layers": 25}},

@@ -370,7 +370,11 @@ def _part(
     window: int | None,
     chunk: int | None,
 ) -> dict[str, Any]:
-    """Describes watched modules, or what remains of the total without them, with chunks of a length if it is known."""
+    """Describes watched modules, or what remains of the total without them.
+
+    Args:
+        chunk: length of the chunks of other parts. Default: any.
+    """
     units = [run.units for run in runs]
     described: dict[str, Any] = {}
     for way in ("forward", "backward"):

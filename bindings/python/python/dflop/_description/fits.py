@@ -138,7 +138,7 @@ def _checked(
     solution: Sequence[Fraction],
     weights: Sequence[int],
 ) -> Polynomial | None:
-    """Returns the polynomial of a solution with its error on all runs; nothing if a coefficient is negative."""
+    """Returns the polynomial of a solution with its error on all runs; nothing with negative coefficients."""
     coefficients = {term.name: round(value) for term, value in zip(terms, solution, strict=True)}
     if any(value < 0 for value in coefficients.values()):
         return None

@@ -4,8 +4,8 @@ Models read some values, such as image grids and sequence lengths, to decide on 
 not depend on a weight is therefore computed on the CPU, although the model asks for the device of its
 weights; an operation with a weight, or with a tensor that depends on one, runs on the meta device.
 
-Experts that run one by one read which tokens are routed to them, which depends on weights. `made_up_routes` routes
-tokens to experts in turn: as many as weights would, so that counts are the same.
+Experts that run one by one read which tokens are routed to them, which depends on weights. `made_up_routes`
+routes tokens to experts in turn: as many as weights would, so that counts are the same.
 """
 
 from __future__ import annotations
