@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Compares images of a Parquet file, read in place by dflop, with `datasets` streaming and with an optimized litdata copy.
+"""Compares Parquet images, read in place by dflop, with `datasets` streaming and a litdata copy.
 
-Every round runs each loader once in a process of its own, in an order that rotates: `dflop.Loader` on the Parquet file;
-`datasets`, streaming the same file, in a torch `DataLoader`; litdata's `StreamingDataLoader` on a copy that `litdata.optimize`
-made of the same JPEG bytes. Ratios are taken within a round.
+Every round runs each loader once in a process of its own, in an order that rotates: `dflop.Loader` on the
+Parquet file; `datasets`, streaming the same file, in a torch `DataLoader`; litdata's `StreamingDataLoader` on
+a copy that `litdata.optimize` made of the same JPEG bytes. Ratios are taken within a round.
 
     pip install ./bindings/python torch torchvision pillow datasets litdata pyarrow        # into VENV
     OMP_NUM_THREADS=1 VENV/bin/python benches/in_place.py --out out.txt
     OMP_NUM_THREADS=1 VENV/bin/python benches/in_place.py --photos 512 --rounds 3 --workers 4
 
-All decode each JPEG at full size, scale its shorter side to 224 pixels (bilinear, antialiased), crop the center, normalize,
-and deliver float32 `[32, 3, 224, 224]` with the number of each photo; dflop by its own codec, the others by Pillow and torchvision. Times are
-of one pass over all photos, from the creation of the loader to its end, without imports; CPU figures are user + system time of
-all processes of a loader. Size and writing time of the file and of the copy are printed.
+All decode each JPEG at full size, scale its shorter side to 224 pixels (bilinear, antialiased), crop the
+center, normalize, and deliver float32 `[32, 3, 224, 224]` with the number of each photo; dflop by its own
+codec, the others by Pillow and torchvision. Times are of one pass over all photos, from the creation of the
+loader to its end, without imports; CPU figures are user + system time of all processes of a loader. Size and
+writing time of the file and of the copy are printed.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def versions() -> str:
 
 
 def write_photos(directory: Path, count: int) -> dict[str, float]:
-    """Writes photos as Parquet, as `datasets` stores them, and as chunks of litdata; returns the seconds of both."""
+    """Writes photos as Parquet and as litdata chunks; returns the seconds of both."""
     import litdata
     import numpy as np
     import pyarrow as pa

@@ -28,7 +28,7 @@ CONFIGURATION = GENERATOR / "zensical.toml"
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 HEAD = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
-CELL = re.compile(r"<td\b[^>]*>")
+CELL = re.compile(r"(<td\b[^>]*)>(.*?)</td>", re.DOTALL)
 TAG = re.compile(r"<[^>]+>")
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 # The navigation needs whole addresses for what is no page; they become relative ones, for a site on any host.
@@ -156,12 +156,17 @@ def label_cells(site: Path) -> None:
 
 
 def labeled(table: str) -> str:
-    """Adds `data-label` to the cells of a table without classes."""
+    """Adds `data-label` to the cells of a table without classes, and makes one element of their contents."""
     labels = [html.escape(html.unescape(TAG.sub("", head))) for head in HEAD.findall(table)]
 
     def row(found: re.Match[str]) -> str:
         names = iter(labels)
-        return CELL.sub(lambda cell: f'{cell[0][:-1]} data-label="{next(names, "")}">', found[0])
+
+        def cell(found: re.Match[str]) -> str:
+            contents = f"<span>{found[2]}</span>" if found[2].strip() else ""
+            return f'{found[1]} data-label="{next(names, "")}">{contents}</td>'
+
+        return CELL.sub(cell, found[0])
 
     return ROW.sub(row, table)
 

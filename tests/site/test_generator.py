@@ -110,7 +110,7 @@ class Tables(unittest.TestCase):
             '<table><thead><tr><th>a</th><th><code>b</code> &amp; "c"</th></tr></thead><tbody>\n'
             '<tr><td>1</td><td style="x">2</td></tr></tbody></table>'
         )
-        cells = '<td data-label="a">1</td><td style="x" data-label="b &amp; &quot;c&quot;">2</td>'
+        cells = '<td data-label="a"><span>1</span></td><td style="x" data-label="b &amp; &quot;c&quot;"><span>2</span></td>'
         self.assertIn(cells, build.labeled(table))
 
 

@@ -57,6 +57,20 @@ class Commands(WithExample):
         llm = plan["llm"]
         self.assertLessEqual(llm["tp"] * llm["pp"] * llm["dp"], plan["gpus_used"])
         self.assertGreater(plan["step_seconds"], plan["lower_bound_seconds"] * 0.99)
+        path = self.directory / "plan.json"
+        path.write_text(json.dumps(plan))
+        job = {
+            "shapes": shapes,
+            "gpus": 8,
+            "global_batch_size": 64,
+            "model": "llava-ov-qwen2.5-7b",
+            "steps": 2,
+        }
+        by_plan, by_file = (dflop.simulate(plan=one, **job) for one in (plan, path))
+        self.assertEqual(by_plan.strategies, by_file.strategies)
+        self.assertEqual(by_plan.plan.modules, plan.modules)
+        degrees = dflop.simulate(plan=["llm=tp1,pp2,dp2", "vision=dp4"], microbatches=16, **job)
+        self.assertEqual((degrees.plan.llm.pp, degrees.plan.encoder.dp), (2, 4))
 
     def test_answers_are_dictionaries_with_attributes(self) -> None:
         answer = dflop.simulate(self.shards, model=self.model, gpus=2, steps=2)

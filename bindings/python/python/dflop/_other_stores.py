@@ -71,11 +71,14 @@ class Files:
         return content, version
 
     def listed(self, directory: str) -> list[tuple[str, int]]:
-        """Returns the names and sizes of the files directly in a directory."""
+        """Returns the names and sizes of the files directly in a directory; none if there is no directory."""
         files, path = self._files(), self._path(directory)
         # Listings may be kept since the last call.
         files.invalidate_cache(path)
-        found = [one for one in files.ls(path, detail=True) if one.get("type") != "directory"]
+        try:
+            found = [one for one in files.ls(path, detail=True) if one.get("type") != "directory"]
+        except FileNotFoundError:
+            return []
         return [(str(one["name"]).rpartition("/")[2], one.get("size") or 0) for one in found]
 
     def _files(self) -> Any:

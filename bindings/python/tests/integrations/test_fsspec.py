@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import unittest
 from pathlib import Path
@@ -108,7 +109,9 @@ class Shards(WithExample):
 
     def test_other_exceptions_end_the_read(self) -> None:
         Watched.failures.append(KeyError("no token"))
-        with self.assertRaisesRegex(dflop.ReadError, r"watched://train/shards/000.tar.*KeyError: .*no token"):
+        with self.assertRaisesRegex(
+            dflop.ReadError, r"(?s)watched://train/shards/000.tar.*KeyError: .*no token"
+        ):
             contents("watched://train/shards/000.tar")
 
     def test_what_is_missing_is_named(self) -> None:
@@ -143,7 +146,10 @@ class Tables(InFolder):
     def test_parquet_is_read_in_place(self) -> None:
         fsspec.register_implementation("watched", Watched, clobber=True)
         rows = pyarrow.table(
-            {"id": [f"{n:04}" for n in range(64)], "text": [f"text {n}" * 40 for n in range(64)]}
+            {
+                "id": [f"{n:04}" for n in range(64)],
+                "text": [random.Random(n).randbytes(10_000).hex() for n in range(64)],
+            }
         )
         path = self.directory / "a.parquet"
         parquet.write_table(rows, path, row_group_size=8)
@@ -152,7 +158,7 @@ class Tables(InFolder):
         self.assertEqual(len(dataset), 64)
         Watched.reads.clear()
         self.assertEqual(dataset[50].key, "0050")
-        self.assertLess(max(end - start for _, start, end in Watched.reads), path.stat().st_size)
+        self.assertLess(sum(end - start for _, start, end in Watched.reads), path.stat().st_size // 2)
         self.assertEqual(len(contents("watched://tables/text/")), 64)
 
 

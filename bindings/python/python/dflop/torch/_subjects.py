@@ -79,11 +79,11 @@ def make_subject(
         with borrowed(module, place):
             module.choose_way(make([sequences.short]))
         make = _as_argument(make)
-    if isinstance(module, StageChain):
-        make = module.as_microbatches(make)
-        with borrowed(module, place):
-            module.try_out(*make([sequences.short]))
-    is_chain = isinstance(module, StageChain)
+    chain = module if isinstance(module, StageChain) else None
+    if chain is not None:
+        make = chain.as_microbatches(make)
+        with borrowed(chain, place):
+            chain.try_out(*make([sequences.short]))
     count = layers or layer_count(module)
     own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     return Subject(
@@ -92,10 +92,8 @@ def make_subject(
         sequences=sequences,
         make_inputs=make,
         layers=count,
-        cut=module.cut_to if is_chain else partial(cut_to, module),
-        attention_layers=module.attention_layers
-        if is_chain
-        else partial(full_attention_layers, kind, module),
+        cut=chain.cut_to if chain else partial(cut_to, module),
+        attention_layers=chain.attention_layers if chain else partial(full_attention_layers, kind, module),
         clock=clock(place),
         device=place,
         autocast=None if dtype is None or own == {dtype} else dtype,

@@ -39,7 +39,7 @@ def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str
         >>> batch["tokens"].shape == batch["labels"].shape == batch["loss_mask"].shape
         True
         >>> batch["cu_seqlens"].tolist(), batch["max_seqlen"].tolist()
-        ([[0, 69, 148, 182, 229]], [79])
+        ([[0, 79, 162, 196, 257, 354]], [97])
     """
     labels = microbatch.get("shift_labels")
     if labels is None:
