@@ -81,8 +81,7 @@ operation! {
         /// Runs an optimizer step with the gradients multiplied by the factor from
         /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
         ///
-        /// - `ranges`: cover the weights in order; [`AdamW::learning_rate`] and [`AdamW::weight_decay`] are not
-        ///   read
+        /// - `ranges`: cover the weights in order; learning rate and weight decay in [`AdamW`] are not read
         fn adamw(
             &self,
             adamw: &AdamW,
