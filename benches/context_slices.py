@@ -30,7 +30,7 @@ def write(directory: Path, samples: int) -> None:
             fields = {f"{at}.png": example._png(392, 392, at % 8) for at in range(images)}
             text = "<image> " * images + " ".join(f"w{chance.randrange(400)}" for _ in range(600))
             turns = [{"from": "human", "value": text}, {"from": "gpt", "value": "w1 w2 w3"}]
-            writer.write(fields | {"json": json.dumps({"conversations": turns})})
+            writer.write(fields | {"json": {"conversations": turns}})
     example.write_model(directory / "model")
 
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dflop_balancer::{ContextItem, ContextSlice};
+use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{CostModel, Module, SampleShape, SliceCost};
 use dflop_samples::media::Modality;
 
@@ -92,7 +93,16 @@ fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: us
         // The sample was predicted with all media, so each medium can be predicted.
         let Ok(cost) = model.predict(&alone) else { continue };
         let rule = model.spec().encoders().find(|(encoder, ..)| *encoder == module);
-        let parts_in_medium = rule.map_or(1, |(_, _, rule)| rule.parts(&alone));
+        let parts_in_medium = match rule {
+            // One of several images is a single tile.
+            Some((_, _, MediaRule::Vision(VisionRule::AnyRes(_))))
+                if modality == Modality::Image && shape.images.len() > 1 =>
+            {
+                1
+            }
+            Some((_, _, rule)) => rule.parts(&alone),
+            None => 1,
+        };
         let (ns, tokens) = (cost.module_ns.as_slice()[at], u64::from(cost.encoder_tokens));
         for parts in cuts(parts_in_medium, ranks as u64) {
             own.item.media_ns[at].push(share(ns, &parts, parts_in_medium));
