@@ -27,9 +27,16 @@ def write(directory: Path, samples: int) -> None:
     with dflop.Writer(directory / "shards") as writer:
         for _ in range(samples):
             images = chance.randint(4, 12)
-            fields = {f"{at}.png": example._png(392, 392, at % 8) for at in range(images)}
-            text = "<image> " * images + " ".join(f"w{chance.randrange(400)}" for _ in range(600))
-            turns = [{"from": "human", "value": text}, {"from": "gpt", "value": "w1 w2 w3"}]
+            fields = {
+                f"{at}.png": example._png(392, 392, at % 8) for at in range(images)
+            }
+            text = "<image> " * images + " ".join(
+                f"w{chance.randrange(400)}" for _ in range(600)
+            )
+            turns = [
+                {"from": "human", "value": text},
+                {"from": "gpt", "value": "w1 w2 w3"},
+            ]
             writer.write(fields | {"json": {"conversations": turns}})
     example.write_model(directory / "model")
 
@@ -46,9 +53,15 @@ def run(directory: Path, name: str, rank: int) -> None:
         plan=dflop.Plan(schedule="microbatch", **PLANS[name]),
         read=dflop.Read(workers=1),
     )
-    tokens = sum(microbatch.tokens for step in loader for microbatch in step.microbatches)
+    tokens = sum(
+        microbatch.tokens for step in loader for microbatch in step.microbatches
+    )
     used = resource.getrusage(resource.RUSAGE_SELF)
-    found = {"cpu_seconds": used.ru_utime + used.ru_stime, "mib": used.ru_maxrss / 1024, "tokens": tokens}
+    found = {
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        "mib": used.ru_maxrss / 1024,
+        "tokens": tokens,
+    }
     print(json.dumps(found))
 
 
@@ -56,10 +69,20 @@ def measure(directory: Path, name: str) -> dict[str, float]:
     found = []
     for rank in range(RANKS):
         command = [sys.executable, __file__, "--run", str(directory), name, str(rank)]
-        found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        found.append(
+            json.loads(
+                subprocess.run(
+                    command, check=True, capture_output=True, text=True
+                ).stdout
+            )
+        )
     tokens = sum(one["tokens"] for one in found)
     seconds = sum(one["cpu_seconds"] for one in found)
-    return {"cpu_seconds": seconds, "mib": max(one["mib"] for one in found), "tokens": tokens}
+    return {
+        "cpu_seconds": seconds,
+        "mib": max(one["mib"] for one in found),
+        "tokens": tokens,
+    }
 
 
 def main() -> None:
@@ -68,7 +91,9 @@ def main() -> None:
     samples = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS * BATCH
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), samples)
-        print(f"{RANKS} ranks, {STEPS} steps of {BATCH} documents with 4 to 12 images; load {os.getloadavg()[0]:.0f}")
+        print(
+            f"{RANKS} ranks, {STEPS} steps of {BATCH} documents with 4 to 12 images; load {os.getloadavg()[0]:.0f}"
+        )
         for attempt in range(PASSES):
             found = {plan: measure(Path(name), plan) for plan in PLANS}
             whole, slices = found["whole"], found["slices"]

@@ -2,15 +2,16 @@
 
 use std::ops::Range;
 
-use dflop_balancer::{ContextItem, ContextSlice};
+use dflop_balancer::{ContextItem, ContextPlace, ContextSlice};
 use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{CostModel, Module, SampleShape, SliceCost};
 use dflop_samples::media::Modality;
 
-use super::{ContextGroups, MediumPart};
 use crate::error::{Error, Result};
+use crate::plan::config::ContextGroups;
 use crate::plan::media_shares::single_media;
 use crate::plan::planner::StepPlanner;
+use crate::plan::step_context::MediumPart;
 use crate::plan::step_plan::StepPlan;
 
 /// A sample as the balancer sees it.
@@ -61,6 +62,24 @@ impl StepPlanner {
             samples.push(own);
         }
         Ok(samples)
+    }
+}
+
+impl Sample {
+    /// Returns the parts of all media with the ranks that encode them; neighboring parts on the same rank are
+    /// one.
+    pub(super) fn placed_parts(&mut self, place: &ContextPlace) -> Vec<MediumPart> {
+        let mut placed: Vec<MediumPart> = Vec::new();
+        for (parts, ranks) in std::mem::take(&mut self.parts).into_iter().zip(&place.media) {
+            for (part, &rank) in parts.into_iter().zip(ranks) {
+                let part = MediumPart { rank, ..part };
+                match placed.last_mut() {
+                    Some(last) if last.is_followed_by(&part) => last.parts.end = part.parts.end,
+                    _ => placed.push(part),
+                }
+            }
+        }
+        placed
     }
 }
 

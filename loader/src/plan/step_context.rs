@@ -1,0 +1,81 @@
+//! Places of samples in a step whose samples may be split: microbatch, group of ranks, and the ranks that encode
+//! the media.
+
+use std::ops::Range;
+
+use dflop_samples::media::Modality;
+use serde::{Deserialize, Serialize};
+
+#[cfg(doc)]
+use super::step_plan::StepPlan;
+
+/// Placement of whole and split samples in a step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StepContext {
+    /// Place of every sample, in the order of [`StepPlan::samples`].
+    pub places: Vec<SamplePlace>,
+    /// Predicted times in nanoseconds by rank, microbatch and module.
+    pub times_ns: Vec<Vec<Vec<u64>>>,
+}
+
+/// Place of a sample.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplePlace {
+    /// Microbatch, the same on all ranks in the group.
+    pub microbatch: usize,
+    /// Ranks in the group, one for a whole sample.
+    pub ranks: Range<usize>,
+    /// Parts of the media, in the order of the media in the sample.
+    pub media: Vec<MediumPart>,
+}
+
+/// Part of a medium, or an entire medium, and the rank that encodes it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MediumPart {
+    /// Modality of the medium.
+    pub modality: Modality,
+    /// Index among the sample's media in this modality, in order of occurrence.
+    pub index: u32,
+    /// Equal parts of the medium: tiles, frames, or layers of patches.
+    pub parts: Range<u64>,
+    /// Number of equal parts in the medium; 1 if its positions in the encoder see each other.
+    pub parts_in_medium: u64,
+    /// Rank that encodes these parts.
+    pub rank: usize,
+}
+
+impl SamplePlace {
+    /// Whether several ranks share the sample.
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.ranks.len() > 1
+    }
+
+    /// Whether a rank encodes a medium, or a part of one. A medium that is not in the plan is encoded by the
+    /// first rank.
+    #[must_use]
+    pub fn encodes(&self, rank: usize, modality: Modality, index: u32) -> bool {
+        let mut own = self.media.iter().filter(|part| (part.modality, part.index) == (modality, index));
+        let mut is_planned = false;
+        own.any(|part| {
+            is_planned = true;
+            part.rank == rank
+        }) || (!is_planned && rank == self.ranks.start)
+    }
+}
+
+impl StepContext {
+    /// Returns the number of samples that several ranks share.
+    #[must_use]
+    pub fn split_samples(&self) -> usize {
+        self.places.iter().filter(|place| place.is_split()).count()
+    }
+}
+
+impl MediumPart {
+    /// Whether another part is next on the same rank.
+    pub(super) fn is_followed_by(&self, next: &Self) -> bool {
+        (self.modality, self.index, self.rank, self.parts.end)
+            == (next.modality, next.index, next.rank, next.parts.start)
+    }
+}
