@@ -1,18 +1,15 @@
-//! Places of samples in a step whose samples may be split: microbatch, group of ranks, and the ranks that encode
-//! the media.
+//! Places of samples in a step whose samples may be split: microbatch, group of ranks, and the ranks that
+//! encode the media.
 
 use std::ops::Range;
 
 use dflop_samples::media::Modality;
 use serde::{Deserialize, Serialize};
 
-#[cfg(doc)]
-use super::step_plan::StepPlan;
-
 /// Placement of whole and split samples in a step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepContext {
-    /// Place of every sample, in the order of [`StepPlan::samples`].
+    /// Place of every sample, in the order of the samples in the plan.
     pub places: Vec<SamplePlace>,
     /// Predicted times in nanoseconds by rank, microbatch and module.
     pub times_ns: Vec<Vec<Vec<u64>>>,
@@ -77,5 +74,36 @@ impl MediumPart {
     pub(super) fn is_followed_by(&self, next: &Self) -> bool {
         (self.modality, self.index, self.rank, self.parts.end)
             == (next.modality, next.index, next.rank, next.parts.start)
+    }
+}
+
+/// Cuts parts into at most `pieces` runs whose lengths differ by one at most.
+pub(super) fn cuts(parts: u64, pieces: u64) -> impl Iterator<Item = Range<u64>> {
+    let pieces = pieces.clamp(1, parts.max(1));
+    (0..pieces).map(move |piece| piece * parts / pieces..(piece + 1) * parts / pieces)
+}
+
+/// Returns the part of an amount that falls on a run of equal parts; all runs add up to the amount.
+pub(super) fn share(amount: u64, parts: &Range<u64>, parts_in_medium: u64) -> u64 {
+    let before = |part: u64| u128::from(amount) * u128::from(part) / u128::from(parts_in_medium.max(1));
+    (before(parts.end) - before(parts.start)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_cover_all_parts_and_shares_add_up() {
+        for parts in 1..40 {
+            for pieces in [1, 2, 4, 8] {
+                let found: Vec<Range<u64>> = cuts(parts, pieces).collect();
+                assert_eq!(found.len() as u64, pieces.min(parts));
+                assert!(found.iter().flat_map(Clone::clone).eq(0..parts), "{found:?}");
+                let lengths = || found.iter().map(|own| own.end - own.start);
+                assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
+                assert_eq!(found.iter().map(|own| share(1_003, own, parts)).sum::<u64>(), 1_003);
+            }
+        }
     }
 }

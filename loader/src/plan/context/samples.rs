@@ -1,7 +1,5 @@
 //! Predicts media and slices of a sample, whole and split.
 
-use std::ops::Range;
-
 use dflop_balancer::{ContextItem, ContextPlace, ContextSlice};
 use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{CostModel, Module, SampleShape, SliceCost};
@@ -11,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::plan::config::ContextGroups;
 use crate::plan::media_shares::single_media;
 use crate::plan::planner::StepPlanner;
-use crate::plan::step_context::MediumPart;
+use crate::plan::step_context::{MediumPart, cuts, share};
 use crate::plan::step_plan::StepPlan;
 
 /// A sample as the balancer sees it.
@@ -131,18 +129,6 @@ fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: us
     }
 }
 
-/// Cuts parts into at most `pieces` runs whose lengths differ by one at most.
-fn cuts(parts: u64, pieces: u64) -> impl Iterator<Item = Range<u64>> {
-    let pieces = pieces.clamp(1, parts.max(1));
-    (0..pieces).map(move |piece| piece * parts / pieces..(piece + 1) * parts / pieces)
-}
-
-/// Returns the part of an amount that falls on a run of equal parts; all runs add up to the amount.
-fn share(amount: u64, parts: &Range<u64>, parts_in_medium: u64) -> u64 {
-    let before = |part: u64| u128::from(amount) * u128::from(part) / u128::from(parts_in_medium.max(1));
-    (before(parts.end) - before(parts.start)) as u64
-}
-
 /// Changes the first values so that a sum is exact.
 fn match_sum(values: &mut [u64], sum: u64) {
     let own = values.iter().copied().fold(0, u64::saturating_add);
@@ -169,20 +155,6 @@ mod tests {
         ] {
             match_sum(&mut values, sum);
             assert_eq!(values, expected);
-        }
-    }
-
-    #[test]
-    fn cuts_cover_all_parts_and_shares_add_up() {
-        for parts in 1..40 {
-            for pieces in [1, 2, 4, 8] {
-                let found: Vec<Range<u64>> = cuts(parts, pieces).collect();
-                assert_eq!(found.len() as u64, pieces.min(parts));
-                assert!(found.iter().flat_map(Clone::clone).eq(0..parts), "{found:?}");
-                let lengths = || found.iter().map(|own| own.end - own.start);
-                assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
-                assert_eq!(found.iter().map(|own| share(1_003, own, parts)).sum::<u64>(), 1_003);
-            }
         }
     }
 
