@@ -89,9 +89,45 @@ pub(super) fn share(amount: u64, parts: &Range<u64>, parts_in_medium: u64) -> u6
     (before(parts.end) - before(parts.start)) as u64
 }
 
+/// Changes the first values so that a sum is exact.
+pub(super) fn match_sum(values: &mut [u64], sum: u64) {
+    let own = values.iter().copied().fold(0, u64::saturating_add);
+    let (mut missing, mut excess) = (sum.saturating_sub(own), own.saturating_sub(sum));
+    for value in values {
+        *value = value.saturating_add(std::mem::take(&mut missing));
+        let taken = excess.min(*value);
+        *value -= taken;
+        excess -= taken;
+    }
+}
+
+/// Returns the tokens of every rank's slice: a split sample is padded to `2 k` equal chunks.
+pub(super) fn slice_tokens(tokens: u64, ranks: u64) -> u64 {
+    if ranks > 1 { tokens.next_multiple_of(2 * ranks) / ranks } else { tokens }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sum_is_matched_from_the_front() {
+        for (mut values, sum, expected) in [
+            (vec![3, 4], 9, vec![5, 4]),
+            (vec![3, 4], 7, vec![3, 4]),
+            (vec![1, 4], 3, vec![0, 3]),
+            (vec![], 5, vec![]),
+        ] {
+            match_sum(&mut values, sum);
+            assert_eq!(values, expected);
+        }
+    }
+
+    #[test]
+    fn slices_have_two_equal_chunks_a_rank() {
+        assert_eq!([1, 8, 9].map(|tokens| slice_tokens(tokens, 4)), [2, 2, 4]);
+        assert_eq!(slice_tokens(9, 1), 9);
+    }
 
     #[test]
     fn cuts_cover_all_parts_and_shares_add_up() {

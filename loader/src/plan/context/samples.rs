@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::plan::config::ContextGroups;
 use crate::plan::media_shares::single_media;
 use crate::plan::planner::StepPlanner;
-use crate::plan::step_context::{MediumPart, cuts, share};
+use crate::plan::step_context::{MediumPart, cuts, match_sum, share, slice_tokens};
 use crate::plan::step_plan::StepPlan;
 
 /// A sample as the balancer sees it.
@@ -97,11 +97,6 @@ fn slice(
     Ok(ContextSlice { ns, shared_ns, tokens, bytes: 0 })
 }
 
-/// Returns the tokens of every rank's slice: a split sample is padded to `2 k` equal chunks.
-pub(crate) fn slice_tokens(tokens: u64, ranks: u64) -> u64 {
-    if ranks > 1 { tokens.next_multiple_of(2 * ranks) / ranks } else { tokens }
-}
-
 /// Adds the parts of all media that the model encodes.
 fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: usize) {
     for (modality, index, alone) in single_media(shape) {
@@ -126,41 +121,5 @@ fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: us
             own.part_tokens[at].push(share(tokens, &parts, parts_in_medium));
             own.parts[at].push(MediumPart { modality, index, parts, parts_in_medium, rank: 0 });
         }
-    }
-}
-
-/// Changes the first values so that a sum is exact.
-fn match_sum(values: &mut [u64], sum: u64) {
-    let own = values.iter().copied().fold(0, u64::saturating_add);
-    let (mut missing, mut excess) = (sum.saturating_sub(own), own.saturating_sub(sum));
-    for value in values {
-        *value = value.saturating_add(std::mem::take(&mut missing));
-        let taken = excess.min(*value);
-        *value -= taken;
-        excess -= taken;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sum_is_matched_from_the_front() {
-        for (mut values, sum, expected) in [
-            (vec![3, 4], 9, vec![5, 4]),
-            (vec![3, 4], 7, vec![3, 4]),
-            (vec![1, 4], 3, vec![0, 3]),
-            (vec![], 5, vec![]),
-        ] {
-            match_sum(&mut values, sum);
-            assert_eq!(values, expected);
-        }
-    }
-
-    #[test]
-    fn slices_have_two_equal_chunks_a_rank() {
-        assert_eq!([1, 8, 9].map(|tokens| slice_tokens(tokens, 4)), [2, 2, 4]);
-        assert_eq!(slice_tokens(9, 1), 9);
     }
 }
