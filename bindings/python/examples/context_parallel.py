@@ -120,8 +120,8 @@ if __name__ == "__main__":
     model, groups = Sliced(model_of(directory)), make_groups(ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     # A cap of tokens, so that the long samples of these data are split; costs alone split longer samples.
-    plan = dflop.Plan(context=4, tokens_max=160, schedule="microbatch")
-    settings = {"global_batch_size": 8, "microbatches": 1, "steps": 3, "plan": plan, "array_type": "torch"}
+    plan = dflop.Plan(context=4, tokens_max=200, schedule="microbatch")
+    settings = {"global_batch_size": 12, "microbatches": 2, "steps": 4, "plan": plan, "array_type": "torch"}
     loader = dflop.BalancedLoader(
         directory / "shards", model=directory / "model", dp_rank=rank, dp_size=ranks, **settings
     )

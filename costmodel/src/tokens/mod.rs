@@ -471,6 +471,29 @@ mod tests {
         }
     }
 
+    /// Parts are equal, and no position sees another part.
+    #[test]
+    fn attention_stays_inside_of_parts() {
+        let mut divided = 0;
+        for rule in RULES {
+            for (frames, width, height) in [(1, 640, 480), (7, 320, 900), (64, 1920, 1080)] {
+                let image =
+                    SampleShape { images: vec![ImageSize { width, height }], ..SampleShape::default() };
+                let videos = vec![VideoShape { frames, width, height }];
+                let video = SampleShape { videos, ..SampleShape::default() };
+                for shape in [image, video] {
+                    let (parts, work) = (rule.parts(&shape), MediaRule::Vision(rule).work(&shape).unwrap());
+                    assert!(work.encoder_tokens.is_multiple_of(parts), "{rule:?}, {shape:?}");
+                    let own = work.encoder_tokens / parts;
+                    assert_eq!(work.attention_pairs, parts * own * own, "{rule:?}, {shape:?}");
+                    divided += u32::from(parts > 1);
+                }
+            }
+        }
+        assert!(divided > 10, "{divided}");
+        assert_eq!(RULES[2].parts(&SampleShape::default()), 1);
+    }
+
     #[test]
     fn pixel_ranges_of_zero_do_not_panic() {
         let nothing = PixelRange { min: 0, max: 0 };

@@ -2,10 +2,9 @@
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
-use dflop_costmodel::Module;
+use dflop_costmodel::{KeyExchange, Module};
 use dflop_samples::sample::BatchLayout;
 
-use super::context::ContextGroups;
 use super::lockstep::Synchronization;
 use super::stage_layers::StageLayers;
 
@@ -40,6 +39,16 @@ pub(super) struct PlanConfig {
     pub(super) context: Option<ContextGroups>,
     /// Work units that the search for one step may spend.
     pub(super) work: u64,
+}
+
+/// Ranks that may share a sample, and their exchange of keys and values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ContextGroups {
+    /// Smallest and largest number of ranks for a sample, powers of two; equal for one degree for all
+    /// samples.
+    pub ranks: [usize; 2],
+    /// Exchange of keys and values.
+    pub exchange: KeyExchange,
 }
 
 /// Fixed length in tokens.

@@ -19,15 +19,14 @@ mod partition;
 mod planner;
 mod settings;
 mod stage_layers;
+mod step_context;
 mod step_plan;
 mod token_balance;
 
 pub use self::builder::StepPlannerBuilder;
 pub use self::compare_strategies::{StrategySummary, compare_strategies, simulate_plan};
-pub use self::config::PadTo;
-pub use self::context::{
-    ContextGroups, ContextPlan, ContextSummary, MediumPart, SamplePlace, StepContext, compare_context,
-};
+pub use self::config::{ContextGroups, PadTo};
+pub use self::context::{ContextPlan, ContextSummary, compare_context};
 pub use self::cost_function::{CostFault, CostFunction, CostInput};
 pub use self::data_parallel::{
     LayoutSummary, RandomBatches, RankBalance, RankSummary, RankTraining, compare_layouts, compare_ranks,
@@ -37,4 +36,5 @@ pub use self::lockstep::Synchronization;
 pub use self::media_exchange::ExchangedMedium;
 pub use self::media_shares::{BlankMedia, SampleMedium};
 pub use self::planner::StepPlanner;
+pub use self::step_context::{MediumPart, SamplePlace, StepContext};
 pub use self::step_plan::StepPlan;

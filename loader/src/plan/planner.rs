@@ -8,8 +8,7 @@ use dflop_balancer::{Caps, PipelineConfig, PipelineObjective, Strategy};
 use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
 use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
-use super::config::{COUNT_MAX, PlanConfig};
-use super::context::ContextGroups;
+use super::config::{COUNT_MAX, ContextGroups, PlanConfig};
 use super::cost_function::CostFunction;
 use super::lockstep::{Synchronization, sort_by_cost, step_ns};
 use super::padding::Padding;

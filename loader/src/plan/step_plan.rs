@@ -4,7 +4,7 @@ use dflop_balancer::{LowerBound, PipelineAssignment, PlanDigest};
 use dflop_costmodel::{LaunchLimit, ModelConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
-use super::context::StepContext;
+use super::step_context::StepContext;
 use crate::order::StepSample;
 
 /// Fraction of step time from which launches limit the step.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::{CostModel, DeviceRate, KeyExchange, KeyExchangeKind, ModelSpec};
 use dflop_loader::error::PlanError;
-use dflop_loader::flow::LoaderStage;
+use dflop_loader::flow::{ErrorBudget, LoaderStage};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::inputs::{IGNORED, ModelInputs, TensorValues};
 use dflop_loader::processors::{Buckets, Preparer, Tokenizer};
@@ -293,6 +293,7 @@ fn a_damaged_image_of_a_split_sample_ends_the_stream_where_it_is_encoded() {
     let planner = data.planner(2, 1).context(groups(2, 2)).build().unwrap();
     let outcomes = [0, 1].map(|rank| {
         let loader = BalancedLoader::builder(planner.clone(), rank).steps(1);
+        let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap());
         let loader = loader.preparer(Arc::new(data.preparer().build().unwrap())).build().unwrap();
         run(loader.stream().try_collect::<Vec<Step>>())
     });

@@ -1,6 +1,5 @@
 //! `dflop.BalancedLoader`: delivers a DP rank's share of every global batch as balanced microbatches.
 
-mod context;
 mod correction;
 mod loader_config;
 mod role;

@@ -1,8 +1,8 @@
 //! Converts the microbatches of a step to `dflop.batches.Microbatch`, with each rank's share of the media.
 
-use super::context::context;
 use super::loader_config::RunningLoader;
 use super::steps::{Iteration, Live};
+use crate::arrays::framework::Framework;
 use crate::arrays::storage::Owner;
 use crate::convert::{Delivery, class, samples, tensors};
 use crate::error::DflopError;
@@ -13,7 +13,10 @@ use dflop_costmodel::Module;
 use dflop_loader::error::Skipped;
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::processors::image::Normalization;
-use dflop_loader::{Dataset, Error, ExchangedMedium, Microbatch, SampleMedium, StepPlan, StepPlanner};
+use dflop_loader::{
+    Dataset, Error, ExchangedMedium, Microbatch, MicrobatchContext, SampleMedium, SliceGroup, SliceMedium,
+    StepPlan, StepPlanner,
+};
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice};
@@ -303,6 +306,49 @@ pub(super) fn microbatch<'py>(
         made.setattr("max_seqlen", 0)?;
     }
     Ok(made)
+}
+
+/// Returns a `dflop.batches.Context`.
+fn context<'py>(
+    py: Python<'py>,
+    context: MicrobatchContext,
+    framework: Framework,
+) -> PyResult<Bound<'py, PyAny>> {
+    let groups: Vec<_> =
+        context.groups.into_iter().map(|own| group(py, own, framework)).collect::<PyResult<_>>()?;
+    class(py, "Context")?.call1((groups,))
+}
+
+fn group<'py>(py: Python<'py>, own: SliceGroup, framework: Framework) -> PyResult<Bound<'py, PyAny>> {
+    let media = own.media.into_iter().map(|own| medium(py, own)).collect::<PyResult<Vec<_>>>()?;
+    let array = |owner: Owner, length: usize| framework.array(py, owner, &[length]);
+    let lengths = [own.cu_seqlens.len(), own.positions.len(), own.order.len(), own.features.len()];
+    class(py, "ContextGroup")?.call1((
+        own.ranks.collect::<Vec<_>>(),
+        own.samples.collect::<Vec<_>>(),
+        (own.rows.start, own.rows.end),
+        array(Owner::I32(own.cu_seqlens), lengths[0])?,
+        own.lengths,
+        array(Owner::I64(own.positions), lengths[1])?,
+        array(Owner::I64(own.order), lengths[2])?,
+        array(Owner::I64(own.features), lengths[3])?,
+        media,
+    ))
+}
+
+fn medium(py: Python<'_>, own: SliceMedium) -> PyResult<Bound<'_, PyAny>> {
+    let SliceMedium { sample, part, tokens } = own;
+    let parts = (part.parts.start, part.parts.end);
+    let kind = part.modality.name();
+    class(py, "ContextMedium")?.call1((
+        sample,
+        kind,
+        part.index,
+        part.rank,
+        parts,
+        part.parts_in_medium,
+        tokens,
+    ))
 }
 
 /// Returns `dflop.batches.Medium` by rank in the group.

@@ -2,8 +2,7 @@
 //!
 //! Checks the planner settings, each alone and against the model.
 
-use super::config::{COUNT_MAX, PAD_TO_TOKENS_MAX, PadTo, PlanConfig};
-use super::context::ContextGroups;
+use super::config::{COUNT_MAX, ContextGroups, PAD_TO_TOKENS_MAX, PadTo, PlanConfig};
 use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::media_shares::BlankMedia;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use dflop_balancer::rank_step;
 use dflop_costmodel::memory::{LargestMicrobatch, RankMemory};
 
-use super::{ContextGroups, refused};
+use super::refused;
 use crate::error::{Error, PlanError, Result};
 use crate::plan::compare_strategies::{StepSums, StrategySummary};
+use crate::plan::config::ContextGroups;
 use crate::plan::data_parallel::RankTraining;
 use crate::plan::planner::StepPlanner;
 

@@ -5,9 +5,9 @@
 //! exact part of the work, and the time in which its rank waits for keys and values of the others.
 
 mod compare;
-mod place;
 mod samples;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -15,26 +15,17 @@ use dflop_balancer::{
     Budget, Caps, ContextAssignment, ContextPlace, ContextProblem, LowerBound, Strategy, balance_context,
     context_step_ns,
 };
-use dflop_costmodel::{CostModel, KeyExchange};
+use dflop_costmodel::CostModel;
 
+use super::config::ContextGroups;
 use super::lockstep::Synchronization;
 use super::planner::StepPlanner;
-use super::step_plan::StepPlan;
+use super::step_context::{MediumPart, SamplePlace, StepContext};
+use super::step_plan::{StepPlan, digest};
 use crate::error::{Error, PlanError, Result};
 use samples::Sample;
 
 pub use compare::{ContextSummary, compare_context};
-pub use place::{MediumPart, SamplePlace, StepContext};
-
-/// Ranks that may share a sample, and their exchange of keys and values.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ContextGroups {
-    /// Smallest and largest number of ranks for a sample, powers of two; equal for one degree for all
-    /// samples.
-    pub ranks: [usize; 2],
-    /// Exchange of keys and values.
-    pub exchange: KeyExchange,
-}
 
 /// Planned step with whole and split samples.
 #[derive(Debug, Clone)]
@@ -261,4 +252,35 @@ fn meetings(places: &[ContextPlace], slots: usize) -> Vec<Vec<Range<usize>>> {
         meetings[place.slot].push(place.ranks.clone());
     }
     meetings
+}
+
+impl From<ContextPlan> for StepPlan {
+    /// Lists a split sample in the microbatch of every rank in its group. Split samples come first, the
+    /// largest groups before smaller ones: the order in which all ranks exchange keys and values.
+    fn from(plan: ContextPlan) -> Self {
+        let ContextPlan { whole, places, media, times_ns, makespan_ns, bound, .. } = plan;
+        let mut ranks: Vec<Vec<Vec<u32>>> =
+            whole.ranks.iter().map(|microbatches| vec![Vec::new(); microbatches.len()]).collect();
+        let mut order: Vec<u32> = (0..places.len() as u32).collect();
+        order.sort_by_key(|&at| (Reverse(places[at as usize].ranks.len()), at));
+        for at in order {
+            let place = &places[at as usize];
+            place.ranks.clone().for_each(|rank| ranks[rank][place.slot].push(at));
+        }
+        let places = places.into_iter().zip(media).map(|(place, media)| SamplePlace {
+            microbatch: place.slot,
+            ranks: place.ranks,
+            media,
+        });
+        let places: Vec<SamplePlace> = places.collect();
+        let mut digest = digest(whole.step, &ranks, &whole.samples);
+        for (at, place) in places.iter().enumerate().filter(|(_, place)| place.is_split()) {
+            let encoders = place.media.iter().flat_map(|part| [part.rank as u64, part.parts.end]);
+            let words: Vec<u64> =
+                [place.ranks.start as u64, place.ranks.end as u64].into_iter().chain(encoders).collect();
+            digest.add(whole.step, at, place.microbatch, words);
+        }
+        let context = Some(StepContext { places, times_ns });
+        Self { ranks, digest, makespan_ns, bound, context, ..whole }
+    }
 }

@@ -1,15 +1,15 @@
 //! Predicts media and slices of a sample, whole and split.
 
-use std::ops::Range;
-
-use dflop_balancer::{ContextItem, ContextSlice};
+use dflop_balancer::{ContextItem, ContextPlace, ContextSlice};
+use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{CostModel, Module, SampleShape, SliceCost};
 use dflop_samples::media::Modality;
 
-use super::{ContextGroups, MediumPart};
 use crate::error::{Error, Result};
+use crate::plan::config::ContextGroups;
 use crate::plan::media_shares::single_media;
 use crate::plan::planner::StepPlanner;
+use crate::plan::step_context::{MediumPart, cuts, match_sum, share, slice_tokens};
 use crate::plan::step_plan::StepPlan;
 
 /// A sample as the balancer sees it.
@@ -63,6 +63,24 @@ impl StepPlanner {
     }
 }
 
+impl Sample {
+    /// Returns the parts of all media with the ranks that encode them; neighboring parts on the same rank are
+    /// one.
+    pub(super) fn placed_parts(&mut self, place: &ContextPlace) -> Vec<MediumPart> {
+        let mut placed: Vec<MediumPart> = Vec::new();
+        for (parts, ranks) in std::mem::take(&mut self.parts).into_iter().zip(&place.media) {
+            for (part, &rank) in parts.into_iter().zip(ranks) {
+                let part = MediumPart { rank, ..part };
+                match placed.last_mut() {
+                    Some(last) if last.is_followed_by(&part) => last.parts.end = part.parts.end,
+                    _ => placed.push(part),
+                }
+            }
+        }
+        placed
+    }
+}
+
 /// Predicts the largest slice of a sample.
 fn slice(
     model: &CostModel,
@@ -79,11 +97,6 @@ fn slice(
     Ok(ContextSlice { ns, shared_ns, tokens, bytes: 0 })
 }
 
-/// Returns the tokens of every rank's slice: a split sample is padded to `2 k` equal chunks.
-pub(crate) fn slice_tokens(tokens: u64, ranks: u64) -> u64 {
-    if ranks > 1 { tokens.next_multiple_of(2 * ranks) / ranks } else { tokens }
-}
-
 /// Adds the parts of all media that the model encodes.
 fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: usize) {
     for (modality, index, alone) in single_media(shape) {
@@ -92,74 +105,21 @@ fn add_media(own: &mut Sample, shape: &SampleShape, model: &CostModel, ranks: us
         // The sample was predicted with all media, so each medium can be predicted.
         let Ok(cost) = model.predict(&alone) else { continue };
         let rule = model.spec().encoders().find(|(encoder, ..)| *encoder == module);
-        let parts_in_medium = rule.map_or(1, |(_, _, rule)| rule.parts(&alone));
+        let parts_in_medium = match rule {
+            // One of several images is a single tile.
+            Some((_, _, MediaRule::Vision(VisionRule::AnyRes(_))))
+                if modality == Modality::Image && shape.images.len() > 1 =>
+            {
+                1
+            }
+            Some((_, _, rule)) => rule.parts(&alone),
+            None => 1,
+        };
         let (ns, tokens) = (cost.module_ns.as_slice()[at], u64::from(cost.encoder_tokens));
         for parts in cuts(parts_in_medium, ranks as u64) {
             own.item.media_ns[at].push(share(ns, &parts, parts_in_medium));
             own.part_tokens[at].push(share(tokens, &parts, parts_in_medium));
             own.parts[at].push(MediumPart { modality, index, parts, parts_in_medium, rank: 0 });
         }
-    }
-}
-
-/// Cuts parts into at most `pieces` runs whose lengths differ by one at most.
-fn cuts(parts: u64, pieces: u64) -> impl Iterator<Item = Range<u64>> {
-    let pieces = pieces.clamp(1, parts.max(1));
-    (0..pieces).map(move |piece| piece * parts / pieces..(piece + 1) * parts / pieces)
-}
-
-/// Returns the part of an amount that falls on a run of equal parts; all runs add up to the amount.
-fn share(amount: u64, parts: &Range<u64>, parts_in_medium: u64) -> u64 {
-    let before = |part: u64| u128::from(amount) * u128::from(part) / u128::from(parts_in_medium.max(1));
-    (before(parts.end) - before(parts.start)) as u64
-}
-
-/// Changes the first values so that a sum is exact.
-fn match_sum(values: &mut [u64], sum: u64) {
-    let own = values.iter().copied().fold(0, u64::saturating_add);
-    let (mut missing, mut excess) = (sum.saturating_sub(own), own.saturating_sub(sum));
-    for value in values {
-        *value = value.saturating_add(std::mem::take(&mut missing));
-        let taken = excess.min(*value);
-        *value -= taken;
-        excess -= taken;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sum_is_matched_from_the_front() {
-        for (mut values, sum, expected) in [
-            (vec![3, 4], 9, vec![5, 4]),
-            (vec![3, 4], 7, vec![3, 4]),
-            (vec![1, 4], 3, vec![0, 3]),
-            (vec![], 5, vec![]),
-        ] {
-            match_sum(&mut values, sum);
-            assert_eq!(values, expected);
-        }
-    }
-
-    #[test]
-    fn cuts_cover_all_parts_and_shares_add_up() {
-        for parts in 1..40 {
-            for pieces in [1, 2, 4, 8] {
-                let found: Vec<Range<u64>> = cuts(parts, pieces).collect();
-                assert_eq!(found.len() as u64, pieces.min(parts));
-                assert!(found.iter().flat_map(Clone::clone).eq(0..parts), "{found:?}");
-                let lengths = || found.iter().map(|own| own.end - own.start);
-                assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
-                assert_eq!(found.iter().map(|own| share(1_003, own, parts)).sum::<u64>(), 1_003);
-            }
-        }
-    }
-
-    #[test]
-    fn slices_have_two_equal_chunks_a_rank() {
-        assert_eq!([1, 8, 9].map(|tokens| slice_tokens(tokens, 4)), [2, 2, 4]);
-        assert_eq!(slice_tokens(9, 1), 9);
     }
 }

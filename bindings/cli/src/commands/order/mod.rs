@@ -22,8 +22,8 @@ use std::path::PathBuf;
 
 /// Print which samples every rank and microbatch gets, a line per step.
 ///
-/// The samples in a step do not depend on the number of ranks. With `plan.context`, `key/4` is a sample that 4
-/// ranks share, in the line of each.
+/// The samples in a step do not depend on the number of ranks. With `plan.context`, `key/4` is a sample that
+/// 4 ranks share, in the line of each.
 #[derive(Debug, Args)]
 pub(crate) struct OrderArgs {
     #[command(flatten)]
