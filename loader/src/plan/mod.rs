@@ -17,6 +17,7 @@ mod padded_partition;
 mod padding;
 mod partition;
 mod planner;
+mod rows;
 mod settings;
 mod stage_layers;
 mod step_plan;

@@ -364,6 +364,8 @@ fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner
         let reason = "microbatches of a fixed length have no buckets and no multiples: drop one of the two";
         return Err(Error::Config { setting: "pad_to_tokens", reason: reason.into() });
     }
-    *preparer = preparer.limited(Some(to.capacity_tokens()), Some(to.tokens as usize));
+    // Rows hold pieces of documents, which may be longer.
+    let tokens_max = planner.rows().is_none().then(|| to.capacity_tokens());
+    *preparer = preparer.limited(tokens_max, Some(to.tokens as usize));
     Ok(())
 }
