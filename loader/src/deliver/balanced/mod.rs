@@ -9,6 +9,7 @@
 
 mod builder;
 mod finish;
+mod kept_documents;
 mod read_ahead;
 
 use super::settings::{LoaderSettings, check_indexed, common_video_sampling};
@@ -26,6 +27,7 @@ use dflop_samples::inputs::{ModelInputs, PreparedSample, SampleProcessor};
 use dflop_samples::media::VideoSampling;
 use dflop_samples::sample::Sample;
 use finish::Finisher;
+use kept_documents::KeptDocuments;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use read_ahead::begin_events;
@@ -343,6 +345,9 @@ impl BalancedSettings {
         }
         if let Some(preparer) = &mut self.preparer {
             pad_as_planned(preparer, &self.planner)?;
+            if self.planner.rows().is_some() {
+                *preparer = Arc::new(KeptDocuments::new(preparer.clone()));
+            }
         }
         if let Some(state) = self.state.take() {
             self.from_step = self.planner.saved_step(&state)?;
