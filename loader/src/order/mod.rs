@@ -14,8 +14,8 @@ mod steps;
 
 pub use self::epoch::{EpochOrder, Order, Shuffle};
 pub use self::mixture::{MixRules, Mixture, Origin, Stop};
-pub use self::rows::{RowLayout, RowRule, TokenSpan};
 pub(crate) use self::rows::{DocumentLength, Documents, Piece, Row, RowCursor, fit_rows, split_rows};
+pub use self::rows::{RowLayout, RowRule, TokenSpan};
 pub(crate) use self::run::{Run, RunBuilder, SampleSource};
 pub use self::run_state::LoaderState;
 pub(crate) use self::run_state::RowSettings;

@@ -290,7 +290,7 @@ impl StepPlanner {
     }
 
     /// Returns the cost model for a step; corrections can no longer change it afterwards.
-    fn model_at(&self, step: u64) -> CostModel {
+    pub(super) fn model_at(&self, step: u64) -> CostModel {
         let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
         self.corrected(&corrections, step)

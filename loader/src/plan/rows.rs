@@ -254,8 +254,7 @@ impl StepPlanner {
             places.iter().map(|places| self.row_cost(&costs[places.clone()], padding)).collect();
         let bytes = places.iter().map(|places| self.bytes(&drawn.samples[places.clone()]).sum()).collect();
         let partition = self.partition_rows(&row_costs, bytes, &constants);
-        let mut partition =
-            partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;
+        let mut partition = partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;
         self.sort_microbatches(&mut partition, &row_costs);
         for microbatch in partition.assignment.ranks.iter_mut().flatten() {
             let pieces = microbatch.iter().flat_map(|&row| places[row as usize].clone());

@@ -344,11 +344,7 @@ impl ProcessorSettings {
                 self.long_sample == LongSampleSetting::default(),
                 "texts longer than a row are cut into rows, and samples with media are skipped",
             ),
-            (
-                "token_counts",
-                self.token_counts == TokenCountsName::Exact,
-                "rows are filled by exact counts",
-            ),
+            ("token_counts", self.token_counts == TokenCountsName::Exact, "rows are filled by exact counts"),
         ];
         match settings.into_iter().find(|(_, is_default, _)| !is_default) {
             None => Ok(Some(rows)),
@@ -412,7 +408,8 @@ mod tests {
     #[test]
     fn a_layout_and_a_limit_are_read_as_they_are_written() {
         let read = |key: &str, text: &str| Settings::from_pairs([format!("processor.{key}={text}")]);
-        for text in ["packed", "packed:8", "padded", "padded_left", "split:4096", "fit:4096", "fit:4096:512"] {
+        for text in ["packed", "packed:8", "padded", "padded_left", "split:4096", "fit:4096", "fit:4096:512"]
+        {
             assert_eq!(read("layout", text).unwrap().processor.layout.to_string(), text);
         }
         for text in ["dense", "packed:0", "packed:", "padded:8"] {

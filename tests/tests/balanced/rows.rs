@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use dflop_costmodel::random::splitmix64;
+use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::index::{Index, IndexOptions, TokenCounts};
@@ -38,14 +38,14 @@ fn preparer() -> Preparer {
 fn index(directory: &Path, documents: usize, images: usize) -> Arc<Index> {
     let shards = directory.join("shards");
     let mut writer = ShardWriter::builder(&shards).build().unwrap();
-    let mut random = 5;
+    let mut random = SplitMix64::new(5);
     for document in 0..documents {
         let count = WORDS[document % WORDS.len()].min(if document < images { 40 } else { usize::MAX });
-        let words: Vec<String> = (0..count).map(|_| format!("{}", splitmix64(&mut random) % 1_000)).collect();
+        let words: Vec<String> = (0..count).map(|_| random.below(1_000).to_string()).collect();
         let (key, text) = (format!("document-{document:03}"), words.join(" "));
         let image = jpeg(56, 56, document as u32);
         let fields = [("jpg", image.as_slice()), ("txt", text.as_bytes())];
-        writer.write(&key, if document < images { &fields } else { &fields[1..] }).unwrap();
+        writer.write(&key, &fields[usize::from(document >= images)..]).unwrap();
     }
     writer.finish().unwrap();
     let token_counts = TokenCounts::Of(Arc::new(preparer().text_counter()));
@@ -253,7 +253,8 @@ fn media_are_never_cut() {
             let inputs = microbatch.inputs.as_ref().unwrap();
             assert_eq!(inputs.tensor("input_ids").unwrap().shape, [1, 96]);
             assert!(inputs.tensor("pixel_values").is_some(), "every row runs the encoder");
-            for (at, sample) in microbatch.samples.iter().enumerate().filter(|(_, sample)| whole(&sample.key)) {
+            for (at, sample) in microbatch.samples.iter().enumerate().filter(|(_, sample)| whole(&sample.key))
+            {
                 let tokens = (inputs.cu_seqlens[at + 1] - inputs.cu_seqlens[at]) as usize;
                 assert_eq!(tokens, expected[&sample.key].len());
                 delivered += 1;
@@ -269,7 +270,10 @@ fn media_are_never_cut() {
     let short = builder(&index, "fit:24", 2).epochs(1).build().unwrap();
     let plans = (0..short.end_step().unwrap()).map(|step| short.plan(step).unwrap());
     let refused: Vec<(usize, String)> = plans.flat_map(|plan| plan.refused).collect();
-    assert!(refused.iter().any(|(_, reason)| reason.contains("a sample with media is not cut")), "{refused:?}");
+    assert!(
+        refused.iter().any(|(_, reason)| reason.contains("a sample with media is not cut")),
+        "{refused:?}"
+    );
 }
 
 #[test]
@@ -291,7 +295,10 @@ fn what_does_not_go_with_rows_is_refused() {
     }
     let state = build("fit:96").build().unwrap().state(2).unwrap();
     for (builder, expected) in [
-        (build("fit:96:10").restore(state.clone()), "it has rows `fit:96`, and this run has rows `fit:96:10`"),
+        (
+            build("fit:96:10").restore(state.clone()),
+            "it has rows `fit:96`, and this run has rows `fit:96:10`",
+        ),
         (build("split:96").restore(state), "this run has rows `split:96`"),
     ] {
         let refused = builder.build().unwrap_err().to_string();

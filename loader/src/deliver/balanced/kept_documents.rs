@@ -11,7 +11,7 @@ use dflop_costmodel::{Module, SampleShape};
 use dflop_samples::inputs::{Filler, ModelInputs, PrepareError, PreparedSample, SampleProcessor};
 use dflop_samples::sample::{BatchLayout, Sample};
 
-use crate::error::Result;
+use dflop_samples::Result;
 
 /// Maximum number of tokens in kept documents, 8 bytes each; the last document is always kept.
 const KEPT_TOKENS_MAX: usize = 8 << 20;

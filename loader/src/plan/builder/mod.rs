@@ -382,7 +382,10 @@ impl StepPlannerBuilder {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         check_at_most("rows", layout.tokens.into(), PAD_TO_TOKENS_MAX)?;
         if layout.tokens < 2 || matches!(layout.rule, RowRule::Fit { window: 0 }) {
-            return invalid("rows", format!("a row has at least 2 tokens, a window 1 document; found {layout}"));
+            return invalid(
+                "rows",
+                format!("a row has at least 2 tokens, a window 1 document; found {layout}"),
+            );
         }
         if self.config.pad_to.is_some() {
             return invalid("pad_to_tokens", format!("rows have {} tokens: leave it out", layout.tokens));
@@ -424,10 +427,16 @@ impl StepPlannerBuilder {
         }
         // As on several ranks, so that rows are the same on one.
         let required = self.blank_media.required_encoders(&self.blank_tokens, 2, datasets);
-        let blank_tokens: u64 = self.blank_tokens.iter().filter(|(module, _)| required.contains(module)).map(|(_, tokens)| tokens).sum();
+        let blank_tokens: u64 = self
+            .blank_tokens
+            .iter()
+            .filter(|(module, _)| required.contains(module))
+            .map(|(_, tokens)| tokens)
+            .sum();
         let to = PadTo { tokens: layout.tokens.into(), layout: BatchLayout::Packed, blank_tokens };
         let Some(room) = u32::try_from(to.capacity_tokens()).ok().filter(|room| *room > 1) else {
-            let reason = format!("blank media take {blank_tokens} of {} tokens: use longer rows", layout.tokens);
+            let reason =
+                format!("blank media take {blank_tokens} of {} tokens: use longer rows", layout.tokens);
             return invalid("rows", reason);
         };
         self.run.rows = Some(RowSettings { layout, room });
@@ -462,7 +471,8 @@ impl StepPlannerBuilder {
         let is_alone = self.stages.is_none() && module_dp_sizes.is_empty();
         if !is_alone || synchronization.is_some() || pad_to.is_some() {
             let reason =
-                "cannot be used with `stages`, `module_dp_sizes`, `one_device`, rows or a fixed length".into();
+                "cannot be used with `stages`, `module_dp_sizes`, `one_device`, rows or a fixed length"
+                    .into();
             return Err(Error::Config { setting: "stage_layers", reason });
         }
         StageLayers::new(layers, self.model.modules(), STAGES_MAX).map(Some)
