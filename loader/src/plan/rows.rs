@@ -26,6 +26,13 @@ const STEPS_KEPT: usize = 8_192;
 /// Distance of the earlier steps whose positions are kept.
 const STEPS_APART: u64 = 256;
 
+/// Position before a step of rows.
+enum StepStart {
+    At(RowCursor),
+    /// The run has only this many steps.
+    Ended(u64),
+}
+
 /// Rows of a run, and the positions before the steps that were planned.
 #[derive(Debug)]
 pub(super) struct RowSteps {
@@ -97,11 +104,11 @@ impl RowSteps {
         rows
     }
 
-    /// Returns the position before a step; if the run ends before the step, the number of its steps.
+    /// Returns the position before a step.
     ///
     /// # Errors
     /// [`Error::Config`] if the step is before the first step of a resumed run.
-    fn cursor(&self, documents: &impl Documents, step: u64) -> Result<Result<RowCursor, u64>> {
+    fn start(&self, documents: &impl Documents, step: u64) -> Result<StepStart> {
         let known = {
             let cursors = self.cursors.lock().unwrap_or_else(PoisonError::into_inner);
             cursors.range(..=step).next_back().map(|(step, cursor)| (*step, *cursor))
@@ -113,12 +120,12 @@ impl RowSteps {
         while at < step {
             let (rows, next) = self.next(documents, cursor);
             if rows.is_empty() {
-                return Ok(Err(at));
+                return Ok(StepStart::Ended(at));
             }
             (at, cursor) = (at + 1, next);
             self.keep(at, cursor);
         }
-        Ok(Ok(cursor))
+        Ok(StepStart::At(cursor))
     }
 
     fn keep(&self, step: u64, cursor: RowCursor) {
@@ -175,7 +182,10 @@ impl StepPlanner {
     pub fn end_step(&self) -> Option<u64> {
         let end = self.run.steps.len()?;
         let Some(rows) = &self.rows else { return Some(end) };
-        rows.cursor(&DrawnDocuments(self), u64::MAX).ok()?.err()
+        match rows.start(&DrawnDocuments(self), u64::MAX) {
+            Ok(StepStart::Ended(steps)) => Some(steps),
+            _ => None,
+        }
     }
 
     /// Returns whether the run has a step.
@@ -185,9 +195,10 @@ impl StepPlanner {
             return self.run.steps.len().is_none_or(|end| step < end);
         };
         let documents = DrawnDocuments(self);
-        match rows.cursor(&documents, step) {
-            Ok(Ok(cursor)) => documents.end().is_none_or(|end| cursor.position < end),
-            Ok(Err(_)) => false,
+        match rows.start(&documents, step) {
+            Ok(StepStart::At(cursor)) => documents.end().is_none_or(|end| cursor.position < end),
+            Ok(StepStart::Ended(_)) => false,
+            // Planning explains why.
             Err(_) => true,
         }
     }
@@ -211,9 +222,9 @@ impl StepPlanner {
     /// # Errors
     /// See [`Self::state`].
     pub(super) fn row_state(&self, rows: &RowSteps, step: u64) -> Result<LoaderState> {
-        match rows.cursor(&DrawnDocuments(self), step)? {
-            Ok(cursor) => self.run.state_at_row(step, cursor),
-            Err(steps) => Err(Error::Selection(SelectionError::RunEnded { step, steps })),
+        match rows.start(&DrawnDocuments(self), step)? {
+            StepStart::At(cursor) => self.run.state_at_row(step, cursor),
+            StepStart::Ended(steps) => Err(Error::Selection(SelectionError::RunEnded { step, steps })),
         }
     }
 
@@ -225,7 +236,10 @@ impl StepPlanner {
     fn step_rows(&self, rows: &RowSteps, step: u64) -> Result<Vec<Row>> {
         let documents = DrawnDocuments(self);
         let ended = |steps| Error::Selection(SelectionError::RunEnded { step, steps });
-        let cursor = rows.cursor(&documents, step)?.map_err(ended)?;
+        let cursor = match rows.start(&documents, step)? {
+            StepStart::At(cursor) => cursor,
+            StepStart::Ended(steps) => return Err(ended(steps)),
+        };
         let (filled, next) = rows.next(&documents, cursor);
         if filled.is_empty() {
             return Err(ended(step));
