@@ -1,30 +1,30 @@
 #!/usr/bin/env python3
 """Measures how full rows of a fixed length are and what they cost, beside whole samples and beside TRL.
 
-Every round runs, one after the other, each in a process: dflop with whole samples in rows of a fixed length
+Every round runs, one after the other in one process: dflop with whole samples in rows of a fixed length
 (`length_buckets="fixed:N"`, today's balance), with documents that are split, and with documents that are fitted; TRL's
 `pack_dataset` over `datasets` with the strategies `wrapped`, `bfd_split` and `bfd`. Ratios are taken within a round.
 
     pip install ./bindings/python datasets trl                                   # into VENV
     VENV/bin/python benches/rows.py --out out.txt
-    VENV/bin/python benches/rows.py --tokens 4096 --documents 2000 --rounds 3
+    VENV/bin/python benches/rows.py --tokens 4096 --words 200000 --rounds 3
 
 Documents are made from a fixed seed, words of a text tokenizer that is trained on them. A *first pass* counts or tokenizes, packs and
 delivers all rows; a *next pass* delivers them again: dflop tokenizes again, `datasets` has stored the tokens. Every
 program has one thread. *Fill* is the fraction of tokens that are not padding; *kept* the fraction of all tokens that rows hold.
-CPU figures are user + system time of the process from just before its first pass.
+CPU figures are user + system time of the process, all threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per row")
-    parser.add_argument("--documents", type=int, default=1500, help="documents per corpus")
+    parser.add_argument("--words", type=int, default=1_000_000, help="words per corpus")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="file for the same text")
-    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        print(json.dumps(measure(Path(args.measure[0]), args.measure[1], args.tokens)))
-        return
-    lines = [machine(), f"{args.documents} documents per corpus, rows of {args.tokens} tokens"]
+    # Before the libraries start their threads.
+    os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    lines = [machine(), f"{args.words:,} words per corpus, rows of {args.tokens} tokens"]
     with tempfile.TemporaryDirectory() as directory:
         for name, (median, sigma) in CORPORA.items():
             folder = Path(directory) / name.replace(" ", "-")
-            write_corpus(folder, args.documents, median, sigma)
+            write_corpus(folder, args.words, median, sigma)
             rounds = [one_round(folder, args.tokens) for _ in range(args.rounds)]
             lines += report(name, rounds)
     text = "\n".join(lines) + "\n"
@@ -72,7 +70,7 @@ def machine() -> str:
     return f"{processor}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}"
 
 
-def write_corpus(folder: Path, documents: int, median: int, sigma: float) -> None:
+def write_corpus(folder: Path, total: int, median: int, sigma: float) -> None:
     """Writes shards, a table for `datasets`, and a model with a tokenizer that is trained on the words."""
     import dflop
     import pyarrow
@@ -84,10 +82,12 @@ def write_corpus(folder: Path, documents: int, median: int, sigma: float) -> Non
     words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(WORDS)]
     # Words have about the frequencies of natural text.
     weights = [1 / (place + 3) for place in range(WORDS)]
-    lengths = [max(3, round(median * 2.718281828 ** rng.gauss(0, sigma))) for _ in range(documents)]
+    lengths: list[int] = []
+    while sum(lengths) < total:
+        lengths.append(max(3, round(median * math.exp(rng.gauss(0, sigma)))))
     texts = [" ".join(rng.choices(words, weights, k=length)) for length in lengths]
     folder.mkdir()
-    with dflop.Writer(folder / "shards", shard_samples=max(documents // 4, 1)) as writer:
+    with dflop.Writer(folder / "shards", shard_samples=max(len(texts) // 4, 1)) as writer:
         for number, text in enumerate(texts):
             writer.write({"__key__": f"{number:06}", "txt": text})
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "texts.parquet")
@@ -109,18 +109,8 @@ def write_corpus(folder: Path, documents: int, median: int, sigma: float) -> Non
 
 
 def one_round(folder: Path, tokens: int) -> dict[str, dict[str, float]]:
-    """Measures every way once, in a process each."""
-    runs = {}
-    for way in (*LAYOUTS, *STRATEGIES):
-        command = [sys.executable, __file__, "--tokens", str(tokens), "--measure", str(folder), way]
-        one_thread = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command, env=os.environ | one_thread, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            sys.exit(f"{way} failed:\n{done.stderr}")
-        runs[way] = json.loads(done.stdout.strip().splitlines()[-1])
-    return runs
+    """Measures every way once."""
+    return {way: measure(folder, way, tokens) for way in (*LAYOUTS, *STRATEGIES)}
 
 
 def measure(folder: Path, way: str, tokens: int) -> dict[str, float]:
@@ -128,11 +118,9 @@ def measure(folder: Path, way: str, tokens: int) -> dict[str, float]:
     deliver = dflop_passes(folder, way, tokens) if way in LAYOUTS else trl_passes(folder, way, tokens)
     figures: dict[str, float] = {}
     for name in ("first", "next"):
-        before = os.times()
+        wall, cpu = time.perf_counter(), time.process_time()
         delivered, rows = deliver()
-        after = os.times()
-        cpu = after.user + after.system - before.user - before.system
-        figures |= {f"{name} s": after.elapsed - before.elapsed, f"{name} CPU s": cpu}
+        figures |= {f"{name} s": time.perf_counter() - wall, f"{name} CPU s": time.process_time() - cpu}
     return figures | {"tokens": delivered, "rows": rows, "fill": delivered / (rows * tokens)}
 
 
@@ -171,26 +159,32 @@ def dflop_passes(folder: Path, layout: str, tokens: int) -> Any:
 
 
 def whole_samples(folder: Path, tokens: int) -> int:
-    """Returns a global batch that fits rows of this length in every step, by trial."""
+    """Returns the largest global batch, in steps of 4 %, that fits rows of this length in every step."""
     found = folder / f"whole-{tokens}"
     if found.exists():
         return int(found.read_text())
     import dflop
+    import pyarrow.parquet
+    from tokenizers import Tokenizer
 
-    for samples in range(RANK_ROWS * 64, RANK_ROWS - 1, -RANK_ROWS // 2):
-        processor = dflop.Processor(length_buckets=f"fixed:{tokens}", long_sample="truncate")
-        settings: dict[str, Any] = {"global_batch_size": samples, "microbatches": RANK_ROWS, "epochs": 1}
+    tokenizer = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
+    texts = pyarrow.parquet.read_table(folder / "texts.parquet")["text"].to_pylist()
+    mean = statistics.mean(min(len(found.ids) + 1, tokens) for found in tokenizer.encode_batch(texts))
+    samples = RANK_ROWS * tokens / mean
+    processor = dflop.Processor(length_buckets=f"fixed:{tokens}", long_sample="truncate")
+    while samples > RANK_ROWS:
+        settings: dict[str, Any] = {"global_batch_size": int(samples), "microbatches": RANK_ROWS, "epochs": 1}
         try:
             with dflop.BalancedLoader(
                 folder / "shards", model=folder / "model", processor=processor, **settings
             ) as loader:
                 for _ in loader:
                     pass
+            break
         except dflop.PlanError:
-            continue
-        found.write_text(str(samples))
-        return samples
-    sys.exit(f"no global batch of {RANK_ROWS} samples or more fits rows of {tokens} tokens")
+            samples *= 0.96
+    found.write_text(str(max(int(samples), RANK_ROWS)))
+    return int(found.read_text())
 
 
 def trl_passes(folder: Path, strategy: str, tokens: int) -> Any:
@@ -221,12 +215,13 @@ def trl_passes(folder: Path, strategy: str, tokens: int) -> Any:
                 window = {"batch_size": 16_384, "keep_in_memory": True}
                 packed.append(pack_dataset(encoded, tokens, strategy, window))
         delivered, rows = 0, 0
-        for batch in packed[0].with_format("numpy").iter(batch_size=RANK_ROWS):
-            ids = numpy.zeros((len(batch["input_ids"]), tokens), dtype=numpy.int64)
-            for row, found in zip(ids, batch["input_ids"], strict=True):
-                row[: len(found)] = found
-                delivered += len(found)
-            rows += len(ids)
+        for batch in packed[0].with_format("arrow").iter(batch_size=RANK_ROWS):
+            column = batch["input_ids"].combine_chunks()
+            ends, values = column.offsets.to_numpy(), column.values.to_numpy()
+            ids = numpy.zeros((len(column), tokens), dtype=numpy.int64)
+            for row, start, end in zip(ids, ends, ends[1:], strict=False):
+                row[: end - start] = values[start:end]
+            delivered, rows = delivered + int(ends[-1] - ends[0]), rows + len(ids)
         return delivered, rows
 
     return deliver

@@ -3,8 +3,9 @@
 //! A *document* is a sample in the order of the run, a *piece* a range of the tokens of a document. By
 //! [`RowRule::Split`] documents follow each other and are cut where a row ends: every token occurs once, in
 //! order. By [`RowRule::Fit`] rows are filled from windows of documents by best-fit decreasing, and only a
-//! document that is longer than a row is cut. Rows depend on the token counts of the index alone, so every rank
-//! computes all of them, and the [`RowCursor`] before a row is the complete state, also within a document.
+//! document that is longer than a row is cut. Rows depend on the token counts of the index alone, so every
+//! rank computes all of them, and the [`RowCursor`] before a row is the complete state, also within a
+//! document.
 //!
 //! # Source
 //! Best fit for training rows: Ding et al., "Fewer Truncations Improve Language Modeling", 2024,

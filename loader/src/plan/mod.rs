@@ -16,6 +16,7 @@ mod media_shares;
 mod padded_partition;
 mod padding;
 mod partition;
+mod planned_rows;
 mod planner;
 mod rows;
 mod settings;

@@ -171,8 +171,8 @@ impl StepPlanner {
         if self.cost_function.is_some() { ModelConstants::default() } else { model.microbatch_constants() }
     }
 
-    /// Sorts the microbatches of every rank by the cost of their items, where ranks meet in layers and modules
-    /// are not balanced apart.
+    /// Sorts the microbatches of every rank by the cost of their items, where ranks meet in layers and
+    /// modules are not balanced apart.
     pub(super) fn sort_microbatches(&self, partition: &mut StepPartition, costs: &[SampleCost]) {
         let is_sorted = self.config.synchronization.is_some_and(Synchronization::meets_in_layers)
             && !self.config.strategy.is_blind()

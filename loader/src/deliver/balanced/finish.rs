@@ -152,8 +152,8 @@ impl Finisher {
         Ok(microbatch)
     }
 
-    /// Cuts the tokens that a row holds out of a document; `None` if it has not as many tokens as were planned,
-    /// which makes it a bad sample.
+    /// Cuts the tokens that a row holds out of a document; `None` if it has not as many tokens as were
+    /// planned, which makes it a bad sample.
     fn cut(&self, finished: FinishedSample, span: TokenSpan) -> Option<FinishedSample> {
         let FinishedSample { sample, prepared } = finished;
         let Some(document) = prepared else { return Some(FinishedSample { sample, prepared }) };

@@ -185,10 +185,10 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Fills rows with documents, samples in the order of the run: every microbatch is one row, `[1, tokens]`,
-    /// and the global batch counts rows, as many as the microbatches of all ranks. Rows need
-    /// [exact token counts](crate::index::TokenCounts) and a packed layout without buckets; a loader configures
-    /// the preparer with their length. Default: microbatches of whole samples.
+    /// Fills rows with documents, samples in the order of the run: every microbatch is one row,
+    /// `[1, tokens]`, and the global batch counts rows, as many as the microbatches of all ranks. Rows need
+    /// [exact token counts](crate::index::TokenCounts) and a packed layout without buckets; a loader
+    /// configures the preparer with their length. Default: microbatches of whole samples.
     ///
     /// Rows do not depend on the number of ranks, and the state of a run is a position inside a document. The
     /// run may resume with another global batch, and rows that are split with another length.
