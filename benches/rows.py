@@ -2,7 +2,7 @@
 """Measures how full rows of a fixed length are and what they cost, beside whole samples and beside TRL.
 
 Every round runs, one after the other in one process: dflop with whole samples in rows of a fixed length
-(`length_buckets="fixed:N"`, today's balance), with documents that are split, and with documents that are fitted; TRL's
+(`length_buckets="fixed:N"`, which has no row for a document that is longer), with documents that are split, and with documents that are fitted; TRL's
 `pack_dataset` over `datasets` with the strategies `wrapped`, `bfd_split` and `bfd`. Ratios are taken within a round.
 
     pip install ./bindings/python datasets trl                                   # into VENV
@@ -55,10 +55,9 @@ def main() -> None:
             write_corpus(folder, args.words, median, sigma)
             rounds = [one_round(folder, args.tokens) for _ in range(args.rounds)]
             lines += report(name, rounds)
-    text = "\n".join(lines) + "\n"
-    print(text, end="")
-    if args.out:
-        args.out.write_text(text)
+            if args.out:
+                args.out.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
 
 
 def machine() -> str:
@@ -130,7 +129,7 @@ def dflop_passes(folder: Path, layout: str, tokens: int) -> Any:
 
     global_batch, processor = RANK_ROWS, dflop.Processor(layout=f"{layout}:{tokens}")
     if layout == "packed":
-        processor = dflop.Processor(length_buckets=f"fixed:{tokens}", long_sample="truncate")
+        processor = dflop.Processor(length_buckets=f"fixed:{tokens}")
         global_batch = whole_samples(folder, tokens)
 
     def deliver() -> tuple[int, int]:
@@ -143,6 +142,7 @@ def dflop_passes(folder: Path, layout: str, tokens: int) -> Any:
             processor=processor,
             read=dflop.Read(workers=1),
             array_type="numpy",
+            filter=(lambda samples: fits(samples, tokens)) if layout == "packed" else None,
         ) as loader:
             delivered, rows = 0, 0
             for step in loader:
@@ -158,6 +158,11 @@ def dflop_passes(folder: Path, layout: str, tokens: int) -> Any:
     return deliver
 
 
+def fits(samples: list[dict[str, Any]], tokens: int) -> list[bool]:
+    """Returns which samples a row holds as a whole."""
+    return [sample["tokens"] <= tokens for sample in samples]
+
+
 def whole_samples(folder: Path, tokens: int) -> int:
     """Returns the largest global batch, in steps of 4 %, that fits rows of this length in every step."""
     found = folder / f"whole-{tokens}"
@@ -169,14 +174,19 @@ def whole_samples(folder: Path, tokens: int) -> int:
 
     tokenizer = Tokenizer.from_file(str(folder / "model" / "tokenizer.json"))
     texts = pyarrow.parquet.read_table(folder / "texts.parquet")["text"].to_pylist()
-    mean = statistics.mean(min(len(found.ids) + 1, tokens) for found in tokenizer.encode_batch(texts))
-    samples = RANK_ROWS * tokens / mean
-    processor = dflop.Processor(length_buckets=f"fixed:{tokens}", long_sample="truncate")
+    lengths = [len(found.ids) + 1 for found in tokenizer.encode_batch(texts)]
+    fitting = [length for length in lengths if length <= tokens]
+    samples = min(RANK_ROWS * tokens / statistics.mean(fitting), len(fitting))
+    processor = dflop.Processor(length_buckets=f"fixed:{tokens}")
     while samples > RANK_ROWS:
         settings: dict[str, Any] = {"global_batch_size": int(samples), "microbatches": RANK_ROWS, "epochs": 1}
         try:
             with dflop.BalancedLoader(
-                folder / "shards", model=folder / "model", processor=processor, **settings
+                folder / "shards",
+                model=folder / "model",
+                processor=processor,
+                filter=lambda found: fits(found, tokens),
+                **settings,
             ) as loader:
                 for _ in loader:
                     pass

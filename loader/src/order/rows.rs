@@ -220,7 +220,7 @@ pub(crate) fn split_rows(
     cursor: RowCursor,
 ) -> (Vec<Row>, RowCursor) {
     let mut reader = DocumentReader::new(documents, cursor.position);
-    let (mut used, mut filled) = (u32::try_from(cursor.used).unwrap_or(u32::MAX), Vec::with_capacity(rows));
+    let (mut used, mut filled) = (u32::try_from(cursor.used).unwrap_or(u32::MAX), Vec::new());
     while filled.len() < rows {
         let (mut row, mut left) = (Row::new(), room);
         while let Some((sample, length)) = reader.peek().filter(|_| left > 0 && row.len() < PIECES_MAX) {
@@ -350,7 +350,7 @@ mod tests {
             tokens in lengths(), room in 2u32..60, together in 1usize..5,
         ) {
             let documents = Lengths { tokens, has_media: false };
-            let (rows, end) = split_rows(&documents, room, usize::MAX >> 8, RowCursor::default());
+            let (rows, end) = split_rows(&documents, room, usize::MAX, RowCursor::default());
             check_tokens(&documents, &rows);
             prop_assert_eq!(end.position, documents.tokens.len() as u64);
             let order = rows.iter().flatten().map(|piece| (piece.sample.sample, piece.span.start));
