@@ -79,8 +79,8 @@ pub use deliver::{
 pub use error::{Error, Result};
 pub use fetch::{DpShare, SampleReader, Share, read_classes, read_samples};
 pub use order::{
-    EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, Shuffle, ShuffleBuffer, ShuffleQuality,
-    StepSample, Steps, Stop, Tail,
+    EpochOrder, LoaderState, MixRules, Mixture, Order, Origin, RowLayout, RowRule, Shuffle, ShuffleBuffer,
+    ShuffleQuality, StepSample, Steps, Stop, Tail, TokenSpan,
 };
 pub use plan::{
     BlankMedia, ContextGroups, ContextPlan, ContextSummary, CostFault, CostFunction, CostInput,

@@ -119,7 +119,7 @@ fn keyword(setting: &'static str) -> &'static str {
         "transforms.threads" => "python_threads",
         "work" => "strategy",
         "pad_to_tokens" => "length_buckets",
-        "sample_multiple_of" => "layout",
+        "sample_multiple_of" | "rows" => "layout",
         setting => setting,
     }
 }

@@ -178,6 +178,24 @@ impl PreparedSample {
 }
 
 impl PreparedSample {
+    /// Returns a range of the tokens as a sample, whose first token is no target; `None` if the sample has no
+    /// such tokens, or has media, which are not cut.
+    #[must_use]
+    pub fn part(mut self, tokens: std::ops::Range<usize>) -> Option<Self> {
+        if tokens == (0..self.tokens()) {
+            return Some(self);
+        }
+        if !self.runs.is_empty() {
+            return None;
+        }
+        self.input_ids = self.input_ids.get(tokens.clone())?.to_vec();
+        self.labels = self.labels.get(tokens)?.to_vec();
+        if let Some(first) = self.labels.first_mut() {
+            *first = IGNORED;
+        }
+        Some(self)
+    }
+
     /// Returns whether this sample has input for an encoder.
     fn runs_encoder(&self, module: Module) -> bool {
         self.runs.iter().any(|run| match run.modality {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use transform::PendingTransforms;
 
 pub use collate::Tensor;
-pub(crate) use collate::{Collator, PendingBatch, PendingSample};
+pub(crate) use collate::{Collator, FinishedSample, PendingBatch, PendingSample};
 pub(crate) use pool::{DecodePool, KernelSettings, SIDE_WITHOUT_PIXELS, WORKERS_MAX};
 pub(crate) use transform::TransformStage;
 pub use transform::{

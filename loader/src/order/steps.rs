@@ -161,7 +161,7 @@ impl Steps {
     }
 
     /// Returns the samples at positions before the end of the run.
-    fn samples_at(&self, positions: Range<u64>) -> Vec<StepSample> {
+    pub(crate) fn samples_at(&self, positions: Range<u64>) -> Vec<StepSample> {
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
         let sample = |draw: super::mixture::Draw| {
             let order = &self.orders[draw.dataset];
@@ -307,8 +307,12 @@ impl StepPositions {
     /// # Errors
     /// See [`Self::position`].
     pub(crate) fn draws_before(&self, step: u64) -> Result<Vec<u64>> {
-        let draws = self.layout.draws_before(self.position(step)?);
-        Ok(draws.unwrap_or_else(|| self.origin.draws.clone()))
+        Ok(self.draws_at(self.position(step)?))
+    }
+
+    /// Returns the number of draws from each dataset before a position, from the first epoch on.
+    pub(crate) fn draws_at(&self, position: u64) -> Vec<u64> {
+        self.layout.draws_before(position).unwrap_or_else(|| self.origin.draws.clone())
     }
 }
 

@@ -3,11 +3,12 @@
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance_pipeline, balance_shard_groups};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
-use super::config::PlanConfig;
+use super::config::{PadTo, PlanConfig};
 use super::cost_function::{self, CostInput};
 use super::lockstep::{Synchronization, common_constants, serial_ns};
 use super::planner::StepPlanner;
-use super::step_plan::StepPartition;
+use super::rows;
+use super::step_plan::{StepPartition, StepSamples};
 use crate::error::{Result, error_reason};
 use crate::order::StepSample;
 
@@ -60,7 +61,7 @@ impl StepPlanner {
     ) -> Result<Instance, dflop_balancer::Error> {
         let modules = self.model.modules().len();
         let times_ns = costs.iter().flat_map(|cost| cost.module_ns.as_slice().iter().copied()).collect();
-        let instance = self.with_limits(samples, costs, (modules, times_ns))?;
+        let instance = self.with_limits(costs, self.bytes(samples).collect(), (modules, times_ns))?;
         if constants.modules.is_empty() {
             return Ok(instance);
         }
@@ -70,13 +71,19 @@ impl StepPlanner {
     /// Predicts sample costs; samples that the model rejects are free, and listed with the reason.
     pub(super) fn predict_costs(
         &self,
-        samples: &[StepSample],
+        drawn: &StepSamples,
         model: &CostModel,
     ) -> (Vec<SampleCost>, Vec<(usize, String)>) {
         let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
         let counts_tokens = self.cost_function.as_ref().is_some_and(|function| function.counts_tokens());
+        let room = self.config.pad_to.map_or(0, PadTo::capacity_tokens);
         let cost = |(place, sample): (usize, &StepSample)| {
-            self.row(*sample).read_shape(&mut shape);
+            let span = drawn.spans.get(place).copied();
+            if let Some(span) = span.filter(|span| span.is_refused()) {
+                refused.push((place, rows::refusal(span, room)));
+                return self.zero_cost;
+            }
+            self.read_shape(*sample, span, &mut shape);
             if counts_tokens {
                 return SampleCost { target_tokens: shape.target_tokens, ..self.zero_cost };
             }
@@ -85,23 +92,24 @@ impl StepPlanner {
                 self.zero_cost
             })
         };
-        (samples.iter().enumerate().map(cost).collect(), refused)
+        (drawn.samples.iter().enumerate().map(cost).collect(), refused)
     }
 
     /// Replaces the model's times by the results of the cost function, if there is one.
     pub(super) fn apply_cost_function(
         &self,
         step: u64,
-        samples: &[StepSample],
+        drawn: &StepSamples,
         refused: &[(usize, String)],
         costs: &mut [SampleCost],
     ) -> Result<()> {
+        let samples = &drawn.samples;
         let Some(function) = self.cost_function.as_deref() else { return Ok(()) };
         let is_taken = |place: &usize| refused.binary_search_by_key(place, |(refused, _)| *refused).is_err();
         let places: Vec<usize> = (0..samples.len()).filter(is_taken).collect();
         let shape_of = |&place: &usize| {
             let mut shape = SampleShape::default();
-            self.row(samples[place]).read_shape(&mut shape);
+            self.read_shape(samples[place], drawn.spans.get(place).copied(), &mut shape);
             shape
         };
         let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
@@ -129,6 +137,24 @@ impl StepPlanner {
         costs: &[SampleCost],
         constants: &ModelConstants,
     ) -> Result<Instance, dflop_balancer::Error> {
+        self.instance_with_bytes(costs, self.bytes(samples).collect(), constants)
+    }
+
+    /// Returns the payload bytes of each sample.
+    pub(super) fn bytes(&self, samples: &[StepSample]) -> impl Iterator<Item = u64> {
+        samples.iter().map(|sample| self.row(*sample).bytes())
+    }
+
+    /// Creates the partition problem for items with costs and payload bytes.
+    ///
+    /// # Errors
+    /// As [`Self::instance`].
+    pub(super) fn instance_with_bytes(
+        &self,
+        costs: &[SampleCost],
+        bytes: Vec<u64>,
+        constants: &ModelConstants,
+    ) -> Result<Instance, dflop_balancer::Error> {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
             if self.config.synchronization.is_some() {
@@ -141,7 +167,7 @@ impl StepPlanner {
             modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
         };
         let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
-        let instance = self.with_limits(samples, costs, (stages.len(), times_ns))?;
+        let instance = self.with_limits(costs, bytes, (stages.len(), times_ns))?;
         let constants = self.stage_constants(costs, constants);
         if constants.is_empty() { Ok(instance) } else { instance.constants(constants) }
     }
@@ -149,19 +175,18 @@ impl StepPlanner {
     /// Creates a partition problem whose items have tokens and bytes.
     fn with_limits(
         &self,
-        samples: &[StepSample],
         costs: &[SampleCost],
+        bytes: Vec<u64>,
         (columns, times_ns): (usize, Vec<u64>),
     ) -> Result<Instance, dflop_balancer::Error> {
         let groups = self.config.dp_size * self.config.microbatches;
         // Only the short last batch in an epoch has fewer samples than groups.
-        let instance = if samples.len() < groups {
+        let instance = if costs.len() < groups {
             Instance::with_empty_groups(groups, columns, times_ns)?
         } else {
             Instance::new(groups, columns, times_ns)?
         };
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
-        let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
         instance.tokens(tokens)?.bytes(bytes)
     }
 

@@ -12,16 +12,19 @@ use super::config::{COUNT_MAX, ContextGroups, PlanConfig};
 use super::cost_function::CostFunction;
 use super::lockstep::{Synchronization, sort_by_cost, step_ns};
 use super::padding::Padding;
-use super::step_plan::{StepPartition, StepPlan, digest};
+use super::rows::RowSteps;
+use super::step_plan::{StepPartition, StepPlan, StepSamples, digest};
 use crate::dataset::Dataset;
 use crate::error::{Error, PlanError, Result, check_at_most, error_reason};
 use crate::index::{Index, SampleRow};
-use crate::order::{LoaderState, Run, StepSample, Steps};
+use crate::order::{LoaderState, Run, StepSample, Steps, TokenSpan};
 
 /// Plans the steps in a run, any of them at any time.
 #[derive(Debug, Clone)]
 pub struct StepPlanner {
     pub(super) run: Run,
+    /// Rows in place of samples; shared by all clones.
+    pub(super) rows: Option<Arc<RowSteps>>,
     pub(super) model: Arc<CostModel>,
     pub(super) config: PlanConfig,
     pub(super) zero_cost: SampleCost,
@@ -67,7 +70,10 @@ impl StepPlanner {
     /// at which changed data or a different global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
         check_at_most("step", step, COUNT_MAX)?;
-        self.run.state(step)
+        match &self.rows {
+            Some(rows) => self.row_state(rows, step),
+            None => self.run.state(step),
+        }
     }
 
     /// Returns the step in a state that was saved by this very run.
@@ -75,7 +81,16 @@ impl StepPlanner {
         self.run.saved_step(state)
     }
 
-    /// Returns the steps in the run.
+    /// Reads the shape of a sample, or of the tokens of it that a row holds.
+    pub(super) fn read_shape(&self, sample: StepSample, span: Option<TokenSpan>, shape: &mut SampleShape) {
+        self.row(sample).read_shape(shape);
+        if let Some(span) = span {
+            span.narrow(shape);
+        }
+    }
+
+    /// Returns the steps in the run; where microbatches are rows, their samples are those of the draws, and
+    /// [`Self::end_step`] and [`Self::steps_per_epoch`] count steps of rows.
     #[must_use]
     pub fn steps(&self) -> &Steps {
         &self.run.steps
@@ -124,6 +139,9 @@ impl StepPlanner {
     /// the samples do not fit into microbatches with a fixed length. [`Error::Selection`] if the run has no
     /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
+        if let Some(rows) = &self.rows {
+            return self.plan_rows(rows, step);
+        }
         match &self.config.context {
             Some(groups) if !self.config.strategy.is_blind() => Ok(self.plan_context(step, groups)?.into()),
             _ => self.plan_whole(step),
@@ -139,39 +157,63 @@ impl StepPlanner {
     /// Plans a step whose samples are whole.
     pub(super) fn plan_whole(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, COUNT_MAX)?;
-        let samples = self.run.steps.samples(step)?;
+        let drawn = StepSamples { samples: self.run.steps.samples(step)?, spans: Vec::new() };
         let model = self.model_at(step);
-        let (mut costs, refused) = self.predict_costs(&samples, &model);
-        self.apply_cost_function(step, &samples, &refused, &mut costs)?;
-        let constants = if self.cost_function.is_some() {
-            ModelConstants::default()
-        } else {
-            model.microbatch_constants()
-        };
+        let (mut costs, refused) = self.predict_costs(&drawn, &model);
+        self.apply_cost_function(step, &drawn, &refused, &mut costs)?;
+        let constants = self.plan_constants(&model);
         let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
-        let StepPartition { mut assignment, is_near_mean_cap_dropped } = if let Some(padding) = padding {
+        let samples = &drawn.samples;
+        let mut partition = if let Some(padding) = padding {
             padding.pad_rows(&mut costs, &refused);
-            self.partition_padded(step, padding, &samples, &costs)?
+            self.partition_padded(step, padding, samples, &costs)?
         } else {
             let instance = if self.balances_modules_apart() {
-                self.module_instance(&samples, &costs, &constants)
+                self.module_instance(samples, &costs, &constants)
             } else {
-                self.instance(&samples, &costs, &constants)
+                self.instance(samples, &costs, &constants)
             };
             let partition = instance.and_then(|instance| self.partition(&instance));
             partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
+        self.sort_microbatches(&mut partition, &costs);
+        self.assemble((step, drawn), (costs, refused), constants, partition, padding)
+    }
+
+    /// Returns the costs of a microbatch in addition to its samples.
+    pub(super) fn plan_constants(&self, model: &CostModel) -> ModelConstants {
+        if self.cost_function.is_some() { ModelConstants::default() } else { model.microbatch_constants() }
+    }
+
+    /// Sorts the microbatches of every rank by the cost of their items, where ranks meet in layers and
+    /// modules are not balanced apart.
+    pub(super) fn sort_microbatches(&self, partition: &mut StepPartition, costs: &[SampleCost]) {
         let is_sorted = self.config.synchronization.is_some_and(Synchronization::meets_in_layers)
             && !self.config.strategy.is_blind()
             && !self.balances_modules_apart();
         if is_sorted {
-            sort_by_cost(&mut assignment.ranks, &costs);
+            sort_by_cost(&mut partition.assignment.ranks, costs);
         }
+    }
+
+    /// Assembles the plan of a step from its partition.
+    pub(super) fn assemble(
+        &self,
+        (step, drawn): (u64, StepSamples),
+        (costs, refused): (Vec<SampleCost>, Vec<(usize, String)>),
+        constants: ModelConstants,
+        partition: StepPartition,
+        padding: Option<Padding<'_>>,
+    ) -> Result<StepPlan> {
+        let StepPartition { assignment, is_near_mean_cap_dropped } = partition;
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
+        let digest = digest(step, &assignment.ranks, &drawn);
+        let StepSamples { samples, spans } = drawn;
         let mut plan = StepPlan {
             step,
-            digest: digest(step, &assignment.ranks, &samples),
+            digest,
             samples,
+            spans,
             costs,
             constants,
             refused,
@@ -254,7 +296,7 @@ impl StepPlanner {
     ) -> Option<Observation> {
         let (mut shape, mut samples) = (SampleShape::default(), Vec::new());
         for &place in &plan.ranks[rank][microbatch] {
-            self.row(plan.samples[place as usize]).read_shape(&mut shape);
+            self.read_shape(plan.samples[place as usize], plan.span(place), &mut shape);
             samples.extend(self.model.sample_times(module, &shape));
         }
         let constants = self.model.sample_constants(module, &samples);
@@ -263,7 +305,7 @@ impl StepPlanner {
     }
 
     /// Returns the cost model for a step; corrections can no longer change it afterwards.
-    fn model_at(&self, step: u64) -> CostModel {
+    pub(super) fn model_at(&self, step: u64) -> CostModel {
         let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
         self.corrected(&corrections, step)

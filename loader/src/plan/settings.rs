@@ -15,7 +15,7 @@ impl StepPlanner {
     /// function is not described.
     #[must_use]
     pub fn settings(&self) -> BTreeMap<String, String> {
-        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step } =
+        let SampleSource { datasets, rules, seed, shuffle, tail, first_epoch, first_step, rows, row_cursors } =
             &*self.run.source;
         let PlanConfig {
             dp_size,
@@ -35,7 +35,7 @@ impl StepPlanner {
         let datasets: Vec<String> = datasets.iter().map(described).collect();
         let model = format!("{:?}", self.model);
         let model = format!("{} ({:016x})", self.model.spec().name, xxh3_64(model.as_bytes()));
-        let settings: [(&str, &dyn std::fmt::Debug); 21] = [
+        let settings: [(&str, &dyn std::fmt::Debug); 23] = [
             ("seed", seed),
             ("shuffle", shuffle),
             ("tail", tail),
@@ -43,6 +43,8 @@ impl StepPlanner {
             ("first_step", first_step),
             ("global_batch", &self.run.steps.global_batch()),
             ("mixture", rules),
+            ("rows", rows),
+            ("first_rows", row_cursors),
             ("dp_size", dp_size),
             ("microbatches", microbatches),
             ("stages", stages),

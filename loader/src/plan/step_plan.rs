@@ -1,11 +1,12 @@
 //! Describes a planned step: samples, costs, ranks and microbatches, and the digest that ranks compare.
 
 use dflop_balancer::{LowerBound, PipelineAssignment, PlanDigest};
+use dflop_costmodel::random::mix64;
 use dflop_costmodel::{LaunchLimit, ModelConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
 use super::step_context::StepContext;
-use crate::order::StepSample;
+use crate::order::{StepSample, TokenSpan};
 
 /// Fraction of step time from which launches limit the step.
 const LAUNCH_SHARE_NOTICED: f64 = 0.5;
@@ -27,8 +28,11 @@ impl From<PipelineAssignment> for StepPartition {
 pub struct StepPlan {
     /// Step number.
     pub step: u64,
-    /// The samples, in global order.
+    /// The samples, in global order; where microbatches are rows, row by row, and once for each piece.
     pub samples: Vec<StepSample>,
+    /// Tokens of each entry of `samples` that a row holds; empty where samples are whole.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<TokenSpan>,
     /// Cost of each sample, row padding to a fixed length included; zero for a rejected sample.
     pub costs: Vec<SampleCost>,
     /// Microbatch costs in addition to the samples; empty where costs come from a cost function.
@@ -106,6 +110,12 @@ impl StepPlan {
         longest.copied().filter(|_| self.launch_limited_share() >= LAUNCH_SHARE_NOTICED)
     }
 
+    /// Returns the tokens of the sample at a place that a row holds; `None` where samples are whole.
+    #[must_use]
+    pub fn span(&self, place: u32) -> Option<TokenSpan> {
+        self.spans.get(place as usize).copied()
+    }
+
     /// Whether the model refuses the sample at a place.
     pub(crate) fn is_refused(&self, place: u32) -> bool {
         // `refused` is sorted by index.
@@ -124,12 +134,24 @@ impl StepPlan {
 /// Bits in a digested number that hold the sample; the bits above hold the dataset.
 const SAMPLE_BITS: u32 = 48;
 
-/// Digests a step over ranks, microbatches, datasets and sample numbers.
-pub(super) fn digest(step: u64, ranks: &[Vec<Vec<u32>>], samples: &[StepSample]) -> PlanDigest {
+/// Samples of a step, with the spans of tokens where they are pieces of documents.
+#[derive(Debug)]
+pub(super) struct StepSamples {
+    pub(super) samples: Vec<StepSample>,
+    /// Empty where samples are whole.
+    pub(super) spans: Vec<TokenSpan>,
+}
+
+/// Digests a step over ranks, microbatches, datasets, sample numbers and first tokens.
+pub(super) fn digest(step: u64, ranks: &[Vec<Vec<u32>>], drawn: &StepSamples) -> PlanDigest {
     let mut digest = PlanDigest::new();
     let number = |&place: &u32| {
-        let StepSample { dataset, sample, .. } = samples[place as usize];
-        (dataset as u64) << SAMPLE_BITS | sample
+        let StepSample { dataset, sample, .. } = drawn.samples[place as usize];
+        let number = (dataset as u64) << SAMPLE_BITS | sample;
+        match drawn.spans.get(place as usize) {
+            Some(span) if span.start > 0 => mix64(number ^ mix64(span.start.into())),
+            _ => number,
+        }
     };
     for (rank, microbatches) in ranks.iter().enumerate() {
         for (microbatch, places) in microbatches.iter().enumerate() {

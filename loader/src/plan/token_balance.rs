@@ -16,7 +16,7 @@ use super::config::PadTo;
 use super::lockstep::step_ns;
 use super::padding::Padding;
 use super::planner::StepPlanner;
-use super::step_plan::{StepPlan, digest};
+use super::step_plan::{StepPlan, StepSamples, digest};
 use crate::error::{Error, PlanError, Result};
 
 impl StepPlanner {
@@ -32,12 +32,18 @@ impl StepPlanner {
             let reason = "a plan by tokens is for ranks without a pipeline".into();
             return Err(Error::Config { setting: "strategy", reason });
         };
+        if self.rows().is_some() {
+            let reason = "a plan by tokens is for whole samples: rows have equal numbers of tokens".into();
+            return Err(Error::Config { setting: "rows", reason });
+        }
         let mut plan = self.clone().strategy(Strategy::ROUND_ROBIN).plan_whole(step)?;
         let microbatches = self.balance_tokens(&plan);
         let microbatches =
             microbatches.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;
         plan.ranks = deal(microbatches, self.dp_size());
-        plan.digest = digest(step, &plan.ranks, &plan.samples);
+        let drawn = StepSamples { samples: std::mem::take(&mut plan.samples), spans: Vec::new() };
+        plan.digest = digest(step, &plan.ranks, &drawn);
+        plan.samples = drawn.samples;
         if let Some(to) = self.pad_to() {
             plan.padding_ns = Padding { to, model: &self.step_model(step) }.microbatch_times(&plan);
         }

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use super::spelling::{choices, text};
 use crate::error::{Error, Result};
+use crate::order::RowLayout;
 use crate::plan::BlankMedia;
 
 /// Conversion of samples to the tensors that the model takes.
@@ -26,7 +27,9 @@ pub struct ProcessorSettings {
     /// `packed` puts all samples into one row, one after another, with `cu_seqlens`, and `packed:N` pads each
     /// to a multiple of N, twice the degree of context parallelism; `padded` and `padded_left` give each
     /// sample a row. Attention must not cross packed samples: microbatches have `use_cache=False`, because
-    /// that of `transformers` crosses them with a cache.
+    /// that of `transformers` crosses them with a cache. `split:N` and `fit:N` make every microbatch one row
+    /// of N tokens, and the global batch counts rows: `split` cuts documents at row ends, `fit` fills rows by
+    /// best fit from windows of 16,384 documents, or of as many as `fit:N:DOCUMENTS` names.
     #[serde(with = "text")]
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub layout: LayoutSetting,
@@ -82,16 +85,21 @@ pub struct LayoutSetting {
     pub layout: BatchLayout,
     /// Multiple of tokens, at least 1; 1 for padded layouts.
     pub sample_multiple: usize,
+    /// Rows of documents in place of whole samples.
+    pub rows: Option<RowLayout>,
 }
 
 impl Default for LayoutSetting {
     fn default() -> Self {
-        Self { layout: BatchLayout::Packed, sample_multiple: 1 }
+        Self { layout: BatchLayout::Packed, sample_multiple: 1, rows: None }
     }
 }
 
 impl fmt::Display for LayoutSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(rows) = self.rows {
+            return rows.fmt(f);
+        }
         match (self.layout, self.sample_multiple) {
             (BatchLayout::Packed, 1) => f.write_str("packed"),
             (BatchLayout::Packed, multiple) => write!(f, "packed:{multiple}"),
@@ -110,15 +118,21 @@ impl FromStr for LayoutSetting {
             "padded" => BatchLayout::Padded { side: PaddingSide::Right },
             "padded_left" => BatchLayout::Padded { side: PaddingSide::Left },
             _ => {
+                if let Ok(rows) = text.parse() {
+                    return Ok(Self { rows: Some(rows), ..Self::default() });
+                }
                 let multiple = text.strip_prefix("packed:").and_then(positive);
                 let multiple = multiple.and_then(|multiple| usize::try_from(multiple).ok());
                 let sample_multiple = multiple.ok_or_else(|| {
-                    format!("expected packed, packed:N, padded or padded_left, found `{text}`")
+                    format!(
+                        "expected packed, packed:N, padded, padded_left, split:N, fit:N or fit:N:DOCUMENTS, found \
+                         `{text}`"
+                    )
                 })?;
-                return Ok(Self { layout: BatchLayout::Packed, sample_multiple });
+                return Ok(Self { sample_multiple, ..Self::default() });
             }
         };
-        Ok(Self { layout, sample_multiple: 1 })
+        Ok(Self { layout, ..Self::default() })
     }
 }
 
@@ -315,6 +329,32 @@ impl ProcessorSettings {
         }
     }
 
+    /// Returns the rows that microbatches are, in place of whole samples.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if another setting does not go with rows.
+    pub fn rows(&self) -> Result<Option<RowLayout>> {
+        let Some(rows) = self.layout.rows else { return Ok(None) };
+        let of_one_length = "rows have one length";
+        let settings = [
+            ("length_buckets", self.length_buckets.is_none(), of_one_length),
+            ("media_buckets", self.media_buckets.is_none(), of_one_length),
+            (
+                "long_sample",
+                self.long_sample == LongSampleSetting::default(),
+                "texts longer than a row are cut into rows, and samples with media are skipped",
+            ),
+            ("token_counts", self.token_counts == TokenCountsName::Exact, "rows are filled by exact counts"),
+        ];
+        match settings.into_iter().find(|(_, is_default, _)| !is_default) {
+            None => Ok(Some(rows)),
+            Some((setting, _, why)) => {
+                let reason = format!("does not go with the layout {rows}: {why}; leave it out");
+                Err(Error::Config { setting, reason })
+            }
+        }
+    }
+
     /// Applies the settings to a preparer builder, except for the chat template and the caption prompt.
     #[must_use]
     pub fn apply(&self, builder: PreparerBuilder) -> PreparerBuilder {
@@ -347,7 +387,7 @@ impl ProcessorSettings {
         let settings = [
             ("length_buckets", self.length_buckets.is_some()),
             ("media_buckets", self.media_buckets.is_some()),
-            ("layout", self.layout.sample_multiple != 1),
+            ("layout", self.layout.sample_multiple != 1 || self.layout.rows.is_some()),
             ("dtype", self.dtype != PixelTypeName::Float32),
         ];
         match settings.into_iter().find(|(_, is_set)| *is_set) {
@@ -368,7 +408,8 @@ mod tests {
     #[test]
     fn a_layout_and_a_limit_are_read_as_they_are_written() {
         let read = |key: &str, text: &str| Settings::from_pairs([format!("processor.{key}={text}")]);
-        for text in ["packed", "packed:8", "padded", "padded_left"] {
+        for text in ["packed", "packed:8", "padded", "padded_left", "split:4096", "fit:4096", "fit:4096:512"]
+        {
             assert_eq!(read("layout", text).unwrap().processor.layout.to_string(), text);
         }
         for text in ["dense", "packed:0", "packed:", "padded:8"] {

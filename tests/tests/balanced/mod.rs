@@ -2,6 +2,7 @@
 
 mod fields;
 mod metrics;
+mod rows;
 mod skipped_samples;
 mod stalls;
 mod steps;

@@ -120,12 +120,12 @@ pub(crate) fn check_pipeline<A: Accepted>(set: &SetArgs<A>, settings: &Settings)
     set.refuse(&["plan.schedule"], "has no effect on plans of pipelines; leave it out")
 }
 
-/// Rejects the layout of microbatches without tensors, unless they have a fixed length.
+/// Rejects the layout of microbatches without tensors, unless they have a fixed length, as rows do.
 ///
 /// # Errors
 /// [`Failure::Misuse`] with the setting.
 pub(crate) fn check_layout<A: Accepted>(set: &SetArgs<A>, settings: &Settings) -> Result<(), Failure> {
-    if settings.processor.fixed_tokens().is_some() {
+    if settings.processor.fixed_tokens().is_some() || settings.processor.layout.rows.is_some() {
         return Ok(());
     }
     let reason = "has no effect on plans without `processor.length_buckets=fixed:N`; leave it out";
@@ -158,6 +158,9 @@ impl StepPlanArgs {
         }
         if let Some(tokens) = settings.processor.fixed_tokens() {
             builder = builder.pad_to_tokens(tokens, settings.processor.layout());
+        }
+        if let Some(rows) = settings.processor.rows()? {
+            builder = builder.rows(rows);
         }
         Ok(resume.apply(builder, settings)?.build()?)
     }

@@ -135,7 +135,10 @@ class Processor(_Settings):
         layout: ``packed`` puts all samples into one row, one after another, with ``cu_seqlens``, and
             ``packed:N`` pads each to a multiple of N, twice the degree of context parallelism; ``padded`` and
             ``padded_left`` give each sample a row. Attention must not cross packed samples: microbatches have
-            ``use_cache=False``, because that of ``transformers`` crosses them with a cache.
+            ``use_cache=False``, because that of ``transformers`` crosses them with a cache. ``split:N`` and
+            ``fit:N`` make every microbatch one row of N tokens, and the global batch counts rows: ``split``
+            cuts documents at row ends, ``fit`` fills rows by best fit from windows of 16,384 documents, or of
+            as many as ``fit:N:DOCUMENTS`` names.
         length_buckets: Pads each row up to one of few lengths, so that ``torch.compile`` makes few graphs: a
             number, to its multiples; a list, to the next in it; ``ladder``, to one of eight lengths between
             powers of two. ``fixed:N`` pads the tensors of all microbatches to N tokens, for pipelines that

@@ -107,11 +107,11 @@ impl LoaderConfig {
 
     /// Returns the number of the first step after the run; `None` if the run has no end.
     pub(super) fn end(&self, planner: &StepPlanner) -> Option<u64> {
-        [planner.steps().len(), self.steps].into_iter().flatten().min()
+        [planner.end_step(), self.steps].into_iter().flatten().min()
     }
 
     fn is_over(&self, planner: &StepPlanner, step: u64) -> bool {
-        self.end(planner).is_some_and(|end| step >= end)
+        self.steps.is_some_and(|end| step >= end) || !planner.has_step(step)
     }
 
     /// Builds a loader for some microbatches of a step in the same run.

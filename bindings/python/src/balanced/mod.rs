@@ -174,7 +174,7 @@ impl PyBalancedLoader {
     /// Number of steps that start in an epoch.
     #[getter]
     fn steps_per_epoch(&self) -> u64 {
-        self.running().planner.steps().per_epoch()
+        self.running().planner.steps_per_epoch()
     }
 
     /// Number of microbatches per rank.
@@ -183,7 +183,7 @@ impl PyBalancedLoader {
         self.running().planner.microbatches()
     }
 
-    /// Number of samples per step, over all ranks.
+    /// Number of samples per step, over all ranks; of rows with the layouts ``split:N`` and ``fit:N``.
     #[getter]
     fn global_batch_size(&self) -> u64 {
         self.running().planner.steps().global_batch()

@@ -156,6 +156,9 @@ impl<'py> Settings<'py> {
         if let Some(tokens) = processor.fixed_tokens() {
             planner = planner.pad_to_tokens(tokens, processor.layout());
         }
+        if let Some(rows) = processor.rows().map_err(DflopError::from)? {
+            planner = planner.rows(rows);
+        }
         if let Some(preparer) = &preparer {
             let tokens = preparer.blank_tokens().map_err(DflopError::from)?;
             // With roles, a blank medium would need an encoder rank.

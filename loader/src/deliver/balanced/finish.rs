@@ -13,9 +13,10 @@ use tokio::sync::mpsc;
 use super::read_ahead::{PendingEvent, PendingMicrobatch};
 use super::slices::pack_slices;
 use super::{BalancedSettings, Microbatch, StepEvent};
-use crate::decode::Collator;
-use crate::error::{Error, PlanError, Result};
+use crate::decode::{Collator, FinishedSample};
+use crate::error::{Error, PlanError, Result, Skipped};
 use crate::flow::{LoaderStage, PrepareLog, SourceMeter, TruncatedSample};
+use crate::order::TokenSpan;
 use crate::plan::{PadTo, SamplePlace, StepContext, StepPlan, StepPlanner};
 
 /// Finishes events, in order.
@@ -144,6 +145,10 @@ impl Finisher {
                     None
                 }
             };
+            let finished = match (finished, step.plan.span(place)) {
+                (Some(finished), Some(span)) => self.cut(finished, span),
+                (finished, _) => finished,
+            };
             let Some(finished) = finished else {
                 if let Some(source) = self.source(step, place) {
                     source.skip(1);
@@ -205,6 +210,27 @@ impl Finisher {
             last: shared.ranks.end - 1,
             reason: format!("`{field}` cannot be used"),
         }))
+    }
+
+    /// Cuts the tokens that a row holds out of a document; `None` if it has not as many tokens as were
+    /// planned, which makes it a bad sample.
+    fn cut(&self, finished: FinishedSample, span: TokenSpan) -> Option<FinishedSample> {
+        let FinishedSample { sample, prepared } = finished;
+        let Some(document) = prepared else { return Some(FinishedSample { sample, prepared }) };
+        let (tokens, planned) = (document.tokens(), span.document_tokens as usize);
+        let range = span.start as usize..(span.start + span.tokens) as usize;
+        let part = (tokens == planned && tokens > 0).then(|| document.part(range)).flatten();
+        if part.is_none() {
+            let reason = format!(
+                "has {tokens} tokens, and the index counted {planned}: a row holds texts as they were counted, \
+                 which no transform or filter changes afterwards"
+            );
+            let (shard, key) = (sample.shard.to_string(), Some(sample.key.clone()));
+            let skipped = Skipped { shard, offset: sample.offset, key, field: None, reason };
+            self.collator.metrics().stage(LoaderStage::Decode).fail(1);
+            self.collator.skips().push(skipped);
+        }
+        part.map(|part| FinishedSample { sample, prepared: Some(part) })
     }
 
     /// Explains which length the step needs, from all microbatches.

@@ -9,6 +9,7 @@
 
 mod builder;
 mod finish;
+mod kept_documents;
 mod read_ahead;
 mod slices;
 
@@ -29,6 +30,7 @@ use dflop_samples::sample::Sample;
 use finish::Finisher;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use kept_documents::KeptDocuments;
 use read_ahead::begin_events;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -350,6 +352,9 @@ impl BalancedSettings {
         }
         if let Some(preparer) = &mut self.preparer {
             pad_as_planned(preparer, &self.planner)?;
+            if self.planner.rows().is_some() {
+                *preparer = Arc::new(KeptDocuments::new(preparer.clone()));
+            }
         }
         if self.planner.context().is_some() {
             self.check_slices()?;
@@ -390,6 +395,8 @@ fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner
         let reason = "microbatches of a fixed length have no buckets and no multiples: drop one of the two";
         return Err(Error::Config { setting: "pad_to_tokens", reason: reason.into() });
     }
-    *preparer = preparer.limited(Some(to.capacity_tokens()), Some(to.tokens as usize));
+    // Rows hold pieces of documents, which may be longer.
+    let tokens_max = planner.rows().is_none().then(|| to.capacity_tokens());
+    *preparer = preparer.limited(tokens_max, Some(to.tokens as usize));
     Ok(())
 }

@@ -92,8 +92,10 @@ fn plan_ahead(
                 return;
             }
             // A panic must not look like the end of the run.
-            let plan = catch_unwind(AssertUnwindSafe(|| meter.timed(|| planner.plan(step))));
-            let plan = plan.unwrap_or(Err(Error::StageEnded { stage: "plan" }));
+            let plan = catch_unwind(AssertUnwindSafe(|| {
+                meter.timed(|| planner.has_step(step).then(|| planner.plan(step)))
+            }));
+            let Some(plan) = plan.unwrap_or(Some(Err(Error::StageEnded { stage: "plan" }))) else { return };
             let (planned, is_last) = (Instant::now(), plan.is_err());
             meter.fail(is_last.into());
             meter.depth.add(1);
@@ -120,7 +122,9 @@ pub(super) fn begin_events(
         let budget = ByteBudget::new(settings.buffered_bytes_max(), metrics.decoded.clone());
         let limit = MemoryLimit { settings: settings.clone() };
         let until = settings.steps.map_or(u64::MAX, |steps| settings.from_step.saturating_add(steps));
-        let until = until.min(settings.planner.steps().len().unwrap_or(u64::MAX));
+        // The end of a run of rows is found when it is reached.
+        let run_end = settings.planner.steps().len().filter(|_| settings.planner.rows().is_none());
+        let until = until.min(run_end.unwrap_or(u64::MAX));
         let steps = settings.from_step..until;
         let ahead = settings.steps_ahead;
         let mut plans = plan_ahead(settings.planner.clone(), steps, ahead, started, metrics.clone());

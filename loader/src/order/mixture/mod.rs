@@ -228,6 +228,11 @@ impl MixRules {
         Self { weights, choose: None, repeat: vec![None], stop: Stop::default() }
     }
 
+    /// Returns whether weights change at a step.
+    pub(crate) fn changes_weights(&self) -> bool {
+        self.weights.len() > 1
+    }
+
     /// Returns the number of epochs per dataset.
     pub(crate) fn repeat(&self) -> &[Option<u64>] {
         &self.repeat

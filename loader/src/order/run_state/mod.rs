@@ -11,6 +11,7 @@
 //! costs and inputs: they are rejected as well, and if they are accepted the run continues exactly where it
 //! was.
 
+mod rows;
 mod shards;
 
 use std::fmt;
@@ -19,6 +20,8 @@ use dflop_samples::media::VideoSampling;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::rows::RowState;
+pub(crate) use self::rows::{RowCursors, RowSettings};
 use self::shards::ShardList;
 use super::epoch::Shuffle;
 use super::mixture::{MixRules, Origin, POSITION_MAX};
@@ -77,6 +80,9 @@ pub struct LoaderState {
     first_epoch: u64,
     mixture: MixRules,
     origin: Origin,
+    /// Rows of the steps, and the position in them; omitted where steps consist of samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rows: Option<RowState>,
     #[serde(rename = "data_sets")]
     datasets: Vec<DatasetState>,
 }
@@ -116,6 +122,7 @@ pub(crate) struct RunSettings<'a> {
     pub(crate) global_batch: u64,
     pub(crate) tail: Tail,
     pub(crate) shuffle: Shuffle,
+    pub(crate) rows: Option<RowSettings>,
 }
 
 /// Origin of a restored run, and the step at which it continues.
@@ -124,6 +131,7 @@ pub(crate) struct Restored {
     pub(crate) origin: Origin,
     pub(crate) first_epoch: u64,
     pub(crate) step: u64,
+    pub(crate) rows: RowCursors,
 }
 
 fn unfit<T>(reason: impl Into<String>) -> Result<T> {
@@ -164,14 +172,18 @@ impl LoaderState {
         self.first_epoch
     }
 
-    /// Saves the run position before a step.
+    /// Saves the run position before a step; `rows` is the position of a run of rows.
     pub(crate) fn save(
         run: RunSettings<'_>,
         pace: &StepPositions,
         first_epoch: u64,
         step: u64,
+        rows: Option<RowCursors>,
     ) -> Result<Self> {
-        let draws = pace.draws_before(step)?;
+        let draws = match rows {
+            Some(rows) => pace.draws_at(rows.next.position),
+            None => pace.draws_before(step)?,
+        };
         let datasets = run.datasets.iter().zip(draws).enumerate().map(|(at, (dataset, draws))| {
             let state = DatasetState::new(dataset, draws);
             // Parts of an index, such as classes, would repeat the list.
@@ -190,6 +202,7 @@ impl LoaderState {
             mixture: run.rules.clone(),
             origin: pace.origin.clone(),
             datasets: datasets.collect(),
+            rows: run.rows.zip(rows).map(|(settings, at)| RowState::new(settings, at, run.datasets)),
         })
     }
 
@@ -197,7 +210,8 @@ impl LoaderState {
     pub(crate) fn restore(&self, run: RunSettings<'_>, accepts_changed_data: bool) -> Result<Restored> {
         self.check_settings(&run)?;
         let saved = self.saved_pace(run.rules)?;
-        let draws = saved.draws_before(self.step)?;
+        let position = self.position(&saved)?;
+        let draws = saved.draws_at(position);
         let counted = self.datasets.iter().map(DatasetState::draws);
         if !draws.iter().copied().eq(counted) {
             return unfit("its epochs and offsets are not those of its step; it was edited");
@@ -216,20 +230,32 @@ impl LoaderState {
             }
             changed.push(change.is_some());
         }
-        let (first_epoch, step) = (self.first_epoch, self.step);
-        if self.global_batch == run.global_batch && !changed.contains(&true) {
-            return Ok(Restored { origin: self.origin.clone(), first_epoch, step });
+        let (first_epoch, step, is_changed) = (self.first_epoch, self.step, changed.contains(&true));
+        let has_same_rows = self.rows.as_ref().is_none_or(|rows| rows.has_layout(run.rows));
+        if self.global_batch == run.global_batch && has_same_rows && !is_changed {
+            let rows = self.rows.as_ref().map_or_else(RowCursors::default, RowState::cursors);
+            return Ok(Restored { origin: self.origin.clone(), first_epoch, step, rows });
         }
         let next_epoch = |at: usize| self.datasets[at].epoch + u64::from(self.datasets[at].offset > 0);
         let goes_on = |at: usize| {
             if changed[at] { next_epoch(at).saturating_mul(run.datasets[at].len()) } else { draws[at] }
         };
-        let phase = saved.layout.phase_at(saved.position(step)?);
+        let phase = saved.layout.phase_at(position);
+        let rows = self.rows.as_ref().filter(|_| !is_changed);
         Ok(Restored {
             origin: Origin { step, draws: (0..draws.len()).map(goes_on).collect(), phase },
             first_epoch,
             step,
+            rows: rows.map_or_else(RowCursors::default, RowState::moved_origin),
         })
+    }
+
+    /// Returns the position of the next draw.
+    fn position(&self, pace: &StepPositions) -> Result<u64> {
+        match &self.rows {
+            Some(rows) => Ok(rows.cursors().next.position),
+            None => pace.position(self.step),
+        }
     }
 
     fn check_settings(&self, run: &RunSettings<'_>) -> Result<()> {
@@ -256,11 +282,13 @@ impl LoaderState {
         if datasets != run.datasets.len() {
             return unfit(format!("it has {datasets} datasets, and this run has {}", run.datasets.len()));
         }
+        RowState::check(self.rows.as_ref(), run)?;
         let most = POSITION_MAX / (datasets.max(1) as u64);
         let is_sound = |dataset: &DatasetState| {
             (1..=most).contains(&dataset.samples) && dataset.offset < dataset.samples
         };
-        let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase];
+        let row = self.rows.as_ref().map_or(0, |rows| rows.cursors().next.position);
+        let counts = [self.step, self.first_epoch, self.origin.step, self.origin.phase, row];
         let is_small = counts.iter().chain(&self.origin.draws).all(|&count| count <= POSITION_MAX);
         let fits = self.mixture.fits(datasets) && self.origin.draws.len() == datasets;
         // No dataset was drawn from before the first epoch.
@@ -289,7 +317,7 @@ impl LoaderState {
         };
         let saved = pace(&self.mixture)?;
         if *rules != self.mixture {
-            let position = saved.position(self.step)?;
+            let position = self.position(&saved)?;
             if !pace(rules)?.layout.agrees_until(&saved.layout, position) {
                 let hint = "weights may change from a later step on, and epochs be added";
                 return unfit(format!(

@@ -7,9 +7,10 @@ use super::cost_function::CostFunction;
 use super::lockstep::Synchronization;
 use super::media_shares::BlankMedia;
 use super::planner::StepPlanner;
+use super::rows::RowSteps;
 use super::stage_layers::StageLayers;
 use crate::error::{Error, Result, check_at_most, error_reason};
-use crate::order::{LoaderState, Mixture, RunBuilder, Shuffle, Tail};
+use crate::order::{LoaderState, Mixture, RowLayout, RowRule, RowSettings, RunBuilder, Shuffle, Tail};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, Strategy};
 use dflop_costmodel::{CostModel, Module, SampleShape};
@@ -29,6 +30,7 @@ pub struct StepPlannerBuilder {
     /// Tokens in a blank medium, per encoder.
     blank_tokens: Vec<(Module, u64)>,
     repeats_samples: bool,
+    rows: Option<RowLayout>,
     config: PlanConfig,
 }
 
@@ -67,11 +69,12 @@ impl StepPlannerBuilder {
             blank_media: BlankMedia::Never,
             blank_tokens: Vec::new(),
             repeats_samples: false,
+            rows: None,
             config,
         }
     }
 
-    /// Sets how many samples a step has, over all ranks. Must be set.
+    /// Sets how many samples a step has, over all ranks; with [`Self::rows`], how many rows. Must be set.
     #[must_use]
     pub fn global_batch(mut self, samples: u64) -> Self {
         self.run.global_batch = samples;
@@ -183,6 +186,19 @@ impl StepPlannerBuilder {
         self
     }
 
+    /// Fills rows with documents, samples in the order of the run: every microbatch is one row,
+    /// `[1, tokens]`, and the global batch counts rows, as many as the microbatches of all ranks. Rows need
+    /// [exact token counts](crate::index::TokenCounts) and a packed layout without buckets; a loader
+    /// configures the preparer with their length. Default: microbatches of whole samples.
+    ///
+    /// Rows do not depend on the number of ranks, and the state of a run is a position inside a document. The
+    /// run may resume with another global batch, and rows that are split with another length.
+    #[must_use]
+    pub fn rows(mut self, layout: RowLayout) -> Self {
+        self.rows = Some(layout);
+        self
+    }
+
     /// Sets which microbatches without a medium receive a blank medium, so that every rank runs the encoder.
     /// Blank media are not in planned costs, and come on top of token caps; microbatches with a fixed length
     /// leave room for them. Default: [`BlankMedia::Never`].
@@ -290,7 +306,8 @@ impl StepPlannerBuilder {
     /// are microbatches on all ranks or more than the datasets, if the tail drops every sample, or if mixture
     /// weights do not fit the datasets; [`Error::State`] if a state does not fit, with the shard that
     /// changed.
-    pub fn build(self) -> Result<StepPlanner> {
+    pub fn build(mut self) -> Result<StepPlanner> {
+        self.set_rows()?;
         let zero_cost = self.model.predict(&SampleShape::default());
         let zero_cost =
             zero_cost.map_err(|error| Error::Config { setting: "model", reason: error_reason(&error) })?;
@@ -298,7 +315,7 @@ impl StepPlannerBuilder {
         let stages = stage_layers.as_ref().map_or_else(|| self.checked_stages(), |own| Ok(own.stages()))?;
         self.check_module_dp_sizes()?;
         let global_batch = self.checked_batch()?.get();
-        let may_repeat = self.repeats_samples || self.run.tail != Tail::Carry;
+        let may_repeat = self.repeats_samples || self.run.tail != Tail::Carry || self.rows.is_some();
         let run = self.run.build()?;
         let samples = run.steps.epoch_samples();
         if global_batch > samples && !may_repeat {
@@ -308,9 +325,14 @@ impl StepPlannerBuilder {
             self.blank_media.required_encoders(&self.blank_tokens, self.config.dp_size, run.datasets());
         let required = self.blank_tokens.iter().filter(|(module, _)| required_encoders.contains(module));
         let blank_tokens = required.map(|(_, tokens)| tokens).sum();
-        let pad_to = self.config.pad_to.map(|to| PadTo { blank_tokens, ..to });
+        // Rows leave the same room on any number of ranks.
+        let pad_to = match self.rows {
+            Some(_) => self.config.pad_to,
+            None => self.config.pad_to.map(|to| PadTo { blank_tokens, ..to }),
+        };
         let config = PlanConfig { stages, stage_layers, pad_to, required_encoders, ..self.config };
         let planner = StepPlanner {
+            rows: RowSteps::new(&run).map(Arc::new),
             run,
             model: Arc::new(self.model),
             config,
@@ -367,6 +389,77 @@ impl StepPlannerBuilder {
         Ok(global_batch)
     }
 
+    /// Checks rows against the other settings and the data, and sets the length of microbatches.
+    fn set_rows(&mut self) -> Result<()> {
+        let Some(layout) = self.rows else { return Ok(()) };
+        let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
+        check_at_most("rows", layout.tokens.into(), PAD_TO_TOKENS_MAX)?;
+        if layout.tokens < 2 || matches!(layout.rule, RowRule::Fit { window: 0 }) {
+            return invalid(
+                "rows",
+                format!("a row has at least 2 tokens, a window 1 document; found {layout}"),
+            );
+        }
+        if self.config.context.is_some() {
+            return invalid("context", "a row stays on one rank: leave it out".into());
+        }
+        if self.config.pad_to.is_some() {
+            return invalid("pad_to_tokens", format!("rows have {} tokens: leave it out", layout.tokens));
+        }
+        if self.config.caps.tokens_max.is_some() {
+            return invalid("tokens_max", format!("rows have {} tokens: leave it out", layout.tokens));
+        }
+        let groups = self.config.dp_size.saturating_mul(self.config.microbatches) as u64;
+        if self.run.global_batch != groups {
+            let (ranks, microbatches) = (self.config.dp_size, self.config.microbatches);
+            let reason = format!(
+                "a microbatch is one row of {}, and {ranks} ranks with {microbatches} microbatches have {groups}, \
+                 found {}",
+                layout.tokens, self.run.global_batch
+            );
+            return invalid("global_batch", reason);
+        }
+        let datasets = self.run.mixture.datasets();
+        let with_media = self.model.modules().iter().filter_map(|&module| {
+            let dataset = datasets.iter().find(|dataset| dataset.index().has_media(module))?;
+            (module != Module::Llm).then(|| dataset.name().to_owned())
+        });
+        if layout.rule == RowRule::Split
+            && let Some(dataset) = with_media.into_iter().next()
+        {
+            let tokens = layout.tokens;
+            let reason = format!(
+                "dataset `{dataset}` has media, which are not cut: use fit:{tokens}, which cuts no sample with media"
+            );
+            return invalid("rows", reason);
+        }
+        if let Some(dataset) = datasets.iter().find(|dataset| dataset.index().token_counts().is_none()) {
+            let reason = format!(
+                "the texts of dataset `{}` are estimated, and rows need exact token counts: count them with the \
+                 tokenizer",
+                dataset.name()
+            );
+            return invalid("rows", reason);
+        }
+        // As on several ranks, so that rows are the same on one.
+        let required = self.blank_media.required_encoders(&self.blank_tokens, 2, datasets);
+        let blank_tokens: u64 = self
+            .blank_tokens
+            .iter()
+            .filter(|(module, _)| required.contains(module))
+            .map(|(_, tokens)| tokens)
+            .sum();
+        let to = PadTo { tokens: layout.tokens.into(), layout: BatchLayout::Packed, blank_tokens };
+        let Some(room) = u32::try_from(to.capacity_tokens()).ok().filter(|room| *room > 1) else {
+            let reason =
+                format!("blank media take {blank_tokens} of {} tokens: use longer rows", layout.tokens);
+            return invalid("rows", reason);
+        };
+        self.run.rows = Some(RowSettings { layout, room });
+        self.config.pad_to = Some(to);
+        Ok(())
+    }
+
     /// Checks that every module has a DP size, and that the last one equals the number of ranks.
     fn check_module_dp_sizes(&self) -> Result<()> {
         let (sizes, modules) = (&self.config.module_dp_sizes, self.model.modules());
@@ -394,7 +487,8 @@ impl StepPlannerBuilder {
         let is_alone = self.stages.is_none() && module_dp_sizes.is_empty();
         if !is_alone || synchronization.is_some() || pad_to.is_some() {
             let reason =
-                "cannot be used with `stages`, `module_dp_sizes`, `one_device` or a fixed length".into();
+                "cannot be used with `stages`, `module_dp_sizes`, `one_device`, rows or a fixed length"
+                    .into();
             return Err(Error::Config { setting: "stage_layers", reason });
         }
         StageLayers::new(layers, self.model.modules(), STAGES_MAX).map(Some)

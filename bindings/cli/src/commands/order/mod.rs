@@ -111,7 +111,7 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
 fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure> {
     let from = args.from_step.unwrap_or(planner.first_step());
     let overflow = || Failure::Misuse("invalid `--from-step`: step numbers overflow".into());
-    let until = match (args.steps, planner.steps().len()) {
+    let until = match (args.steps, planner.end_step()) {
         (Some(steps), run_end) => {
             let until = from.checked_add(steps).ok_or_else(overflow)?;
             // A run that ends within the range is printed to the run's end; the planner rejects a range after
@@ -120,7 +120,7 @@ fn steps(args: &OrderArgs, planner: &StepPlanner) -> Result<Range<u64>, Failure>
         }
         (None, Some(run_end)) if from <= run_end => run_end,
         (None, _) => {
-            let per_epoch = planner.steps().per_epoch();
+            let per_epoch = planner.steps_per_epoch();
             // No check of the range here: planning rejects a step that the run does not have, or that is too
             // large.
             let next = from.checked_add(1).ok_or_else(overflow)?;

@@ -199,6 +199,9 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     let mut settings = args.set.settings()?;
     check_plan_settings(&args.set, &settings)?;
     check_layout(&args.set, &settings)?;
+    if settings.processor.layout.rows.is_some() {
+        args.set.refuse(&["processor.layout"], "compares plans of whole samples; leave rows out")?;
+    }
     if settings.plan.strategy.strategy != Strategy::SEARCH {
         let reason = "has no effect on a comparison of strategies; give `search:UNITS`, or leave it out";
         args.set.refuse(&["plan.strategy"], reason)?;
