@@ -172,7 +172,9 @@ fn split(step: &[Sample], whole: &[Vec<Vec<u32>>]) -> Result<Vec<ContextAssignme
     }
     // The bound of every placement is that of the first.
     let bound = found[0].bound;
-    found.iter_mut().for_each(|found| found.bound = bound);
+    for found in &mut found {
+        found.bound = bound;
+    }
     Ok(found)
 }
 

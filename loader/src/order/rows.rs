@@ -307,7 +307,7 @@ mod tests {
         }
 
         fn length(&self, document: StepSample) -> DocumentLength {
-            let may_be_cut = !self.has_media || document.sample % 2 == 0;
+            let may_be_cut = !self.has_media || document.sample.is_multiple_of(2);
             DocumentLength { tokens: self.tokens[document.sample as usize], may_be_cut }
         }
 

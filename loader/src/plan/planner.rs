@@ -207,7 +207,7 @@ impl StepPlanner {
     ) -> Result<StepPlan> {
         let StepPartition { assignment, is_near_mean_cap_dropped } = partition;
         let target_tokens = costs.iter().map(|cost| u64::from(cost.target_tokens)).sum();
-        let digest = digest(step, &assignment.ranks, &drawn);
+        let digest = digest(step, &assignment.ranks, &drawn.samples, &drawn.spans);
         let StepSamples { samples, spans } = drawn;
         let mut plan = StepPlan {
             step,

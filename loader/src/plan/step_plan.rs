@@ -143,12 +143,19 @@ pub(super) struct StepSamples {
 }
 
 /// Digests a step over ranks, microbatches, datasets, sample numbers and first tokens.
-pub(super) fn digest(step: u64, ranks: &[Vec<Vec<u32>>], drawn: &StepSamples) -> PlanDigest {
+///
+/// - `spans`: empty where samples are whole
+pub(super) fn digest(
+    step: u64,
+    ranks: &[Vec<Vec<u32>>],
+    samples: &[StepSample],
+    spans: &[TokenSpan],
+) -> PlanDigest {
     let mut digest = PlanDigest::new();
     let number = |&place: &u32| {
-        let StepSample { dataset, sample, .. } = drawn.samples[place as usize];
+        let StepSample { dataset, sample, .. } = samples[place as usize];
         let number = (dataset as u64) << SAMPLE_BITS | sample;
-        match drawn.spans.get(place as usize) {
+        match spans.get(place as usize) {
             Some(span) if span.start > 0 => mix64(number ^ mix64(span.start.into())),
             _ => number,
         }

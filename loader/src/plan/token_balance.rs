@@ -16,7 +16,7 @@ use super::config::PadTo;
 use super::lockstep::step_ns;
 use super::padding::Padding;
 use super::planner::StepPlanner;
-use super::step_plan::{StepPlan, StepSamples, digest};
+use super::step_plan::{StepPlan, digest};
 use crate::error::{Error, PlanError, Result};
 
 impl StepPlanner {
@@ -41,9 +41,7 @@ impl StepPlanner {
         let microbatches =
             microbatches.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;
         plan.ranks = deal(microbatches, self.dp_size());
-        let drawn = StepSamples { samples: std::mem::take(&mut plan.samples), spans: Vec::new() };
-        plan.digest = digest(step, &plan.ranks, &drawn);
-        plan.samples = drawn.samples;
+        plan.digest = digest(step, &plan.ranks, &plan.samples, &[]);
         if let Some(to) = self.pad_to() {
             plan.padding_ns = Padding { to, model: &self.step_model(step) }.microbatch_times(&plan);
         }

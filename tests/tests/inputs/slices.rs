@@ -38,8 +38,7 @@ impl Data {
         let directory = tempfile::tempdir().unwrap();
         let (mut tar, mut random) = (TarBytes::new(), SplitMix64::new(3));
         for number in 0..SAMPLES {
-            let text: Vec<&str> =
-                (0..1 + random.below(60)).map(|_| WORDS[random.below(WORDS.len())]).collect();
+            let text: Vec<&str> = (0..=random.below(60)).map(|_| WORDS[random.below(WORDS.len())]).collect();
             let images = random.below(4);
             for image in 0..images {
                 let [width, height] = [0; 2].map(|_| 28 + random.below(400) as u32);

@@ -309,17 +309,13 @@ pub(super) fn microbatch<'py>(
 }
 
 /// Returns a `dflop.batches.Context`.
-fn context<'py>(
-    py: Python<'py>,
-    context: MicrobatchContext,
-    framework: Framework,
-) -> PyResult<Bound<'py, PyAny>> {
+fn context(py: Python<'_>, context: MicrobatchContext, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
     let groups: Vec<_> =
         context.groups.into_iter().map(|own| group(py, own, framework)).collect::<PyResult<_>>()?;
     class(py, "Context")?.call1((groups,))
 }
 
-fn group<'py>(py: Python<'py>, own: SliceGroup, framework: Framework) -> PyResult<Bound<'py, PyAny>> {
+fn group(py: Python<'_>, own: SliceGroup, framework: Framework) -> PyResult<Bound<'_, PyAny>> {
     let media = own.media.into_iter().map(|own| medium(py, own)).collect::<PyResult<Vec<_>>>()?;
     let array = |owner: Owner, length: usize| framework.array(py, owner, &[length]);
     let lengths = [own.cu_seqlens.len(), own.positions.len(), own.order.len(), own.features.len()];

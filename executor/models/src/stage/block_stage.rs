@@ -436,8 +436,7 @@ impl<D: Device> BlockList<D> {
             Activations::Recomputed => 1,
             Activations::RecomputedEvery(every) => every.get(),
         };
-        let is_layer = |block: &Box<dyn Block<D>>| block.is_recomputable();
-        let layers_before = || self.blocks[..block].iter().filter(|block| is_layer(block)).count();
-        is_layer(&self.blocks[block]) && layers_before().is_multiple_of(every)
+        let layers_before = || self.blocks[..block].iter().filter(|block| block.is_recomputable()).count();
+        self.blocks[block].is_recomputable() && layers_before().is_multiple_of(every)
     }
 }

@@ -174,7 +174,9 @@ mod tests {
         let counted = Arc::new(Counted::default());
         let kept = KeptDocuments::new(counted.clone());
         let calls = |samples: &[Sample]| {
-            samples.iter().for_each(|sample| drop(kept.prepare(sample)));
+            for sample in samples {
+                drop(kept.prepare(sample));
+            }
             counted.0.swap(0, Ordering::Relaxed)
         };
         assert_eq!(calls(&[sample(5, 0), sample(5, 0), sample(5, 1), sample(6, 0), sample(5, 0)]), 3);

@@ -106,7 +106,7 @@ pub(super) fn pack_slices(
     let whole = preparer.pack(samples, &none);
     let encoded = media.into_iter().map(|(own, _)| own).chain(fillers).collect();
     let encoded = preparer.pack(encoded, &none);
-    let inputs = cuts.cut(whole, encoded);
+    let inputs = cuts.cut(&whole, encoded);
     Ok(SlicedInputs { inputs, context: MicrobatchContext { groups }, tokens: cuts.tokens })
 }
 
@@ -154,7 +154,7 @@ impl Cuts {
     }
 
     /// Cuts the token tensors of whole sequences, and adds the tensors of encoded media.
-    fn cut(&self, whole: ModelInputs, encoded: ModelInputs) -> ModelInputs {
+    fn cut(&self, whole: &ModelInputs, encoded: ModelInputs) -> ModelInputs {
         let is_token = |tensor: &NamedTensor| TOKEN_TENSORS.contains(&tensor.name);
         let mut tensors = Vec::new();
         for tensor in whole.tensors.iter().filter(|tensor| is_token(tensor)) {
@@ -292,11 +292,10 @@ fn features(sample: &PreparedSample, known: usize) -> Vec<i64> {
         for run in sample.runs.iter().filter(|run| run.modality == modality) {
             let placeholder = sample.input_ids.get(run.start);
             // Runs may have markers between rows of features.
-            for token in run.start..run.start + run.tokens {
-                if sample.input_ids.get(token) == placeholder {
-                    features[token] = next;
-                    next += 1;
-                }
+            let tokens = sample.input_ids.iter().zip(&mut features).skip(run.start).take(run.tokens);
+            for (_, feature) in tokens.filter(|(id, _)| Some(*id) == placeholder) {
+                *feature = next;
+                next += 1;
             }
         }
     }

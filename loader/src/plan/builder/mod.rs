@@ -422,7 +422,7 @@ impl StepPlannerBuilder {
         let datasets = self.run.mixture.datasets();
         let with_media = self.model.modules().iter().filter_map(|&module| {
             let dataset = datasets.iter().find(|dataset| dataset.index().has_media(module))?;
-            (module != Module::Llm).then(|| dataset.name().to_owned())
+            (module != Module::Llm).then(|| dataset.name().clone())
         });
         if layout.rule == RowRule::Split
             && let Some(dataset) = with_media.into_iter().next()

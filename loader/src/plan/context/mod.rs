@@ -273,7 +273,7 @@ impl From<ContextPlan> for StepPlan {
             media,
         });
         let places: Vec<SamplePlace> = places.collect();
-        let mut digest = digest(whole.step, &ranks, &whole.samples);
+        let mut digest = digest(whole.step, &ranks, &whole.samples, &whole.spans);
         for (at, place) in places.iter().enumerate().filter(|(_, place)| place.is_split()) {
             let encoders = place.media.iter().flat_map(|part| [part.rank as u64, part.parts.end]);
             let words: Vec<u64> =
@@ -281,6 +281,6 @@ impl From<ContextPlan> for StepPlan {
             digest.add(whole.step, at, place.microbatch, words);
         }
         let context = Some(StepContext { places, times_ns });
-        Self { ranks, digest, makespan_ns, bound, context, ..whole }
+        Self { ranks, makespan_ns, bound, context, digest, ..whole }
     }
 }
