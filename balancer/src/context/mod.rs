@@ -12,7 +12,6 @@
 //! ranks wait for each other at the end of the step; ranks that share an item also begin and end its
 //! microbatch together.
 
-mod bound;
 mod problem;
 mod search;
 mod start;
@@ -94,7 +93,7 @@ pub fn balance_context(
         check_whole(problem, whole)?;
     }
     let work_before = budget.work_spent();
-    let bound = bound::bound(problem);
+    let bound = problem::lower_bound(problem);
     let mean_ns = (bound.ns / problem.slots as u64).max(1);
     let given = whole.and_then(|whole| start::whole(problem, whole));
     let found = start::best(problem, mean_ns, budget);

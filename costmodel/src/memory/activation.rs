@@ -24,6 +24,7 @@ use std::num::NonZeroU32;
 
 use super::Peak;
 use super::state::{StageLayers, mean};
+use super::trainer::Kernels;
 use crate::model::{EncoderSpec, ExpertsSpec, LatentAttention, LayerSet, LlmSpec, Mlp};
 
 /// Activations saved from the forward to the backward pass.
@@ -34,16 +35,6 @@ pub enum SavedActivations {
     All,
     /// Only every layer's input; a layer's other activations exist only while it is recomputed.
     LayerInputs,
-}
-
-/// Fused operations, which save nothing between the fused parts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Kernels {
-    /// Norms, attention with grouped key heads, and gated MLP activations.
-    #[default]
-    Fused,
-    /// Attention with grouped key heads, and layer norms, as in eager modules of transformers.
-    AttentionOnly,
 }
 
 /// Weight and activation type.

@@ -34,13 +34,13 @@ use super::profile::{ModuleWidths, Part, Phase, Point, Profile};
 use crate::Module;
 use std::collections::BTreeMap;
 
-pub use activation::{ActivationBytes, Execution, Kernels, Precision, SavedActivations};
+pub use activation::{ActivationBytes, Execution, Precision, SavedActivations};
 pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use rank_layout::{RankLayout, Sharding};
 pub use replica::{LargestMicrobatch, ModuleParameters, RankMemory, ReplicaMemory};
 pub use stage::{FitError, MeasuredMemory, MemoryPoint, ModuleMemory, StageByTokens};
 pub use state::{StageLayers, StateBytes, encoder_parameters};
-pub use trainer::Trainer;
+pub use trainer::{Kernels, Trainer};
 
 /// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
 #[must_use]

@@ -1,11 +1,20 @@
 //! Describes trainers: what they keep in memory, and which plans they run.
 //!
-//! The search is restricted to those plans, and plans from elsewhere are rejected with the first part that the
-//! trainer lacks. `dflop.torch.Pipeline` has stages on one rank each, under every schedule and in every
+//! The search is restricted to those plans, and plans from elsewhere are rejected with the first part that
+//! the trainer lacks. `dflop.torch.Pipeline` has stages on one rank each, under every schedule and in every
 //! placement; the executor has tensor parallelism as well.
 
-use super::activation::Kernels;
 use super::state::StateBytes;
+
+/// Fused operations, which save nothing between the fused parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Kernels {
+    /// Norms, attention with grouped key heads, and gated MLP activations.
+    #[default]
+    Fused,
+    /// Attention with grouped key heads, and layer norms, as in eager modules of transformers.
+    AttentionOnly,
+}
 
 /// Program that trains a model in pipeline stages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]

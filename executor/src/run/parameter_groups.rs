@@ -242,7 +242,7 @@ mod tests {
     fn distances_count_changes_outside_of_stars() {
         for (pattern, name, expected) in [
             ("", "", 0),
-            ("abc", "abd", 1),
+            ("abc", "abx", 1),
             ("a*", "abcd", 0),
             ("*d", "abcd", 0),
             ("a*x", "abc", 1),

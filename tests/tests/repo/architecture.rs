@@ -220,10 +220,7 @@ const REPLACED: [&str; 3] =
     ["executor/comm/src/sync.rs", "executor/comm/src/tcp/socket.rs", "loader/src/flow/sync.rs"];
 
 /// Short files of no such kind. None may be added.
-const SHORT: [&str; 11] = [
-    "bindings/cli/src/args/trainer.rs",
-    "balancer/src/context/bound.rs",
-    "balancer/planner/src/trainer.rs",
+const SHORT: [&str; 8] = [
     "balancer/planner/src/report.rs",
     "balancer/src/digest.rs",
     "bindings/python/src/arrays/imports.rs",

@@ -49,7 +49,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 16] = [
     (
         "balancer/planner/src",
         &[
-            "trainer",
             "cluster",
             "workload",
             "costs",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+import itertools
 
 NAME = "flash_by_boundaries"
 
@@ -41,7 +42,7 @@ def attention(
             is_causal=module.is_causal if is_causal is None else is_causal,
             scale=scaling,
         )
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in itertools.pairwise(bounds)
     ]
     return torch.cat(rows, dim=2).transpose(1, 2), None
 

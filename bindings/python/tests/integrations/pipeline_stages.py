@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+import itertools
 
 LAYERS = {"vision": 2, "llm": 4}
 # Modules whose rows are divided over TP ranks.
@@ -71,7 +72,7 @@ class Language(torch.nn.Module):
 
 def mixed(block: torch.nn.Module, hidden: torch.Tensor, bounds: list[int]) -> torch.Tensor:
     means = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         counts = torch.arange(1, end - start + 1)[:, None]
         means.append(hidden[start:end].cumsum(0) / counts)
     return hidden + torch.tanh(block(torch.cat(means)))

@@ -97,7 +97,6 @@ class Protocol(unittest.TestCase):
         self.assertEqual(provider.build_datasets(None), (None, None, None))
 
     def test_a_validation_reads_its_split_once_and_begins_again(self) -> None:
-        model = self.example.DIRECTORY / "model"
         ds = dflop.Dataset(self.example.DIRECTORY / "shards", split="valid")
         valid = self.example.data_iterators()[1]
         count = sum(1 for _ in valid._microbatches)

@@ -184,9 +184,9 @@ pub struct OptimizerTable {
     /// ZeRO stage: 1 divides the optimizer state over a module's DP ranks, 0 does not.
     pub zero_stage: u8,
     /// Parameters with other rates, or frozen: tables with `parameters`, and any of `learning_rate`,
-    /// `weight_decay` and `frozen = true`. `parameters` is a part, `vision`, `audio`, `projector` or `llm`, or
-    /// a pattern for names as in checkpoints, in which `*` stands for any characters and `?` for one. The last
-    /// table that names a parameter applies.
+    /// `weight_decay` and `frozen = true`. `parameters` is a part, `vision`, `audio`, `projector` or `llm`,
+    /// or a pattern for names as in checkpoints, in which `*` stands for any characters and `?` for one. The
+    /// last table that names a parameter applies.
     #[cfg_attr(feature = "schema", schemars(with = "Vec<serde_json::Map<String, Value>>"))]
     pub groups: Vec<GroupTable>,
 }

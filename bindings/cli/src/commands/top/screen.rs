@@ -240,7 +240,7 @@ mod tests {
             let lines = shown(&texts, 0.0, 100);
             lines.into_iter().find(|line| line.starts_with("eval")).unwrap()
         };
-        let expected = "eval     3.2500   after step 7                                █▁";
+        let expected = "eval     3.2500   after step 7                               █▁";
         assert_eq!(evaluations(&[step(3, "3.5"), step(7, "3.25")]), expected);
         assert_eq!(evaluations(&[step(3, "null")]), "eval     not finite   after step 3");
         assert!(shown(&RUN, 1005.0, 100).iter().all(|line| !line.starts_with("eval")));

@@ -96,9 +96,9 @@ fn a_run_on_a_split_has_its_samples_alone() {
     assert_eq!(tokens(&eight), [tokens(&eight)[0]; 4]);
     let train = run("train");
     assert!(difference(&losses(&train), &[losses(&train)[0]; 4]) > 1e-4, "{:?}", losses(&train));
-    data.rewrite(&format!("{}\nsplit = \"trian\"", data.named()), "", &[]);
+    data.rewrite(&format!("{}\nsplit = \"trainn\"", data.named()), "", &[]);
     let unknown = data.job.run(&[]);
-    assert!(unknown.status != Some(0) && unknown.stderr.contains("trian"), "{}", unknown.stderr);
+    assert!(unknown.status != Some(0) && unknown.stderr.contains("trainn"), "{}", unknown.stderr);
 }
 
 #[test]
