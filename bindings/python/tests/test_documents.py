@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 import unittest
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ class Documents(unittest.TestCase):
         for document in documents():
             for line, _, code in blocks(document):
                 with self.subTest(document=document.name, line=line):
-                    compile("\n" * line + code, str(document), "exec")
+                    compile("\n" * line + textwrap.dedent(code), str(document), "exec")
 
     def test_snippets_run(self) -> None:
         for document in documents():
