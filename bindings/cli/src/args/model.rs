@@ -1,4 +1,4 @@
-//! Arguments for a model: checkpoint or preset, measured profile, tokenizer and chat template; and its trainer.
+//! Arguments for a model: checkpoint or preset, measured profile, tokenizer, chat template, and trainer.
 
 use super::set::{Accepted, SetArgs};
 use crate::failure::{Failure, did_you_mean};
