@@ -14,10 +14,10 @@ check: fmt clippy docs test
 fmt:
 	$(CARGO) fmt --all --check
 
-# The whole workspace joins the features of all crates; the command alone has the fewest.
+# The whole workspace joins the features of all crates; the command alone has the fewest, and has to compile.
 clippy:
 	$(CARGO) clippy $(TIMINGS) --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy --package dflop-cli --locked -- -D warnings
+	$(CARGO) check --package dflop-cli --locked
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(TIMINGS) --workspace --no-deps --locked
