@@ -135,6 +135,7 @@ class PreparedSamples(WithExample):
                 global_batch_size=32,
                 microbatches=2,
                 steps=1,
+                array_type="numpy",
                 **settings,
             )
             return [step.hold() for step in loader]
