@@ -147,8 +147,10 @@ class Load:
         - `senders`: ranks of the language model whose media a rank has, each with a sample above its mean
         """
         mean, samples = self.most / ranks / microbatches, self.batch / ranks
+        # Samples are whole: of 7 equal ones in 5 microbatches, some microbatch has 2.
+        whole = math.ceil(samples / microbatches) * self.most / self.batch
         first, *above = (math.fsum(self.largest(samples, place * senders + at) for at in range(senders)) for place in range(held))
-        return mean + first + math.fsum(max(UNBALANCED * mean, units) for units in above)
+        return whole + first + math.fsum(max(UNBALANCED * mean, units) for units in above)
 
 
 @dataclasses.dataclass(frozen=True)
