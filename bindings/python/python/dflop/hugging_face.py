@@ -37,8 +37,9 @@ def messages_of(sample: Sample) -> list[Message]:
     """Returns the conversation of a sample as messages of roles and content parts.
 
     A ``json`` field has ``conversations`` as LLaVA writes them, with ``<image>``, ``<video>``, ``<audio>``
-    where a medium belongs, or ``messages``; media that no text refers to come first. Without it, the ``txt``
-    field is a caption that the assistant says after the media.
+    where a medium belongs, or ``messages``, whose other keys (``tool_calls``, ``name``) are kept; media that no
+    text refers to come first. Without it, the ``txt`` field is a caption that the assistant says after the
+    media.
 
     Raises:
         ValueError: the sample has neither.
@@ -54,7 +55,7 @@ def messages_of(sample: Sample) -> list[Message]:
         messages = [{"role": role, "content": list(_parts(text))} for role, text in turns]
     elif isinstance(document, Mapping) and "messages" in document:
         messages = [
-            {"role": message["role"], "content": _content(message["content"])}
+            {"role": message["role"], **message, "content": _content(message)}
             for message in document["messages"]
         ]
     elif isinstance(sample.get("txt"), str):
@@ -556,7 +557,9 @@ def _parts(text: str) -> Iterator[Message]:
         text = text[at + len(mark) :].removeprefix("\n")
 
 
-def _content(content: Any) -> list[Message]:
+def _content(message: Message) -> list[Message]:
+    # A turn of tool calls alone has none.
+    content = (message.get("content") or ()) if message.get("tool_calls") else message["content"]
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [dict(part) for part in content]
