@@ -142,7 +142,7 @@ class Inputs:
             for its media in order.
         targets: ``assistant`` takes the loss over the assistant's turns, ``all`` over all tokens that are not
             of media; or a function of messages, their text and ids, which returns the labels of a sample.
-        chat_template: Jinja source in place of the processor's.
+        chat_template: Jinja source in place of the processor's, or of the tokenizer's where it has none.
         packed: joins the samples in one row without padding, whose ``position_ids`` begin anew with each, for
             models that separate samples by positions and take ``use_cache=False``. Positions in several
             dimensions, as of Qwen-VL, need padding.
@@ -181,8 +181,10 @@ class Inputs:
         if not callable(targets) and targets not in ("assistant", "all"):
             raise ValueError(f"expected `targets` to be assistant, all or a function, found {targets!r}")
         self._processor, self._messages, self._targets = processor, messages, targets
-        self._template = {} if chat_template is None else {"chat_template": chat_template}
         self._tokenizer = getattr(processor, "tokenizer", processor)
+        if chat_template is None and getattr(processor, "chat_template", None) is None:
+            chat_template = getattr(self._tokenizer, "chat_template", None)
+        self._template = {"chat_template": chat_template} if isinstance(chat_template, str) else {}
         self._is_packed, self._is_flat, self._is_apart = packed, False, False
         self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
 
