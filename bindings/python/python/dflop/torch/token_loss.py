@@ -125,8 +125,8 @@ def backward(
 
     Runs `loss` and its backward pass for one microbatch after the other, on the device of the model. DDP
     averages gradients over the ranks once, with the last microbatch; FSDP with every microbatch, so that a
-    rank never holds whole gradients. The optimizer and gradient clipping are the caller's, as is
-    a loop of its own where losses are scaled (``GradScaler``) or the model is a pipeline.
+    rank never holds whole gradients. Clipping and the step of the optimizer follow. Losses that are scaled
+    (``GradScaler``) need a loop over `loss`.
 
     Args:
         model: model as for `loss`.
@@ -152,7 +152,8 @@ def backward(
         >>> settings = {"model": "model/", "global_batch_size": 8, "microbatches": 2, "steps": 2}
         >>> for step in dflop.BalancedLoader("shards/", **settings):
         ...     total = dflop.torch.backward(model, step)
-        ...     optimizer.step(), optimizer.zero_grad()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
     """
     device = next(model.parameters()).device if device is None else device
     # Kept by `torch.compile` inside of its own module.
