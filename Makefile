@@ -242,23 +242,24 @@ test-report:
 	$(REPORT_VENV)/bin/python tests/report/view_page.py --dflop $(BUILD)/debug/dflop \
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
-# The documentation site, in $(BUILD)/site: docs/site/README.md. RUSTDOC=1 includes the Rust documentation.
+# The documentation site, in $(BUILD)/site, and tests of its generator: docs/site/README.md. RUSTDOC=1 includes the Rust
+# documentation; NATIVE=FILE is the compiled part of an installed package, which is built otherwise.
 SITE_VENV ?= $(BUILD)/site-venv
 site:
 	test -x $(SITE_VENV)/bin/pip || $(PYTHON) -m venv $(SITE_VENV)
 	$(SITE_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
-	$(CARGO) build --locked -p dflop-python
+	$(if $(NATIVE),,$(CARGO) build --locked -p dflop-python)
 	$(if $(RUSTDOC),RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked)
-	$(SITE_VENV)/bin/python docs/site/build.py --native $(BUILD)/debug/lib_native.so --out $(BUILD)/site \
+	$(SITE_VENV)/bin/python docs/site/build.py --native $(or $(NATIVE),$(BUILD)/debug/lib_native.so) --out $(BUILD)/site \
 		$(if $(RUSTDOC),--rustdoc $(BUILD)/doc)
+	PYTHONPATH=docs/site:$(BUILD)/site-work/package $(SITE_VENV)/bin/python -m unittest discover -s tests/site
 
-# The site in Chromium, headless: search, themes, tabs, links, two widths; first, tests of its generator.
+# The site in Chromium, headless: search, themes, tabs, links, two widths.
 # SCREENSHOTS=DIRECTORY keeps images of the pages.
 test-site: site
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || { \
 		echo "no Chromium: on Debian, apt-get install chromium" >&2; exit 1; }
 	$(SITE_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/report/requirements.txt
-	PYTHONPATH=docs/site:$(BUILD)/site-work/package $(SITE_VENV)/bin/python -m unittest discover -s tests/site
 	$(SITE_VENV)/bin/python tests/site/site_page.py --site $(BUILD)/site $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.

@@ -174,7 +174,7 @@ def run_dflop(arguments, decode, workers, binary=None):
 def run_peer(arguments, decode, workers, peer="webdataset"):
     """Measures a peer with its script in the peers' directory."""
     mode = {"rgb224": "decode", "raw": "raw"}[decode]
-    command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--set", f"read.workers={workers}"]
+    command = [str(arguments.python), str(arguments.peers / script(peer)), "--mode", mode, "--workers", str(workers)]
     corpus = arguments.corpus_images if peer == "datago" else arguments.corpus
     # The scripts import their common part from their own directory, and count shards by absolute paths.
     environment = os.environ | {"CORPUS": str(corpus.resolve())}

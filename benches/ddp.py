@@ -63,7 +63,7 @@ def train(model, optimizer, steps):
     start = time.perf_counter()
     for step in steps:
         before = time.process_time()
-        ddp.backward(model, step)
+        dflop.torch.backward(model, step)
         busy.append(time.process_time() - before)
         optimizer.step()
         optimizer.zero_grad()

@@ -22,9 +22,6 @@ import argparse
 import io
 import json
 import os
-import resource
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,9 +29,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rounds import cpu_seconds, photo, printer, run_alone, spread, versions
+
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 LOADERS = ("dflop", "datasets", "litdata")
-MEDIAN_SIDES = (587, 520)
 BATCH, SIZE, ROW_GROUP = 32, 224, 64
 CHUNK_BYTES = "64MB"
 
@@ -53,15 +51,8 @@ def main() -> None:
     if args.run:
         print(json.dumps(measured(args.run[0], Path(args.run[1]), args.workers, args.photos)))
         return
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        print(line, flush=True)
-        if args.out:
-            args.out.write_text("\n".join(lines) + "\n")
-
-    tell(versions())
+    tell = printer(args.out)
+    tell(versions("dflop", "datasets", "litdata", "torch", "torchvision", "PIL"))
     with tempfile.TemporaryDirectory() as scratch:
         seconds = write_photos(Path(scratch), args.photos)
         sizes = {name: sum(path.stat().st_size for path in Path(scratch, name).iterdir()) for name in seconds}
@@ -74,42 +65,20 @@ def main() -> None:
     report(rounds, tell)
 
 
-def versions() -> str:
-    """Returns the versions of the packages that are measured."""
-    import datasets
-    import dflop
-    import litdata
-    import PIL
-    import torch
-    import torchvision
-
-    packages = (dflop, datasets, litdata, torch, torchvision, PIL)
-    return ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
-
-
 def write_photos(directory: Path, count: int) -> dict[str, float]:
     """Writes photos as Parquet and as litdata chunks; returns the seconds of both."""
     import litdata
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet
-    from PIL import Image
 
     random = np.random.default_rng(11)
-    photos = []
-    for _ in range(count):
-        width, height = (int(side * random.lognormal(0, 0.4)) for side in MEDIAN_SIDES)
-        # Coarse shapes and fine grain, as photos have them.
-        shapes = random.integers(0, 255, (height // 24 + 2, width // 24 + 2, 3), dtype=np.uint8)
-        smooth = np.asarray(Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC))
-        photo = np.clip(smooth + random.normal(0, 6, (height, width, 1)), 0, 255).astype(np.uint8)
-        Image.fromarray(photo).save(file := io.BytesIO(), "jpeg", quality=90)
-        photos.append(file.getvalue())
+    photos = [photo(random) for _ in range(count)]
     seconds = {}
     began = time.perf_counter()
     features = {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}
     stored = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    rows = [{"bytes": photo, "path": f"{number}.jpg"} for number, photo in enumerate(photos)]
+    rows = [{"bytes": content, "path": f"{number}.jpg"} for number, content in enumerate(photos)]
     table = pa.table({"image": pa.array(rows, stored), "label": range(count)})
     table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     (directory / "parquet").mkdir()
@@ -132,10 +101,8 @@ def write_photos(directory: Path, count: int) -> dict[str, float]:
 
 def one(name: str, directory: Path, args: argparse.Namespace, tell: Any) -> dict[str, float]:
     """Measures a loader in a process of its own."""
-    command = [sys.executable, __file__, "--run", name, str(directory), "--workers", str(args.workers)]
-    command += ["--photos", str(args.photos)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+    run = ("--run", name, directory, "--workers", args.workers, "--photos", args.photos)
+    done = run_alone(__file__, *run)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -168,12 +135,6 @@ def measured(name: str, directory: Path, workers: int, photos: int) -> dict[str,
         "wall_ms": 1e3 * seconds / photos,
         "cpu_ms": 1e3 * used / photos,
     }
-
-
-def cpu_seconds() -> float:
-    """Returns the CPU time of this process and its ended children."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def dflop_batches(directory: Path, workers: int, imports_only: bool = False) -> Iterable[tuple[Any, Any]]:
@@ -245,8 +206,7 @@ def report(rounds: list[dict[str, dict[str, float]]], tell: Any) -> None:
     """Prints the ratios within rounds: least, median, largest."""
     for figure, unit in (("wall_ms", "wall time"), ("cpu_ms", "CPU time")):
         for peer in LOADERS[1:]:
-            ratios = [one[peer][figure] / one["dflop"][figure] for one in rounds]
-            low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+            low, middle, high = spread(one[peer][figure] / one["dflop"][figure] for one in rounds)
             tell(f"{unit} per photo: {peer} / dflop {low:.2f} {middle:.2f} {high:.2f}")
 
 

@@ -21,8 +21,6 @@ import io
 import json
 import multiprocessing
 import os
-import resource
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -31,6 +29,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from rounds import cpu_seconds, photo, printer, run_alone, spread, versions
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
@@ -50,8 +50,6 @@ TYPES = (
 )
 VARIANTS = ("decoded", "own", "1 thread", "2 threads", "2 processes", "DataLoader")
 WORKERS, MICROBATCH, MICROBATCHES = 2, 8, 4
-# Median sides of the photos in the other benchmarks, in pixels.
-MEDIAN_SIDES = (587, 520)
 
 
 def main() -> None:
@@ -72,15 +70,8 @@ def main() -> None:
     if args.run:
         print(json.dumps(measured(args.run[0], Path(args.run[1]), Path(args.run[2]))))
         return
-    lines: list[str] = []
-
-    def tell(line: str) -> None:
-        lines.append(line)
-        print(line, flush=True)
-        if args.out:
-            args.out.write_text("\n".join(lines) + "\n")
-
-    tell(versions())
+    tell = printer(args.out)
+    tell(versions("dflop", "transformers", "torch", "torchvision", "PIL"))
     with tempfile.TemporaryDirectory() as scratch:
         shards = Path(scratch, "shards")
         write_photos(shards, args.photos)
@@ -92,41 +83,21 @@ def main() -> None:
             report(model_type, rounds, tell)
 
 
-def versions() -> str:
-    """Returns the versions of the packages that are measured."""
-    import dflop
-    import PIL
-    import torch
-    import torchvision
-    import transformers
-
-    packages = (dflop, transformers, torch, torchvision, PIL)
-    return ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
-
-
 def write_photos(directory: Path, count: int) -> None:
     """Writes shards of photos with a conversation each, and their index."""
     import dflop
     import numpy as np
-    from PIL import Image
 
     directory.mkdir()
     random = np.random.default_rng(11)
     with tarfile.open(directory / "0.tar", "w") as tar:
         for number in range(count):
-            width, height = (int(side * random.lognormal(0, 0.4)) for side in MEDIAN_SIDES)
-            # Coarse shapes and fine grain, as photos have them.
-            shapes = random.integers(0, 255, (height // 24 + 2, width // 24 + 2, 3), dtype=np.uint8)
-            smooth = np.asarray(Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC))
-            grain = random.normal(0, 6, (height, width, 1))
-            photo = Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))
-            photo.save(file := io.BytesIO(), "jpeg", quality=90)
             turns = [
                 {"from": "human", "value": "<image>\nWhat is this?"},
                 {"from": "gpt", "value": "A red kite over the sea. " * 8},
             ]
             document = json.dumps({"conversations": turns}).encode()
-            for extension, content in (("jpg", file.getvalue()), ("json", document)):
+            for extension, content in (("jpg", photo(random)), ("json", document)):
                 member = tarfile.TarInfo(f"{number:05}.{extension}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
@@ -153,10 +124,8 @@ def one_round(checkpoint: Path, shards: Path, args: Any, tell: Any) -> dict[str,
     """Measures the variants once, each in a process of its own."""
     model_type, found = checkpoint.name, {}
     for variant in args.variants:
-        command = [sys.executable, __file__, "--run", variant, str(checkpoint), str(shards)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        environment |= {} if args.dflop is None else {"DFLOP_COMMAND": args.dflop}
-        done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True)
+        environment = {} if args.dflop is None else {"DFLOP_COMMAND": args.dflop}
+        done = run_alone(__file__, "--run", variant, checkpoint, shards, **environment)
         if done.returncode:
             tell(f"{model_type:16} {variant:12} failed: {done.stderr.strip().splitlines()[-1]}")
             continue
@@ -178,7 +147,7 @@ def report(model_type: str, rounds: list[dict[str, dict[str, float]]], tell: Any
                 one[variant][name] / one[base][name] for one in rounds if variant in one and base in one
             ]
             if ratios and variant != base:
-                low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+                low, middle, high = spread(ratios)
                 tell(f"{model_type:16} {unit}: {variant} / {base} {low:.3f} {middle:.3f} {high:.3f}")
 
 
@@ -276,12 +245,6 @@ def timed(run: Any, photos: int) -> dict[str, float]:
     if count != photos:
         raise SystemExit(f"{count} of {photos} photos were delivered")
     return {"photos_per_second": photos / seconds, "cpu_ms": 1e3 * (cpu_seconds() - before) / photos}
-
-
-def cpu_seconds() -> float:
-    """Returns the CPU time of this process and its ended children."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 class Photos:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compare import served
+from rounds import spread
 
 WORKERS = 2
 BATCH = 32
@@ -118,7 +119,8 @@ def peer(args: argparse.Namespace, name: str, corpus: Path) -> dict:
         args.peers / f"bench_{name}.py",
         "--mode",
         "decode",
-        "--set", f"read.workers={WORKERS}",
+        "--workers",
+        WORKERS,
     ]
     return run(command, CORPUS=str(corpus.resolve()), OMP_NUM_THREADS="1")
 
@@ -152,7 +154,8 @@ def report(rounds: list[dict[str, dict]], others: list[str]) -> None:
         rows[f"python / {name}, CPU"] = [mean(one, python, "cpu_ms") / one[name]["cpu_ms"] for one in rounds]
     print(f"\n{'ratio':34} {'median':>8} {'least':>8} {'largest':>8}")
     for name, ratios in rows.items():
-        print(f"{name:34} {statistics.median(ratios):8.3f} {min(ratios):8.3f} {max(ratios):8.3f}")
+        least, middle, largest = spread(ratios)
+        print(f"{name:34} {middle:8.3f} {least:8.3f} {largest:8.3f}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rounds import printer, spread
+
 # Median and sigma of the logarithm of document lengths, in words.
 CORPORA = {"chats": (110, 0.8), "web pages": (300, 1.1), "papers": (2400, 0.7)}
 LAYOUTS = ("packed", "split", "fit")
@@ -48,16 +50,14 @@ def main() -> None:
     args = parser.parse_args()
     # Before the libraries start their threads.
     os.environ |= {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-    lines = [machine(), f"{args.words:,} words per corpus, rows of {args.tokens} tokens"]
+    tell = printer(args.out)
+    tell(f"{machine()}\n{args.words:,} words per corpus, rows of {args.tokens} tokens")
     with tempfile.TemporaryDirectory() as directory:
         for name, (median, sigma) in CORPORA.items():
             folder = Path(directory) / name.replace(" ", "-")
             write_corpus(folder, args.words, median, sigma)
             rounds = [one_round(folder, args.tokens) for _ in range(args.rounds)]
-            lines += report(name, rounds)
-            if args.out:
-                args.out.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+            tell("\n".join(report(name, rounds)))
 
 
 def machine() -> str:
@@ -264,9 +264,9 @@ def report(name: str, rounds: list[dict[str, dict[str, float]]]) -> list[str]:
             def speed(run: dict[str, float], passing: str = passing) -> float:
                 return run["tokens"] / run[f"{passing} CPU s"]
 
-            ratios = [speed(one[own]) / speed(one[other]) for one in rounds]
+            least, middle, largest = spread(speed(one[own]) / speed(one[other]) for one in rounds)
             label = f"{passing} pass, {own} / {other}"
-            lines.append(f"{label:42} {statistics.median(ratios):8.3f} {min(ratios):8.3f} {max(ratios):8.3f}")
+            lines.append(f"{label:42} {middle:8.3f} {least:8.3f} {largest:8.3f}")
     return lines
 
 

@@ -160,6 +160,7 @@ GROUPS = (
         "dflop.torch",
         (
             "loss",
+            "backward",
             "count_targets",
             "BalancedTrainer",
             "BalancedTrainerMixin",

@@ -47,6 +47,16 @@ def shards(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
+def texts(shard: pathlib.Path) -> None:
+    """Writes a few texts to evaluate on."""
+    with tarfile.open(shard, "w") as tar:
+        for number in range(8):
+            payload = (" a red kite" * (4 + number)).encode()
+            info = tarfile.TarInfo(f"held-out-{number}.txt")
+            info.size = len(payload)
+            tar.addfile(info, io.BytesIO(payload))
+
+
 def bitmap(width: int, height: int) -> bytes:
     row = bytes(value for x in range(width) for value in (x % 256, (x * 3) % 256, 120))
     row += bytes(-len(row) % 4)
@@ -88,8 +98,10 @@ class Reports:
         for before, after in small.items():
             assert before in example, before
             example = example.replace(before, after)
-        config.write_text(example)
-        self.make("train", [str(config), "--steps", "4"])
+        held_out = directory / "held-out.tar"
+        texts(held_out)
+        config.write_text(example + f"\n[evaluation]\nevery = 2\nshards = [{json.dumps(str(held_out))}]\n")
+        self.make("train", [str(config), "--steps", "7"])
         for name in ["stats", "simulate", "train"]:
             shutil.copy(directory / f"{name}.json", run)
         self.call(["report", str(run), "-o", str(directory / "all.html")])
@@ -274,7 +286,9 @@ def use(visit: Visit, name: str) -> None:
         visit.expect(page.locator(".histogram canvas").count() > 4, "quantities have histograms")
     if name == "train":
         visit.expect(page.locator(".badge.measured").count() > 1, "measured timelines are beside simulated ones")
-        visit.expect(page.locator(".plot[aria-roledescription='line chart']").count() == 3, "the steps are drawn")
+        visit.expect(page.locator(".plot[aria-roledescription='line chart']").count() == 4, "the steps are drawn")
+        legend = page.locator(".chart", has_text="evaluation loss").locator(".u-series").all_inner_texts()
+        visit.expect(any(line.startswith("evaluation loss") for line in legend), f"evaluations are beside the loss: {legend}")
     if name == "plan":
         visit.expect(page.locator(".plan").count() == 2, "the plan has a runner-up")
 

@@ -10,6 +10,7 @@ import argparse
 import functools
 import http.server
 import pathlib
+import re
 import shutil
 import sys
 import threading
@@ -21,7 +22,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_pla
 
 WIDTHS = [390, 1280]
 THEMES = ["light", "dark"]
-TABS = ["PyTorch", "Lightning", "Hugging Face Trainer", "JAX", "Command line", "Rust"]
+QUICKSTART = pathlib.Path(__file__).resolve().parents[2] / "docs/quickstart.md"
+TABS = re.findall("^### (.+)$", QUICKSTART.read_text(encoding="utf-8").partition("<!-- tabs -->")[2], re.MULTILINE)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -137,7 +139,7 @@ def check_tabs(page: Page, address: str, width: int) -> None:
     block.locator("pre").first.hover()
     block.locator("button").first.click()
     copied = page.evaluate("navigator.clipboard.readText()")
-    assert "loss.backward()" in copied and "optimizer.step()" in copied, copied
+    assert ".backward()" in copied and "optimizer.step()" in copied, copied
 
 
 def check_reading(page: Page, address: str) -> None:
@@ -164,7 +166,7 @@ def check_api(page: Page, address: str) -> None:
     assert not [name for name in text.split() if name.startswith("_")], f"private names: {text}"
     assert signature.locator("a", has_text="Processor").first.get_attribute("href"), "types are links"
     contents = page.locator("#dflop\\.Loader ~ .doc-contents").first
-    assert "samples of a batch." in contents.locator("li", has_text="batch_size").first.inner_text()
+    assert "samples per batch." in contents.locator("li", has_text="batch_size").first.inner_text()
     assert page.locator(".doc-contents .highlight .k").count() > 0, "code of docstrings is highlighted"
 
 

@@ -9,7 +9,6 @@ import dflop
 if __name__ == "__main__":
     dflop.example.on_ranks(2)  # as `torchrun --nproc-per-node 2` does
 
-import contextlib
 from pathlib import Path
 
 import torch
@@ -33,27 +32,13 @@ def model_of(directory: Path) -> DistributedDataParallel:
     return DistributedDataParallel(model)
 
 
-def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
-    """Leaves the gradients of the global batch in all ranks' parameters; returns its loss."""
-    total = torch.zeros(1)
-    for place, microbatch in enumerate(step.microbatches, 1):
-        # Gradients are averaged over the ranks once per step, with the last microbatch.
-        is_last = place == len(step.microbatches)
-        with contextlib.nullcontext() if is_last else model.no_sync():
-            loss = dflop.torch.loss(model, microbatch, step)  # right for gradients that are averaged
-            loss.backward()
-        total += loss.detach()
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
-
-
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     directory = dflop.example.directory()  # the same on every rank; yours must be readable by all ranks
     model = model_of(directory)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in loader_of(directory):
-        loss = backward(model, step)
+        loss = dflop.torch.backward(model, step)  # averages gradients once, with the last microbatch
         print(f"rank {dist.get_rank()}, step {step.step}: loss {loss:.3f}, plan {step.digest}", flush=True)
         optimizer.step()
         optimizer.zero_grad()

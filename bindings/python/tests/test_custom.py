@@ -218,6 +218,33 @@ class Batches(Own):
         self.assertFalse(bad & set(kept))
         self.assertEqual({one["key"] for one in loader.skipped}, bad)
 
+    def test_a_processor_that_fails_on_every_sample_is_named_with_its_reason(self) -> None:
+        def batch(samples: list[dflop.Sample]) -> dict:
+            raise KeyError("pixels")
+
+        loader = self.loader(processor=dflop.CustomProcessor(batch=batch), steps=2)
+        with self.assertRaisesRegex(dflop.Error, "no sample of which inputs .* KeyError: 'pixels'") as caught:
+            [microbatch for step in loader for microbatch in step.microbatches]
+        self.assertIsInstance(caught.exception.__cause__, KeyError)
+
+    def test_a_processor_without_a_template_takes_that_of_its_tokenizer(self) -> None:
+        class Named:
+            def __init__(self, template: str | None, tokenizer: object = None) -> None:
+                self.chat_template, self.given = template, {}
+                if tokenizer is not None:
+                    self.tokenizer = tokenizer
+
+            def __call__(self, **arguments: object) -> None: ...
+
+            def apply_chat_template(self, messages: list, **arguments: object) -> str:
+                self.given = arguments
+                return ""
+
+        for own, expected in ((None, "of the tokenizer"), ("own", None)):
+            processor = Named(own, Named("of the tokenizer"))
+            dflop.hugging_face.Inputs(processor)._render([])
+            self.assertEqual(processor.given.get("chat_template"), expected)
+
     def test_samples_that_are_good_alone_but_not_together_end_the_stream(self) -> None:
         def batch(samples: list[dflop.Sample]) -> dict:
             if len(samples) > 1:

@@ -3,6 +3,7 @@
 import base64
 import html.parser
 import io
+import json
 import struct
 import unittest
 import wave
@@ -208,6 +209,21 @@ class Escapes(InFolder):
                 (file.getnchannels(), file.getframerate(), file.getnframes()), (1, 16_000, 24_000)
             )
             self.assertEqual(int.from_bytes(file.readframes(1), "little"), 16383)
+
+    def test_tool_calls_are_shown_and_kept_for_processors(self) -> None:
+        call = {"type": "function", "function": {"name": "weather", "arguments": {"city": EVIL}}}
+        messages = [
+            {"role": "user", "content": "How warm is it?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "name": "weather", "content": "21"},
+        ]
+        sample = dflop.Sample({"json": {"messages": messages}})
+        kept = dflop.hugging_face.messages_of(sample)
+        self.assertEqual(kept[1], {"role": "assistant", "content": [], "tool_calls": [call]})
+        self.assertEqual(kept[2]["name"], "weather")
+        texts = Reader(sample._repr_html_()).texts
+        written = json.dumps({"city": EVIL})
+        self.assertTrue({f"weather({written})", "tool", "21"} <= set(texts), texts)
 
     def test_long_things_are_cut(self) -> None:
         sample = dflop.Sample(

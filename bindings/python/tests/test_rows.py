@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from typing import Any
 
 import dflop
@@ -111,6 +112,22 @@ class Rows(InFolder):
         ):
             with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, reason):
                 self.loader("fit:64", **settings)
+        with self.assertRaisesRegex(dflop.Error, "no index|cannot be indexed"):
+            pipe = dflop.Dataset(f"pipe:cat {self.directory / 'texts' / '000000.tar'}", allow="pipe")
+            dflop.BalancedLoader(
+                pipe,
+                model=self.directory / "model",
+                processor=dflop.Processor(layout="split:64"),
+                global_batch_size=1,
+            )
+        for keyword, place in (
+            ("layout", "processor=dflop.Processor(layout=…)"),
+            ("processor", "processor=…"),
+            ("tokenizer", "tokenizer=…"),
+        ):
+            hint = re.escape(f"dflop.BalancedLoader(…, {place})")
+            with self.subTest(keyword), self.assertRaisesRegex(TypeError, hint):
+                dflop.Loader(self.directory / "texts", **{keyword: "split:64"})
         state = self.loader("fit:64").state_dict()
         with self.assertRaisesRegex(
             dflop.StateError, "it has rows, `fit:64`, and this run packs whole samples"

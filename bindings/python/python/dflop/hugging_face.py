@@ -37,8 +37,9 @@ def messages_of(sample: Sample) -> list[Message]:
     """Returns the conversation of a sample as messages of roles and content parts.
 
     A ``json`` field has ``conversations`` as LLaVA writes them, with ``<image>``, ``<video>``, ``<audio>``
-    where a medium belongs, or ``messages``; media that no text refers to come first. Without it, the ``txt``
-    field is a caption that the assistant says after the media.
+    where a medium belongs, or ``messages``, whose other keys (``tool_calls``, ``name``) are kept; media that no
+    text refers to come first. Without it, the ``txt`` field is a caption that the assistant says after the
+    media.
 
     Raises:
         ValueError: the sample has neither.
@@ -54,7 +55,7 @@ def messages_of(sample: Sample) -> list[Message]:
         messages = [{"role": role, "content": list(_parts(text))} for role, text in turns]
     elif isinstance(document, Mapping) and "messages" in document:
         messages = [
-            {"role": message["role"], "content": _content(message["content"])}
+            {"role": message["role"], **message, "content": _content(message)}
             for message in document["messages"]
         ]
     elif isinstance(sample.get("txt"), str):
@@ -141,7 +142,7 @@ class Inputs:
             for its media in order.
         targets: ``assistant`` takes the loss over the assistant's turns, ``all`` over all tokens that are not
             of media; or a function of messages, their text and ids, which returns the labels of a sample.
-        chat_template: Jinja source in place of the processor's.
+        chat_template: Jinja source in place of the processor's, or of the tokenizer's where it has none.
         packed: joins the samples in one row without padding, whose ``position_ids`` begin anew with each, for
             models that separate samples by positions and take ``use_cache=False``. Positions in several
             dimensions, as of Qwen-VL, need padding.
@@ -180,8 +181,10 @@ class Inputs:
         if not callable(targets) and targets not in ("assistant", "all"):
             raise ValueError(f"expected `targets` to be assistant, all or a function, found {targets!r}")
         self._processor, self._messages, self._targets = processor, messages, targets
-        self._template = {} if chat_template is None else {"chat_template": chat_template}
         self._tokenizer = getattr(processor, "tokenizer", processor)
+        if chat_template is None and getattr(processor, "chat_template", None) is None:
+            chat_template = getattr(self._tokenizer, "chat_template", None)
+        self._template = {"chat_template": chat_template} if isinstance(chat_template, str) else {}
         self._is_packed, self._is_flat, self._is_apart = packed, False, False
         self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
 
@@ -556,7 +559,9 @@ def _parts(text: str) -> Iterator[Message]:
         text = text[at + len(mark) :].removeprefix("\n")
 
 
-def _content(content: Any) -> list[Message]:
+def _content(message: Message) -> list[Message]:
+    # A turn of tool calls alone has none.
+    content = (message.get("content") or ()) if message.get("tool_calls") else message["content"]
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [dict(part) for part in content]

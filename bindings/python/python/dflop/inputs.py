@@ -101,6 +101,8 @@ class Inputs:
         self._ahead = MICROBATCHES_AHEAD if processor.batch is None else threads + 1
         # Tensors of one sample, from which microbatches without samples are made.
         self._template: dict[str, Any] | None = None
+        # Exception of the last bad sample.
+        self._fault: Exception | None = None
         self._planned = PlannedTokens()
 
     def report(self) -> dict[str, Any]:
@@ -139,6 +141,7 @@ class Inputs:
         for sample, error in made.faults:
             if not isinstance(error, Exception):
                 raise error
+            self._fault = error
             try:
                 microbatches.skip(sample, f"{type(error).__name__}: {error}")
             except Error as too_many:
@@ -170,8 +173,9 @@ class Inputs:
             if self._template is None:
                 self._keep_template(self._maker.end(microbatch.samples, futures))
         if self._template is None:
-            message = "the first microbatches have no sample of which inputs could be made, and so nothing to fill them"
-            raise UserCodeError(message, "no_inputs")
+            message = "the first microbatches have no sample of which inputs could be made"
+            reason = f"{type(self._fault).__name__}: {self._fault}" if self._fault else "they have no sample"
+            raise UserCodeError(f"{message}: {reason}", "no_inputs") from self._fault
         return dict(self._template)
 
 

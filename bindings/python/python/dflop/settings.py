@@ -351,8 +351,19 @@ def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:
     """
     for keyword in keywords:
         hint = _place_of(loader, keyword) or FOREIGN.get(keyword) or _similar_to(loader, keyword)
+        hint = hint or _place_in_balanced(loader, keyword)
         message = f"{loader}() got an unexpected keyword argument {keyword!r}"
         raise TypeError(f"{message}: {hint}" if hint else message)
+
+
+def _calls(loader: str) -> dict[str, tuple[type[Any], str]]:
+    """Returns the group of each setting of a class that is in one, and the argument that passes it."""
+    return {
+        field.name: (group, f"{taken_by}=dflop.{group.__name__}({field.name}=…)")
+        for taken_by, classes in reversed(GROUPS.get(loader, {}).items())
+        for group in reversed(classes)
+        for field in fields(group)
+    }
 
 
 def _similar_to(loader: str, keyword: str) -> str:
@@ -360,16 +371,24 @@ def _similar_to(loader: str, keyword: str) -> str:
     from dflop import _native
 
     own = list(inspect.signature(getattr(_native, loader)).parameters)
-    grouped = {
-        field.name: f"{taken_by}=dflop.{group.__name__}({field.name}=…)"
-        for taken_by, classes in GROUPS.get(loader, {}).items()
-        for group in classes
-        for field in fields(group)
-    }
-    hint = similar(keyword, own) or similar(keyword, grouped)
-    for name, call in grouped.items():
+    calls = _calls(loader)
+    hint = similar(keyword, own) or similar(keyword, calls)
+    for name, (_, call) in calls.items():
         hint = hint.replace(f"`{name}`", f"`{call}`")
     return hint
+
+
+def _place_in_balanced(loader: str, keyword: str) -> str:
+    """Returns the place of a setting that `Loader` lacks: tokens, models and plans are `BalancedLoader`'s."""
+    from dflop import _native
+
+    name = RENAMED.get(keyword, keyword)
+    places = {own: f"{own}=…" for own in inspect.signature(_native.BalancedLoader).parameters}
+    places |= {field: call for field, (_, call) in _calls("BalancedLoader").items()}
+    if loader != "Loader" or name not in places:
+        return ""
+    reason = "a `Loader` delivers samples, a `BalancedLoader` model inputs, on one rank as on many"
+    return f"{reason}: dflop.BalancedLoader(…, {places[name]})"
 
 
 def _place_of(loader: str, keyword: str) -> str | None:
@@ -377,13 +396,12 @@ def _place_of(loader: str, keyword: str) -> str | None:
         moved = MOVED.get((loader, keyword))
         return f"replaced by {moved}" if moved else GONE.get(keyword)
     name = RENAMED.get(keyword, keyword)
-    for taken_by, classes in GROUPS[loader].items():
-        for group in classes:
-            if name in [field.name for field in fields(group)]:
-                call = f"{taken_by}=dflop.{group.__name__}({name}=…)"
-                return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
-            if moved := MOVED.get((group.__name__, name)):
-                return f"replaced by {moved}"
+    if found := _calls(loader).get(name):
+        group, call = found
+        return f"`{name}` is a field of `dflop.{group.__name__}`: {call}"
+    for group in (group for classes in GROUPS[loader].values() for group in classes):
+        if moved := MOVED.get((group.__name__, name)):
+            return f"replaced by {moved}"
     if loader == "BalancedLoader" and keyword in MODEL_SETTINGS:
         return f"`{keyword}` is a setting of `dflop.CostModel`: model=dflop.CostModel(…, {keyword}=…)"
     if loader == "BalancedLoader" and (moved := MOVED.get(("CostModel", keyword))):

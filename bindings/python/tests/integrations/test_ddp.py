@@ -7,7 +7,7 @@ import sys
 import unittest
 from pathlib import Path
 
-import dflop
+import dflop.torch
 import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
@@ -39,7 +39,7 @@ def rank_of_job(directory: Path) -> None:
             # Microbatches without images come last, because gradients are averaged with the last one.
             step = step.hold()
             step.microbatches.sort(key=has_images, reverse=True)
-            loss = ddp.backward(model, step)
+            loss = dflop.torch.backward(model, step).item()
             images = [None] * dist.get_world_size()
             dist.all_gather_object(images, list(map(has_images, step.microbatches)))
             found[strategy, step.step] = {
@@ -51,7 +51,7 @@ def rank_of_job(directory: Path) -> None:
             model.zero_grad()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in ddp.loader_of(directory, **SETTINGS, plan=dflop.Plan(strategy=strategy)):
-            ddp.backward(model, step)
+            dflop.torch.backward(model, step)
             optimizer.step()
             optimizer.zero_grad()
         found[strategy, "weights"] = {name: one.detach() for name, one in model.module.named_parameters()}

@@ -90,7 +90,7 @@ def microbatch(rows: list[list[int]], targets: list[int], total: int, ranks: int
     for row, count in enumerate(targets):
         labels[row, ids.shape[1] - count :] = ids[row, ids.shape[1] - count :]
     made = dflop.Microbatch({"input_ids": ids, "labels": labels, "use_cache": False})
-    made.target_tokens, made.loss_scale_sum = sum(targets), ranks / total
+    made.target_tokens, made.loss_scale_sum, made.cu_seqlens = sum(targets), ranks / total, None
     made.loss_scale = made.target_tokens * made.loss_scale_sum
     return made
 
@@ -135,6 +135,22 @@ class Kinds(unittest.TestCase):
             for first_word in (0, 2):
                 with self.subTest(kind.__name__, first_word=first_word):
                     self.check(kind(), parts(first_word))
+
+    def test_a_whole_step_has_the_loss_and_gradients_of_its_microbatches(self) -> None:
+        step = dflop.Step(0, parts(), 12, "", 0.0, 0.0)
+        toy, compiled, lengthening = Toy(), Toy(), Lengthening()
+        for model, wrapped in (
+            (toy, toy),
+            (compiled, torch.compile(compiled, backend="eager")),
+            (lengthening, lengthening),
+        ):
+            wanted = by_hand(model, parts())
+            gradients = torch.autograd.grad(wanted, list(model.parameters()))
+            found = dflop.torch.backward(wrapped, step)
+            self.assertAlmostEqual(found.item(), wanted.item(), places=5)
+            self.assertFalse(found.requires_grad)
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                torch.testing.assert_close(parameter.grad, gradient)
 
     def test_the_order_of_microbatches_is_free(self) -> None:
         for kind in (Toy, Lengthening, Fused):

@@ -34,15 +34,15 @@ def is_image(value: Any) -> bool:
 def element(value: Any, side: int = IMAGE_SIDE_MAX) -> str | None:
     """Returns the element of a medium; ``None`` for anything else.
 
-    - `side`: largest width and height of an image, in pixels
+    - `side`: largest width and height of an image, in pixels; below the default a video is its first frame
     """
     if isinstance(value, Audio):
         return _clip(value)
     if isinstance(value, Video):
-        return _frames(value, min(side, FRAME_SIDE_MAX))
+        return _frames(value, min(side, FRAME_SIDE_MAX), FRAMES_MAX if side >= IMAGE_SIDE_MAX else 1)
     if is_image(value):
         height, width = value.shape[:2]
-        return _figure(_address(value, side), f"{width} x {height}", side)
+        return _picture(value, f"{width} x {height}", side)
     return _stored(value, side)
 
 
@@ -84,8 +84,15 @@ def _address(pixels: Any, side: int) -> str:
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
-def _figure(address: str, caption: str, side: int) -> str:
-    style = f"max-width:min(100%,{side}px);max-height:{side}px;display:block;margin:0;object-fit:contain"
+def _picture(pixels: Any, caption: str, side: int) -> str:
+    """Returns an image whose longer side is at most `side`, whatever the squares of its means."""
+    height, width = pixels.shape[:2]
+    shown = max(round(width * min(side / max(height, width), 1)), 1)
+    return _figure(_address(pixels, side), caption, f"width:{shown}px;max-width:100%;height:auto")
+
+
+def _figure(address: str, caption: str, fitted: str) -> str:
+    style = f"{fitted};display:block;margin:0"
     image = f'<img alt="{escape(caption)}" style="{style}" src="{address}">'
     return f'<div style="margin:2px 0;min-width:0">{image}<div style="{FAINT}">{escape(caption)}</div></div>'
 
@@ -100,7 +107,8 @@ def _stored(value: Any, side: int) -> str | None:
     if kind is None:
         return None
     address = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    return _figure(address, f"as stored, {size(len(content))}", side)
+    fitted = f"max-width:min(100%,{side}px);max-height:{side}px;object-fit:contain"
+    return _figure(address, f"as stored, {size(len(content))}", fitted)
 
 
 def _clip(audio: Audio) -> str:
@@ -120,15 +128,13 @@ def _clip(audio: Audio) -> str:
     return f'<div style="margin:2px 0">{player}<div style="{FAINT}">{caption}</div></div>'
 
 
-def _frames(video: Video, side: int) -> str:
+def _frames(video: Video, side: int, most: int) -> str:
     count = len(video.frames)
-    chosen = sorted({round(place * (count - 1) / max(FRAMES_MAX - 1, 1)) for place in range(FRAMES_MAX)})
+    chosen = sorted({round(place * (count - 1) / max(most - 1, 1)) for place in range(min(most, count))})
     shown = [
-        _figure(_address(video.frames[place], side), f"{float(video.times_seconds[place]):.2f} s", side)
-        for place in chosen
-        if count
+        _picture(video.frames[place], f"{float(video.times_seconds[place]):.2f} s", side) for place in chosen
     ]
-    caption = f"video: {len(chosen) if count else 0} of {count} sampled frames"
+    caption = f"video: {len(chosen)} of {count} sampled frames"
     return (
         f'<div style="margin:2px 0"><div style="display:flex;flex-wrap:wrap;gap:4px">{"".join(shown)}</div>'
         f'<div style="{FAINT}">{caption}</div></div>'

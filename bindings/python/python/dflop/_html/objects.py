@@ -21,9 +21,9 @@ def dataset(of: dict[str, Any]) -> str:
 
     - `of`: its description by the compiled part: counts, `keys`, `bytes` and `text_tokens` of some samples
     """
-    kinds = zip(("images", "audio clips", "videos"), of["media"], strict=True)
+    kinds = zip(("image", "audio clip", "video"), of["media"], strict=True)
     described = len(of["bytes"])
-    media = ", ".join(f"{count:,} {kind}" for kind, count in kinds if count) or "none"
+    media = ", ".join(f"{count:,} {kind}{'s' * (count > 1)}" for kind, count in kinds if count) or "none"
     spread = "" if described == of["samples"] else f" (of {described:,} samples)"
     rows = [
         ("samples", f"{of['samples']:,}" + (f" of the split {of['split']}" if of["split"] else "")),

@@ -64,10 +64,10 @@ def legend(names: Sequence[str], colors: Sequence[str] = COLORS) -> str:
         return ""
     squares = (
         f'<span style="white-space:nowrap"><span style="display:inline-block;width:10px;height:10px;'
-        f'background:{color};margin-right:4px"></span>{escape(name)}</span>'
+        f'background:{color};margin-right:4px"></span><span style="opacity:.7">{escape(name)}</span></span>'
         for name, color in zip(names, colors, strict=False)
     )
-    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 14px;{FAINT}">{"".join(squares)}</div>'
+    return f'<div style="display:flex;flex-wrap:wrap;gap:4px 14px;font-size:12px">{"".join(squares)}</div>'
 
 
 def short(value: float) -> str:

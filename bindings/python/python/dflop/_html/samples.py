@@ -13,7 +13,7 @@ from dflop._html.page import COLORS, FAINT, block, facts, legend, note, side_by_
 from dflop.batches import Batch, Microbatch, Sample
 
 # Cards of a batch, the side of their images in pixels, and the characters of their texts.
-CARDS_MAX, CARD_SIDE, CARD_TEXT_MAX = 12, 144, 160
+CARDS_MAX, CARD_SIDE, CARD_TEXT_MAX = 12, 160, 160
 TURNS_MAX = 20
 _BUBBLE = "border-radius:10px;padding:6px 10px;margin:4px 0;max-width:85%;width:fit-content"
 
@@ -103,11 +103,20 @@ def _turn(message: Mapping[str, Any], remaining: Mapping[str, Iterator[Any]]) ->
         else:
             medium = media.element(next(remaining.get(part["type"], iter(())), None))
             shown.append(medium or f"[{escape(part['type'])}]")
+    shown += [f"<code>{media.text(_call(call))}</code>" for call in message.get("tool_calls") or ()]
     is_target = message["role"] == "assistant"
     side = "margin-left:auto" if is_target else ""
     color = "rgba(76,120,168,.25)" if is_target else "rgba(127,127,127,.18)"
     name = f'<div style="{FAINT}">{escape(str(message["role"]))}</div>'
     return f'<div style="{_BUBBLE};background:{color};{side}">{name}{"".join(shown)}</div>' if shown else ""
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    """Returns a tool call as it is written in code."""
+    function = call.get("function", call)
+    arguments = function.get("arguments", "")
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{function['name']}({written})"
 
 
 def _field(value: Any) -> str:
@@ -146,8 +155,11 @@ def _said(of: Sample) -> str:
     from dflop.hugging_face import messages_of
 
     try:
-        parts = [part for message in messages_of(of) for part in message["content"]]
-        return "\n".join(part["text"] for part in parts if part["type"] == "text")
+        said = []
+        for message in messages_of(of):
+            said += [part["text"] for part in message["content"] if part["type"] == "text"]
+            said += map(_call, message.get("tool_calls") or ())
+        return "\n".join(filter(None, said))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return next((value for value in of.values() if isinstance(value, str)), "")
 
@@ -170,13 +182,13 @@ def _described(value: Any) -> str:
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"{str(value.dtype).removeprefix('torch.')} {list(shape)}"
-    if isinstance(value, list | tuple) and not isinstance(value, str):
-        return f"{len(value):,} values, {_kinds(value)}"
+    if isinstance(value, list | tuple):
+        found = [one for one in value if one is not None]
+        missing = f" of {len(value):,}" if len(found) < len(value) else ""
+        return f"{len(found):,}{missing} values: {_kinds(found)}"
     shown = repr(value)
     return shown if len(shown) <= 80 else shown[:80] + "…"
 
 
 def _kinds(values: Sequence[Any]) -> str:
-    return (
-        ", ".join(sorted({"none" if value is None else type(value).__name__ for value in values})) or "empty"
-    )
+    return ", ".join(sorted({type(value).__name__ for value in values})) or "none"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dflop.torch.stage_timer import StageTimer as StageTimer
     from dflop.torch.step_checkpoint import StepCheckpoint as StepCheckpoint
     from dflop.torch.titan import TitanDataLoader as TitanDataLoader
+    from dflop.torch.token_loss import backward as backward
     from dflop.torch.token_loss import count_targets as count_targets
     from dflop.torch.token_loss import loss as loss
     from dflop.torch.trace import Trace as Trace
@@ -51,6 +52,7 @@ _PLACES = {
     "TitanDataLoader": "titan",
     "Trace": "trace",
     "assign_media": "encoder_balance",
+    "backward": "token_loss",
     "count_targets": "token_loss",
     "encoder_cost_fn": "encoder_balance",
     "keep": "dataset",
@@ -79,6 +81,7 @@ __all__ = [
     "TitanDataLoader",
     "Trace",
     "assign_media",
+    "backward",
     "count_targets",
     "encoder_cost_fn",
     "keep",

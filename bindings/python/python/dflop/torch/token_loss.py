@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dflop.batches import Microbatch, Step
@@ -109,6 +111,65 @@ def loss(
     # The model lengthens some inputs only: its own loss knows where their labels went.
     _remember(base, _Form.OWN_MEAN)
     return _with_labels(model, base, microbatch, arguments) * scale
+
+
+def backward(
+    model: torch.nn.Module,
+    step: Step,
+    *,
+    device: torch.device | str | None = None,
+    group: Any = None,
+    **arguments: Any,
+) -> torch.Tensor:
+    """Adds the gradients of a step to the parameters and returns the loss of the global batch.
+
+    Runs `loss` and its backward pass for one microbatch after the other, on the device of the model. DDP
+    averages gradients over the ranks once, with the last microbatch; FSDP with every microbatch, so that a
+    rank never holds whole gradients. Clipping and the step of the optimizer follow. Losses that are scaled
+    (``GradScaler``) need a loop over `loss`.
+
+    Args:
+        model: model as for `loss`.
+        step: a delivered step.
+        device: device of the inputs. Default: that of the model's first parameter.
+        group: process group whose ranks have the step's microbatches. Default: all processes, where there
+            are several.
+        **arguments: further arguments of the model.
+
+    Returns:
+        torch.Tensor: the mean loss over all target tokens of the global batch, the same on all ranks;
+        float32 without dimensions or gradients.
+
+    Raises:
+        TypeError: the arrays are not PyTorch's, or see `loss`.
+        ValueError: see `loss`.
+
+    Examples:
+        >>> import torch
+        >>> from transformers import AutoConfig, AutoModelForImageTextToText
+        >>> model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained("model/"))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> settings = {"model": "model/", "global_batch_size": 8, "microbatches": 2, "steps": 2}
+        >>> for step in dflop.BalancedLoader("shards/", **settings):
+        ...     total = dflop.torch.backward(model, step)
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+    """
+    device = next(model.parameters()).device if device is None else device
+    # Kept by `torch.compile` inside of its own module.
+    averaging = getattr(model, "_orig_mod", model)
+    total = torch.zeros((), device=device)
+    for place, microbatch in enumerate(step.microbatches, 1):
+        is_kept = isinstance(averaging, DistributedDataParallel) and place < len(step.microbatches)
+        with averaging.no_sync() if is_kept else nullcontext():
+            found = loss(model, microbatch.to(device), step, **arguments)
+            found.backward()
+        total += found.detach()
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(total, group=group)
+        # Each rank's share is multiplied by their number, for gradients that are averaged.
+        total /= dist.get_world_size(group)
+    return total
 
 
 def count_targets(step: Step, group: Any = None) -> Step:

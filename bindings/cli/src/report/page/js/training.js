@@ -56,9 +56,9 @@ const lineChart = (xs, name, format, series, view, sync) => {
     u = new uPlot({
       width, height, padding: [10, 12, 0, 0],
       cursor: { sync: { key: sync }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 } },
-      legend: { live: true },
+      legend: { live: true, markers: { dash: (plot, at) => (plot.series[at].dash ? "dashed" : "solid") } },
       scales: { x: zoomedScale(view), y: { range: (_, min, max) => valueRange(min, max) } },
-      axes: [{ ...axis, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] },
+      axes: [{ ...axis, size: 28, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] },
         { ...axis, size: 66, values: (_, splits) => splits.map(format) }],
       series: [{ label: "step" }, ...series.map(([label, , shade, dash, isSparse]) => ({
         label, dash, stroke: () => color(shade), width: 1.6, points: { show: isSparse || xs.length < 60, size: 4 },
