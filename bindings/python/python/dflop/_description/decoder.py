@@ -291,10 +291,11 @@ def _head(model: Any, decoder: Decoder, hidden: int) -> dict[str, Any] | None:
     modules = dict(model.named_modules())
     paths = head_paths(model, decoder)
     states = torch.empty((1, LENGTHS[0], hidden), device="meta", requires_grad=True)
-    if [modules[path] for path in paths] == [last]:
+    run = _whole_run(model)
+    if run is None or [modules[path] for path in paths] == [last]:
         flops = counting.count(lambda: last(states), [], model.parameters()).total
     else:
-        counted = counting.count(lambda: _logits(model, states), [decoder.module], model.parameters())
+        counted = counting.count(lambda: run(states), [decoder.module], model.parameters())
         inside = counted.modules[0]
         flops = counting.Flops(
             counted.total.forward - inside.forward, counted.total.backward - inside.backward
@@ -314,12 +315,11 @@ def _head(model: Any, decoder: Decoder, hidden: int) -> dict[str, Any] | None:
 def head_paths(model: Any, decoder: Decoder) -> list[str]:
     """Returns the paths of the modules that run beside the decoder on embeddings of texts."""
     last = next(path for path, one in model.named_modules() if one is model.get_output_embeddings())
-    states = torch.empty((1, LENGTHS[0], width(model)), device="meta")
-    try:
-        with counting.executed(model) as ran, shapes_only(), torch.no_grad():
-            _logits(model, states)
-    except Exception:  # noqa: BLE001  The decoder alone is what has to run.
-        return [last]
+    run = _whole_run(model)
+    if run is None:
+        return [last]  # The decoder alone is what has to run.
+    with counting.executed(model) as ran, shapes_only(), torch.no_grad():
+        run(torch.empty((1, LENGTHS[0], width(model)), device="meta"))
     found = [
         path
         for path in parts.roots_beside(decoder.path, list(ran))
@@ -335,9 +335,24 @@ def _after(decoder: str, ran: list[str]) -> set[str]:
     return set(ran[at:])
 
 
-def _logits(model: Any, states: Any) -> Any:
-    # A copy, which the decoder may change.
-    return model(inputs_embeds=states.clone(), use_cache=False, return_dict=True).logits
+def _whole_run(model: Any) -> Callable[[Any], Any] | None:
+    """Returns a function from embeddings of `LENGTHS[0]` tokens to logits; nothing if the model runs on none.
+
+    Some models take a mask that they make themselves for one that depends on weights.
+    """
+    mask = torch.ones((1, LENGTHS[0]), dtype=torch.long)
+    given: dict[str, Any]
+    for given in ({}, {"attention_mask": mask}):
+
+        def run(states: Any, given: dict[str, Any] = given) -> Any:
+            # A copy, which the decoder may change.
+            return model(inputs_embeds=states.clone(), use_cache=False, return_dict=True, **given).logits
+
+        # A model may raise anything.
+        with contextlib.suppress(Exception), shapes_only(), torch.no_grad():
+            run(torch.empty((1, LENGTHS[0], width(model)), device="meta"))
+            return run
+    return None
 
 
 def _patterns(decoder: Decoder, run: Callable[[Any], Any], hidden: int) -> list[dict[str, Any]]:

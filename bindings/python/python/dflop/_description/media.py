@@ -108,7 +108,8 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
                 continue
             return made, text
     raise ModelError(
-        f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
+        f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}; "
+        "correct the settings in `preprocessor_config.json`, or count tokens with `dflop.Custom`"
     )
 
 
