@@ -125,7 +125,8 @@ def named(outcome):
         row["lacks"] = "" if outcome["is_mixed"] else "samples without media among others"
     else:
         errors = [outcome["training"]] if "training" in outcome else outcome.get("problems", [])[-1:]
-        row["lacks"] = " ".join(textwrap.shorten(re.sub(r"^(ModelError|FitError|_NotRunError): ", "", error["error"]), 180, placeholder=" …") for error in errors)
+        texts = (re.sub(rf"^(ModelError|FitError|_NotRunError): |{tempfile.gettempdir()}/\S+: ", "", error["error"]) for error in errors)
+        row["lacks"] = " ".join(textwrap.shorten(text, 180, placeholder=" …") for text in texts)
     return row
 
 

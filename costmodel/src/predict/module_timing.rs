@@ -299,7 +299,8 @@ impl ModuleTiming {
 
 /// Adds two curves that may be missing; `None` if only one is missing, or the work differs.
 impl Packs {
-    /// Uses whole-module runs if there are enough for a fit, otherwise the part shapes.
+    /// Uses whole-module runs if there are enough for a fit, or at least as many as part shapes, which then
+    /// know no more; otherwise the part shapes.
     fn new(query: &ModuleQuery<'_>) -> Self {
         let ModuleQuery { selected, tp, layers: [full, windowed], .. } = *query;
         let runs = whole_runs(query.fastest, tp, full + windowed);
@@ -310,7 +311,7 @@ impl Packs {
         let mut shapes: Vec<[u32; 2]> = selected.points.iter().filter(is_part).map(Point::shape).collect();
         shapes.sort_unstable();
         shapes.dedup();
-        if shapes.is_empty() || runs.len() >= RUNS_MIN {
+        if runs.len() >= RUNS_MIN.min(shapes.len()) {
             return Self::Whole(runs);
         }
         Self::Parts(shapes.into_iter().map(|shape| shape.map(f64::from)).collect())

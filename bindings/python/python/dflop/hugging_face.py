@@ -124,6 +124,8 @@ def describe(
     checkpoint.check_packages()
     from dflop._description import document
 
+    if path is not None:
+        document.check_target(path)
     description = document.describe(checkpoint_directory, trust_remote_code)
     if path is not None:
         document.write(description, path)

@@ -16,7 +16,17 @@ from unittest import mock
 import dflop
 import torch
 import transformers
-from dflop._description import checkpoint, command, counting, encoder, fits, implicit, parts, shape_mode
+from dflop._description import (
+    checkpoint,
+    command,
+    counting,
+    document,
+    encoder,
+    fits,
+    implicit,
+    parts,
+    shape_mode,
+)
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -110,10 +120,148 @@ class Describe(Checkpoints):
         self.assert_refused({"model_type": "kite"}, 'does not know the `model_type` "kite"')
         self.assert_refused({"model_type": "kite"} | code, "trust_remote_code=True")
         t5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
-        self.assert_refused(t5, "text encoder beside the decoder")
+        self.assert_refused(t5, "an encoder that the decoder reads by cross-attention")
         self.assert_refused({"model_type": "vit"}, "no generating model")
         self.assert_refused(QWEN3 | {"hidden_size": "wide"}, "does not read|cannot be built")
         self.assert_refused({"model_type": "llava"}, "no processor that transformers loads")
+
+    def test_what_is_no_checkpoint_is_named(self) -> None:
+        for name, content, message in (
+            ("kite.gguf", "GGUF", "converted weights: describe the checkpoint that they"),
+            (
+                "adapter_config.json",
+                '{"base_model_name_or_path": "org/kite"}',
+                "is an adapter, .* `org/kite`",
+            ),
+            ("adapter_config.json", "{", "is an adapter, describe its base model"),
+            ("model_index.json", "{}", "a pipeline of diffusers"),
+            ("params.json", "{}", "the one for transformers"),
+            ("snapshots/1f/config.json", "{}", "describe .*/snapshots/1f$"),
+            ("llm/config.json", "{}", "describe .*/llm$"),
+        ):
+            with self.subTest(name):
+                shutil.rmtree(self.directory)
+                (self.directory / name).parent.mkdir(parents=True)
+                (self.directory / name).write_text(content)
+                with self.assertRaisesRegex(dflop.ModelError, f"`config.json`, found none at .*{message}"):
+                    dflop.hugging_face.describe(self.directory, path=self.target)
+                self.assertFalse(self.target.exists())
+        weights = self.directory / "kite.gguf"
+        weights.write_text("GGUF")
+        for path, message in (
+            (weights, "is a file of weights"),
+            (self.directory / "llm" / "config.json", "config.json is a file"),
+            ("org/kite", "hf download org/kite --local-dir kite"),
+        ):
+            with self.subTest(path), self.assertRaisesRegex(dflop.ModelError, message):
+                dflop.hugging_face.describe(path, path=self.target)
+
+    def test_configurations_of_other_libraries_are_named(self) -> None:
+        self.assert_refused({"_class_name": "UNet2DConditionModel"}, "a configuration of diffusers")
+        self.assert_refused({"architecture": "resnet50", "num_classes": 10}, "a configuration of timm")
+        self.assert_refused('{"model_type": "qwen3", "num_hid', "could not read .*config.json")
+        (self.directory / "config.json").write_bytes(json.dumps(QWEN3).encode("utf-16"))
+        with self.assertRaisesRegex(dflop.ModelError, "could not read .*config.json"):
+            dflop.hugging_face.describe(self.directory)
+
+    def test_classes_that_write_no_text_are_named(self) -> None:
+        self.assert_refused(QWEN3 | {"architectures": ["Qwen3Model"]}, "has no head: .*`Qwen3ForCausalLM`")
+        names: Any
+        for names in ("Qwen3ForCausalLM", ["pipeline"], ["KiteForCausalLM"]):
+            self.assertEqual(self.describe(QWEN3 | {"architectures": names})["modules"][0]["module"], "llm")
+
+    def test_processors_that_do_not_load_or_run_are_named(self) -> None:
+        settings = {"image_processor_type": "KiteImageProcessor", "processor_class": "KiteProcessor"}
+        code = {"auto_map": {"AutoProcessor": "processing_kite.KiteProcessor"}}
+        for changes, message in (
+            (settings, "processor that transformers loads: correct its files"),
+            (settings | code, "the processor of .* is Python code .*--trust-remote-code"),
+            ({"size": {"height": 32}, "min_pixels": None}, "correct its files, .*size must have"),
+            ({"patch_size": 0}, "makes no inputs of image: .*; correct the settings in `preprocessor"),
+            (None, "processor that transformers loads: copy `preprocessor_config.json`"),
+        ):
+            with self.subTest(message):
+                shutil.rmtree(self.directory)
+                dflop.example.write_model(self.directory)
+                file = self.directory / "preprocessor_config.json"
+                if changes is None:
+                    file.unlink()
+                else:
+                    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+                with self.assertRaisesRegex(dflop.ModelError, message):
+                    dflop.hugging_face.describe(self.directory, path=self.target)
+                self.assertFalse(self.target.exists())
+
+    def test_a_head_of_several_layers_is_counted_where_masks_depend_on_weights(self) -> None:
+        sizes = {"num_hidden_layers": 2, "hidden_size": 64, "embedding_size": 64, "intermediate_size": 128}
+        config = sizes | {"model_type": "roformer", "num_attention_heads": 4, "vocab_size": 512}
+        description = self.describe(config | {"architectures": ["RoFormerForCausalLM"]})
+        (llm,) = description["modules"]
+        self.assertEqual(llm["parameters"], description["parameters"])
+        # A square matrix before the output embeddings, which are the input's.
+        self.assertEqual(llm["head"]["flops_forward"], {"per_token": 2 * 64 * (64 + 512)})
+
+    def test_towers_that_the_decoder_attends_to_are_named(self) -> None:
+        text = {"model_type": "blip_text_model", "num_hidden_layers": 2, "hidden_size": 64}
+        text |= {
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+            "vocab_size": 512,
+            "encoder_hidden_size": 64,
+        }
+        vision = {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_attention_heads": 4,
+        }
+        config = transformers.BlipConfig(text_config=text, vision_config=vision)
+        model = checkpoint.build(config)
+        opened = checkpoint.Checkpoint(self.directory, config, model, None)
+        with self.assertRaisesRegex(dflop.ModelError, "read by the decoder's cross-attention"):
+            document.from_parts(opened, "")
+
+    def test_a_checkpoint_of_a_newer_transformers_is_told_so(self) -> None:
+        newer = QWEN3 | {"hidden_size": "wide", "transformers_version": "99.1.0"}
+        self.assert_refused(newer, "saved by transformers 99.1.0, and .* pip install --upgrade transformers")
+        with self.assertRaises(dflop.ModelError) as raised:
+            self.describe(newer | {"transformers_version": transformers.__version__})
+        self.assertNotIn("upgrade", str(raised.exception))
+
+    def test_files_that_are_no_descriptions_stay(self) -> None:
+        self.describe(QWEN3)
+        before = self.target.read_bytes()
+        self.describe(QWEN3)  # A description is replaced.
+        self.assertEqual(self.target.read_bytes(), before)
+        config = self.directory / "config.json"
+        text = config.read_text()
+        for path, message in (
+            (config, "another file than a description"),
+            (self.directory, "it is a directory"),
+            (self.directory / "none" / "model.json", "none is not a directory"),
+            (Path("/dev/null"), "another file than a description"),
+        ):
+            with self.subTest(path), self.assertRaisesRegex(OSError, f"could not write .*{message}"):
+                dflop.hugging_face.describe(self.directory, path=path)
+        self.assertEqual(config.read_text(), text)
+        self.assertEqual([one.name for one in self.directory.iterdir()], ["config.json"])
+
+    def test_a_file_that_cannot_be_written_leaves_nothing(self) -> None:
+        with self.assertRaises(TypeError):
+            document.write({"format": object()}, self.target)
+        self.assertEqual(list(self.target.parent.iterdir()), [self.directory])
+        document.write({"format": document.FORMAT}, self.target)
+        mask = os.umask(0)
+        os.umask(mask)
+        self.assertEqual(self.target.stat().st_mode & 0o777, 0o666 & ~mask)
+
+    def test_code_in_a_checkpoint_that_fails_is_named(self) -> None:
+        (self.directory / "configuration_kite.py").write_text("raise RuntimeError('no wind')")
+        config = {"model_type": "kite", "auto_map": {"AutoConfig": "configuration_kite.KiteConfig"}}
+        (self.directory / "config.json").write_text(json.dumps(config))
+        with self.assertRaisesRegex(dflop.ModelError, "no wind"):
+            dflop.hugging_face.describe(self.directory, trust_remote_code=True, path=self.target)
+        self.assertFalse(self.target.exists())
 
     def test_an_old_transformers_is_named(self) -> None:
         old = SimpleNamespace(__version__="4.57.1")

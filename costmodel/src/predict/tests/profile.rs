@@ -210,6 +210,41 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
     assert!((frozen / added - 0.625).abs() < 1e-3, "{frozen}");
 }
 
+/// A short measurement has the three shapes that it needs at least, as whole modules and in parts, which do not
+/// quite add up to them: the cost model predicts with the whole runs, whose curve its accuracy is checked with.
+#[test]
+fn few_whole_runs_predict_as_the_curve_that_is_checked() {
+    let mut text = HEADER.to_owned();
+    let shapes = [(1, 64), (64, 64), (1, 4096)];
+    for module in ["vision", "audio", "llm"] {
+        for (batch, tokens) in shapes {
+            let (b, s) = (f64::from(batch), f64::from(tokens));
+            for (part, time) in [
+                ("whole", 300.0 + 4.0 * b * s + 0.002 * b * s * s),
+                ("linear", 200.0 + 3.9 * b * s),
+                ("attention", 80.0 + 0.0018 * b * s * s),
+            ] {
+                let is_measured = if part == "attention" { batch == 1 } else { tokens == 64 };
+                if part == "whole" || is_measured {
+                    for phase in ["forward", "backward"] {
+                        writeln!(text, "{module},{part},{phase},1,28,{batch},{tokens},{time}").unwrap();
+                    }
+                }
+            }
+        }
+    }
+    let curve = |module| {
+        let profile = Profile::parse([("p.csv", text.as_str())]).unwrap();
+        MicrobatchCurve::from_profile(&profile, module, 28).unwrap()
+    };
+    let model = model("omni-7b", &text, ProfileOptions::default()).unwrap();
+    let pack = [text_sample(30), text_sample(77), text_sample(2000)];
+    let expected = curve(Module::Llm).ns(2107.0, 900.0 + 5929.0 + 4e6);
+    let found = model.predict_microbatch(&pack).unwrap().as_slice()[2] as f64;
+    assert!((found / expected - 1.0).abs() < 1e-6, "{found} {expected}");
+    assert_eq!(model.microbatch_curve(Module::Llm), Some(&curve(Module::Llm)));
+}
+
 /// Recomputed layers run forward once more, frozen layers have half a linear backward pass or none; backward
 /// takes twice as long as forward.
 #[test]

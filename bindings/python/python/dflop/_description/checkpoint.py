@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,15 @@ from dflop.errors import ModelError
 # First release whose models share the interfaces that a description reads.
 TRANSFORMERS_MIN = (5, 0)
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_TRUST = "`trust_remote_code=True`, or `--trust-remote-code`"
+# Fields by which configurations of other libraries are known.
+_LIBRARIES = {"_class_name": "diffusers", "architecture": "timm", "model_cfg": "open_clip"}
+# Files of checkpoints that have no `config.json`.
+_FILES = {
+    "model_index.json": "a pipeline of diffusers, which generates media: dflop plans models that write text",
+    "params.json": "the format of the model's own code: download the one for transformers",
+    "*.gguf": "converted weights: describe the checkpoint that they were converted from",
+}
 _AUTO_CLASSES = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForCausalLM")
 
 
@@ -49,11 +59,53 @@ def open_checkpoint(directory: str | os.PathLike[str], trust_remote_code: bool) 
     path = Path(directory)
     check_packages()
     document = read_config(path, trust_remote_code)
-    with offline():
+    with explained(path, f"{path} cannot be opened"), offline():
         config = writing_config(parsed_config(path, document, trust_remote_code))
         model = build(config, trust_remote_code)
         processor = _processor(path, trust_remote_code) if feature_functions(model) else None
     return Checkpoint(path, config, model, processor)
+
+
+@contextlib.contextmanager
+def explained(path: Path, problem: str) -> Iterator[None]:
+    """Turns every exception into a `ModelError`, with advice if the checkpoint needs newer packages.
+
+    Code of models and processors runs, which may raise anything.
+
+    Args:
+        path: checkpoint directory.
+        problem: what went wrong if an exception does not tell.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, ModelError):
+            text = (
+                f"{problem}: {type(error).__name__}: {text}; "
+                "describe the model by its sizes with `dflop.ModelDescription`"
+            )
+        raise ModelError(text + _newer(path)) from error
+
+
+def _newer(path: Path) -> str:
+    """Returns the advice for a checkpoint that was saved by a newer transformers; else nothing."""
+    import transformers
+
+    saved, installed = None, transformers.__version__
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        saved = json.loads((path / "config.json").read_text(encoding="utf-8")).get("transformers_version")
+    if not isinstance(saved, str) or _version(saved) <= _version(installed):
+        return ""
+    return (
+        f"; the checkpoint was saved by transformers {saved}, and {installed} is installed: "
+        "pip install --upgrade transformers"
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def writing_config(config: Any) -> Any:
@@ -138,8 +190,7 @@ def check_packages() -> None:
         raise ModelError(
             f"a description needs torch and transformers: pip install torch transformers ({error})"
         ) from error
-    found = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if found < TRANSFORMERS_MIN:
+    if _version(transformers.__version__) < TRANSFORMERS_MIN:
         needed = ".".join(map(str, TRANSFORMERS_MIN))
         raise ModelError(
             f"expected transformers {needed} or newer, found {transformers.__version__}: "
@@ -156,21 +207,20 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
     file = path / "config.json"
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelError(
-            f"expected a checkpoint directory with a `config.json`, found none at {file}"
+            f"expected a checkpoint directory with a `config.json`, found none at {file}{_instead(path)}"
         ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"could not read {file}: {error}") from error
     if not isinstance(document, dict):
         raise ModelError(f"expected an object in {file}, found {type(document).__name__}")
     if "auto_map" in document and not trust_remote_code and not _is_known(document.get("model_type")):
-        raise ModelError(
-            f"the model of {path} is Python code in the checkpoint: "
-            "read it, then pass `trust_remote_code=True`"
-        )
+        raise ModelError(f"the model of {path} is Python code in the checkpoint: read it, then pass {_TRUST}")
     if not isinstance(document.get("model_type"), str):
-        raise ModelError(f"{file} has no `model_type`: add the type that transformers has for this model")
+        library = next((name for field, name in _LIBRARIES.items() if field in document), None)
+        found = f"is a configuration of {library}" if library else "has no `model_type`"
+        raise ModelError(f"{file} {found}: add the type that transformers has for this model")
     if not _is_known(document["model_type"]) and "auto_map" not in document:
         import transformers
 
@@ -179,6 +229,31 @@ def read_config(path: Path, trust_remote_code: bool) -> dict[str, Any]:
             f'"{document["model_type"]}" in {file}: install a version that does'
         )
     return document
+
+
+def _instead(path: Path) -> str:
+    """Returns what there is in place of a checkpoint of transformers, and what to do with it."""
+    if not path.exists():
+        name = path.as_posix()
+        if path.is_absolute() or name.count("/") != 1:
+            return ""
+        return f": download it first, such as by `hf download {name} --local-dir {path.name}`"
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return f": {path} is a file of weights, describe the checkpoint that it was converted from"
+        return f": {path} is a file"
+    adapter = path / "adapter_config.json"
+    if adapter.is_file():
+        base = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            base = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        model = f"its base model, `{base}`" if isinstance(base, str) else "its base model"
+        return f": {path} is an adapter, describe {model}"
+    for pattern, advice in _FILES.items():
+        if next(path.glob(pattern), None):
+            return f": {path} has {advice}"
+    inside = sorted(path.glob("*/config.json")) or sorted(path.glob("snapshots/*/config.json"))
+    return f": describe {inside[0].parent}" if inside else ""
 
 
 def build(config: Any, trust_remote_code: bool = False) -> Any:
@@ -210,7 +285,8 @@ def build(config: Any, trust_remote_code: bool = False) -> Any:
         )
     if getattr(made.config, "is_encoder_decoder", False):
         raise ModelError(
-            f"`{model_class.__name__}` has a text encoder beside the decoder: dflop plans decoders only"
+            f"`{model_class.__name__}` has an encoder that the decoder reads by cross-attention: dflop plans "
+            "decoders whose inputs are text and media in one sequence"
         )
     return made.eval()
 
@@ -226,10 +302,16 @@ def _move_parameters(model: Any) -> None:
 
 
 def prepare(config: Any) -> None:
-    """Asks for experts whose products are counted for the rows that are routed, in all parts."""
+    """Asks for experts whose products are counted for the rows that are routed, in all parts.
+
+    Weights of 8 bits and fewer become 32-bit ones: PyTorch creates no modules of the former.
+    """
     for part in [config, *sub_configs(config)]:
         with contextlib.suppress(Exception):
             part._experts_implementation = "batched_mm"
+        dtype = getattr(part, "dtype", None)
+        if getattr(dtype, "itemsize", 4) < 2:
+            part.dtype = None
 
 
 def sub_configs(config: Any) -> list[Any]:
@@ -271,14 +353,14 @@ def find_class(config: Any, trust_remote_code: bool) -> Any:
     """
     import transformers
 
-    for name in getattr(config, "architectures", None) or ():
-        if hasattr(transformers, name):
-            return getattr(transformers, name)
-    for name in _AUTO_CLASSES:
-        mapping = getattr(getattr(transformers, name, None), "_model_mapping", {})
-        if type(config) in mapping:
-            found = mapping[type(config)]
-            return found[0] if isinstance(found, tuple) else found
+    names = getattr(config, "architectures", None) or ()
+    for name in [names] if isinstance(names, str) else names:
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    found = generating_class(config)
+    if found is not None:
+        return found
     auto_map = getattr(config, "auto_map", None) or {}
     for name in (*_AUTO_CLASSES, "AutoModel"):
         if trust_remote_code and name in auto_map:
@@ -291,15 +373,39 @@ def find_class(config: Any, trust_remote_code: bool) -> Any:
     )
 
 
+def generating_class(config: Any) -> Any:
+    """Returns the class that generates text for a configuration; nothing if transformers has none."""
+    import transformers
+
+    for name in _AUTO_CLASSES:
+        mapping = getattr(getattr(transformers, name, None), "_model_mapping", {})
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    return None
+
+
 def _processor(path: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoProcessor
+    import transformers
 
     try:
-        return AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+        found = transformers.AutoProcessor.from_pretrained(
+            path, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        if isinstance(found, transformers.PreTrainedTokenizerBase):
+            raise TypeError("it loads the tokenizer alone")
+        return found
     except Exception as error:
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            raise ModelError(
+                f"the processor of {path} is Python code in the checkpoint: read it, then pass {_TRUST}"
+            ) from error
+        advice = "copy `preprocessor_config.json`, `processor_config.json` and the tokenizer's files into it"
+        if any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+            advice = "correct its files, or copy them from the published checkpoint"
         raise ModelError(
-            f"{path} has encoders but no processor that transformers loads: copy `preprocessor_config.json`, "
-            f"`processor_config.json` and the tokenizer's files into it ({type(error).__name__}: {error})"
+            f"{path} has encoders but no processor that transformers loads: {advice} "
+            f"({type(error).__name__}: {error})"
         ) from error
 
 

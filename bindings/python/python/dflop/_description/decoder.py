@@ -291,10 +291,12 @@ def _head(model: Any, decoder: Decoder, hidden: int) -> dict[str, Any] | None:
     modules = dict(model.named_modules())
     paths = head_paths(model, decoder)
     states = torch.empty((1, LENGTHS[0], hidden), device="meta", requires_grad=True)
-    if [modules[path] for path in paths] == [last]:
+    is_last = [modules[path] for path in paths] == [last]
+    found = None if is_last else _whole_run(model)
+    if found is None:
         flops = counting.count(lambda: last(states), [], model.parameters()).total
     else:
-        counted = counting.count(lambda: _logits(model, states), [decoder.module], model.parameters())
+        counted = counting.count(lambda: found[0](states), [decoder.module], model.parameters())
         inside = counted.modules[0]
         flops = counting.Flops(
             counted.total.forward - inside.forward, counted.total.backward - inside.backward
@@ -314,17 +316,15 @@ def _head(model: Any, decoder: Decoder, hidden: int) -> dict[str, Any] | None:
 def head_paths(model: Any, decoder: Decoder) -> list[str]:
     """Returns the paths of the modules that run beside the decoder on embeddings of texts."""
     last = next(path for path, one in model.named_modules() if one is model.get_output_embeddings())
-    states = torch.empty((1, LENGTHS[0], width(model)), device="meta")
-    try:
-        with counting.executed(model) as ran, shapes_only(), torch.no_grad():
-            _logits(model, states)
-    except Exception:  # noqa: BLE001  The decoder alone is what has to run.
-        return [last]
+    whole = _whole_run(model)
+    if whole is None:
+        return [last]  # The decoder alone is what has to run.
+    ran = whole[1]
     found = [
         path
-        for path in parts.roots_beside(decoder.path, list(ran))
+        for path in parts.roots_beside(decoder.path, ran)
         if not path.startswith(f"{decoder.path}.")
-        and (path == last or last.startswith(f"{path}.") or path in _after(decoder.path, list(ran)))
+        and (path == last or last.startswith(f"{path}.") or path in _after(decoder.path, ran))
     ]
     return found or [last]
 
@@ -335,9 +335,27 @@ def _after(decoder: str, ran: list[str]) -> set[str]:
     return set(ran[at:])
 
 
-def _logits(model: Any, states: Any) -> Any:
-    # A copy, which the decoder may change.
-    return model(inputs_embeds=states.clone(), use_cache=False, return_dict=True).logits
+def _whole_run(model: Any) -> tuple[Callable[[Any], Any], list[str]] | None:
+    """Returns a function from `LENGTHS[0]` embeddings to logits, and the modules that it runs, in order.
+
+    Some models take a mask that they make themselves for one that depends on weights.
+
+    Returns:
+        tuple | None: nothing if the model runs on no embeddings.
+    """
+    mask = torch.ones((1, LENGTHS[0]), dtype=torch.long)
+    given: dict[str, Any]
+    for given in ({}, {"attention_mask": mask}):
+
+        def run(states: Any, given: dict[str, Any] = given) -> Any:
+            # A copy, which the decoder may change.
+            return model(inputs_embeds=states.clone(), use_cache=False, return_dict=True, **given).logits
+
+        # A model may raise anything.
+        with contextlib.suppress(Exception), counting.executed(model) as ran, shapes_only(), torch.no_grad():
+            run(torch.empty((1, LENGTHS[0], width(model)), device="meta"))
+            return run, list(ran)
+    return None
 
 
 def _patterns(decoder: Decoder, run: Callable[[Any], Any], hidden: int) -> list[dict[str, Any]]:

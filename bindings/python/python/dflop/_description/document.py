@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,9 @@ def describe(directory: str | os.PathLike[str], trust_remote_code: bool) -> dict
         ModelError: it cannot be described; the message tells what to do.
     """
     opened = checkpoint.open_checkpoint(directory, trust_remote_code)
-    try:
+    problem = f"`{type(opened.model).__name__}` cannot be counted on shapes alone"
+    with checkpoint.explained(opened.directory, problem):
         return from_parts(opened, hashlib.sha256((opened.directory / "config.json").read_bytes()).hexdigest())
-    except ModelError:
-        raise
-    except Exception as error:
-        # A model's own code runs, which may raise anything.
-        kind = type(opened.model).__name__
-        raise ModelError(
-            f"`{kind}` cannot be counted on shapes alone: {type(error).__name__}: {error}; "
-            "describe the model by its sizes with `dflop.ModelDescription`"
-        ) from error
 
 
 def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, Any]:
@@ -84,23 +77,50 @@ def from_parts(opened: checkpoint.Checkpoint, config_sha256: str) -> dict[str, A
     }
 
 
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Checks that a description can be written, before one is made.
+
+    Raises:
+        OSError: the file cannot be written, or is another one than a description.
+    """
+    target = Path(path).resolve()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"could not write {target}: {target.parent} is not a directory")
+    if target.is_dir():
+        raise IsADirectoryError(f"could not write {target}: it is a directory")
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(f"could not write {target}: {target.parent} is not writable")
+    if target.exists() and not _is_replaceable(target):
+        raise FileExistsError(f"could not write {target}: it is another file than a description")
+
+
+def _is_replaceable(target: Path) -> bool:
+    """Whether a file is empty or a description."""
+    if not target.is_file():
+        return False
+    try:
+        text = target.read_text(encoding="utf-8")
+        return not text or json.loads(text).get("format") == FORMAT
+    except (ValueError, AttributeError):
+        return False
+
+
 def write(description: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Writes a description, whole or not at all.
 
     Raises:
         OSError: the file cannot be written.
     """
-    target = Path(path)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-    ) as file:
-        try:
+    target = Path(path).resolve()
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        with beside.open("x", encoding="utf-8") as file:
             json.dump(description, file, indent=1)
             file.write("\n")
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.replace(file.name, target)
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _check_beside(
@@ -130,6 +150,13 @@ def _check_beside(
     if sum(sizes.values()) <= most:
         return
     name = max(sizes, key=lambda one: sizes[one])
+    inputs = inspect.signature(decoder.innermost(model).forward).parameters
+    has_tower = any(_tower_config(model.config, module) is not None for module in ("vision", "audio"))
+    if has_tower and any("cross_attention" in one or "encoder_hidden" in one for one in inputs):
+        raise ModelError(
+            f"`{name}`, {sizes[name]:,} parameters, is read by the decoder's cross-attention: dflop plans "
+            "decoders whose inputs are text and media in one sequence"
+        )
     raise ModelError(
         f"`{name}`, {sizes[name]:,} parameters, is reached neither by the decoder nor by a function such as "
         "`get_image_features`; describe the model by its sizes with `dflop.ModelDescription`"
@@ -245,7 +272,12 @@ def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> A
 
 def _llm_paths(model: Any, found: decoder.Decoder) -> list[str]:
     if not found.path:
-        raise ModelError("the decoder is the whole model: it has no head of its own")
+        generating = checkpoint.generating_class(model.config)
+        advice = "" if generating is None else f", such as `{generating.__name__}`"
+        raise ModelError(
+            f"`{type(model).__name__}` has no head: name a class that writes text{advice}, as "
+            "`architectures` in `config.json`"
+        )
     heads = [] if model.get_output_embeddings() is None else decoder.head_paths(model, found)
     return [found.path, _path(model, model.get_input_embeddings()), *heads]
 

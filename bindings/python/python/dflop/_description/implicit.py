@@ -102,9 +102,9 @@ def _described(directory: Path, versions: Iterable[str]) -> Path:
         _log.info("describing %s, which no family of dflop reads, into %s", directory, target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            hugging_face.describe(directory, path=target)
         except OSError as error:
-            raise ConfigError(f"could not create {target.parent}: {error}; set XDG_CACHE_HOME") from error
-        hugging_face.describe(directory, path=target)
+            raise ConfigError(f"could not write {target}: {error}; set XDG_CACHE_HOME") from error
     return target
 
 

@@ -108,7 +108,8 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
                 continue
             return made, text
     raise ModelError(
-        f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}"
+        f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}; "
+        "correct the settings in `preprocessor_config.json`, or count tokens with `dflop.Custom`"
     )
 
 
@@ -170,7 +171,7 @@ def features_inputs(processor: Any, medium: str, value: Any, function: Callable[
             return passed
         raise ModelError(
             f"`{function.__name__}` requires {', '.join(missing)}, and {type(processor).__name__} makes "
-            f"{', '.join(sorted(made))}"
+            f"{', '.join(sorted(made))}; describe the model by its sizes with `dflop.ModelDescription`"
         )
     return {name: found for name, found in made.items() if name in signature and name != "input_ids"}
 
