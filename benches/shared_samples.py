@@ -2,16 +2,17 @@
 """Measures the balanced loader when ranks share long samples, beside whole samples from the same data.
 
 Every round runs all ranks of a job, one after the other in processes of their own, for two plans:
-`Plan(context=N)` under a token cap that splits the long documents, and whole samples without a cap. Both deliver the same
-global batches. Ratios are taken within a round.
+`Plan(context=N)` under a token cap that splits the long documents, and whole samples without a cap. Both
+deliver the same global batches. Ratios are taken within a round.
 
     pip install ./bindings/python pillow numpy                                   # into VENV
     VENV/bin/python benches/shared_samples.py --out out.txt
     VENV/bin/python benches/shared_samples.py --ranks 8 --rounds 3
 
 One document in eight is long: many pages of photo-like JPEGs and text between them; the rest are short, most
-with a page. CPU figures are user + system time of all ranks, imports excluded, by step; *read* is the bytes that all ranks read;
-*peak* is the memory that the rank with the most needs in addition to imports, and *longest* the most tokens of a microbatch.
+with a page. CPU figures are user + system time of all ranks without imports; *read* is the bytes that all
+ranks read; *peak* is the memory of the rank that needs the most, in addition to imports; *longest* is the
+maximum number of tokens in a microbatch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def main() -> None:
         samples = args.ranks * BATCH_PER_RANK * args.steps
         write(Path(scratch), samples)
         size = sum(path.stat().st_size for path in Path(scratch, "shards").glob("*.tar"))
-        tell(f"{samples} documents, {size / 1e6:.0f} MB, {args.ranks} ranks, {args.steps} steps, a decoding thread")
+        tell(f"{samples} documents, {size / 1e6:.0f} MB, {args.ranks} ranks with a decoding thread each")
         rounds = []
         for number in range(args.rounds):
             order = PLANS[number % 2 :] + PLANS[: number % 2]
@@ -179,8 +180,8 @@ def shown(plan: str, figures: dict[str, float]) -> str:
     """Formats a line."""
     return (
         f"{plan:7} {figures['CPU s']:7.2f} CPU s {figures['wall s']:6.2f} s on the slowest rank "
-        f"{figures['read MB']:7.1f} MB read {figures['peak MB']:6.0f} MB peak {figures['longest']:6.0f} longest "
-        f"{figures['tokens']:8.0f} tokens {figures['split']:4.0f} slices  load {os.getloadavg()[0]:.1f}"
+        f"{figures['read MB']:7.1f} MB read {figures['peak MB']:6.0f} MB peak "
+        f"{figures['longest']:6.0f} longest {figures['tokens']:8.0f} tokens {figures['split']:4.0f} slices  load {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -14,14 +14,16 @@ const GROUPS_PER_STEP: u64 = 16;
 const FREE_GROUPS: u64 = 1 << 18;
 /// Starts in which media are placed.
 const DRAFTS: usize = 2;
+/// Shares that a medium may have if media divide nearly equally.
+const LONG_SHARE: u64 = 2;
 /// Starts beside the best that the search tries, and the part by which they may be longer than the best.
 const OTHERS: usize = 1;
 const OTHER_DIVISOR: u64 = 20;
 /// Groups in a block, of which the least work is known.
 const BLOCK: usize = 64;
 
-/// Returns the shortest start, and other starts; `None` if no start is within the caps. Media are placed in the
-/// starts that seem the best if media divide at will.
+/// Returns the shortest start, and other starts; `None` if no start is within the caps. Where media divide
+/// nearly equally, they are placed in the best starts only.
 ///
 /// - `whole`: places of whole items, `[ranks][slots]`, a start of its own
 pub(super) fn best<'a>(
@@ -36,9 +38,13 @@ pub(super) fn best<'a>(
     if whole.is_some_and(|whole| place_whole(&mut state, whole)) {
         starts.push((state.total_ns(), state.placement.clone()));
     }
-    for (_, spots) in drafts(&mut state, mean_ns, budget).into_iter().rev() {
+    for (ns, placement, is_settled) in drafts(&mut state, mean_ns, budget).into_iter().rev() {
+        if is_settled {
+            starts.push((ns, placement));
+            continue;
+        }
         state.clear();
-        for (item, spot) in spots.into_iter().enumerate() {
+        for (item, spot) in placement.spots.into_iter().enumerate() {
             state.insert_shares(item, spot);
         }
         state.settle_media();
@@ -49,15 +55,15 @@ pub(super) fn best<'a>(
     let mut starts = starts.into_iter();
     let (best_ns, placement) = starts.next()?;
     // The last start is mostly the best.
-    if state.total_ns() != best_ns || state.placement.spots != placement.spots {
+    if state.total_ns() != best_ns || state.placement != placement {
         state = State::restore(problem, &placement);
     }
     let others = starts.filter(|(ns, _)| *ns <= best_ns + best_ns / OTHER_DIVISOR);
     Some((state, others.map(|(_, placement)| placement).take(OTHERS).collect()))
 }
 
-/// Puts whole items where they were placed; returns `false` if the problem has no groups of one rank, or a cap
-/// is broken.
+/// Puts whole items where they were placed; returns `false` if the problem has no groups of one rank, or a
+/// cap is broken.
 fn place_whole(state: &mut State<'_>, ranks: &[Vec<Vec<u32>>]) -> bool {
     if state.problem.logs[0] > 0 {
         return false;
@@ -77,15 +83,16 @@ fn place_whole(state: &mut State<'_>, ranks: &[Vec<Vec<u32>>]) -> bool {
     true
 }
 
-/// Returns the places of the best starts if media divide at will, with the step time, shortest first.
-fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64, Vec<Spot>)> {
+/// Returns the best starts with the step times, shortest first; if media divide nearly equally, their places
+/// are open, and the times are as if media divided at will.
+fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64, Placement, bool)> {
     let problem = state.problem;
-    let mut drafts: Vec<(u64, Vec<Spot>)> = Vec::new();
+    let mut drafts: Vec<(u64, Placement, bool)> = Vec::new();
     let mut compared = 0_u64;
     let groups = (problem.slots * problem.ranks).div_ceil(BLOCK).max(BLOCK);
     for (least_ns, logs) in choices(problem, mean_ns) {
         let is_late = compared > FREE_GROUPS && budget.is_spent();
-        if drafts.first().is_some_and(|(best_ns, _)| least_ns >= *best_ns || is_late) {
+        if drafts.first().is_some_and(|(best_ns, ..)| least_ns >= *best_ns || is_late) {
             break;
         }
         let own = (problem.items.len() * groups) as u64;
@@ -95,12 +102,28 @@ fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64,
         compared += own;
         state.clear();
         if place(state, &logs) {
-            drafts.push((state.total_ns(), state.placement.spots.clone()));
-            drafts.sort_by_key(|(ns, _)| *ns);
+            let is_settled = !divides(problem, &logs);
+            if is_settled {
+                state.settle_media();
+            }
+            drafts.push((state.total_ns(), state.placement.clone(), is_settled));
+            drafts.sort_by_key(|(ns, ..)| *ns);
             drafts.truncate(DRAFTS);
         }
     }
     drafts
+}
+
+/// Whether no medium of an item is much longer than an equal share of the item's media.
+fn divides(problem: &ContextProblem, logs: &[u8]) -> bool {
+    let item = |(item, &log): (usize, &u8)| {
+        let media = problem.items[item].media_ns.iter().zip(problem.encoder_ns(item));
+        media.into_iter().all(|(media, sum)| {
+            let longest = media.iter().copied().max().unwrap_or(0);
+            longest <= (sum >> log).saturating_mul(LONG_SHARE)
+        })
+    };
+    logs.iter().enumerate().filter(|(_, log)| **log > 0).all(item)
 }
 
 /// Chooses the number of ranks of every item: the least whose time is within a limit, for several limits, and
@@ -156,8 +179,8 @@ fn least_ns(problem: &ContextProblem, logs: &[u8]) -> u64 {
     longest_ns.max(work_ns / problem.ranks as u64)
 }
 
-/// Places items on groups of given sizes, as if media divided at will; returns `false` if an item does not fit
-/// anywhere.
+/// Places items on groups of given sizes, as if media divided at will; returns `false` if an item does not
+/// fit anywhere.
 fn place(state: &mut State<'_>, logs: &[u8]) -> bool {
     let problem = state.problem;
     let time_ns = |item: usize| -> u64 {

@@ -22,7 +22,7 @@ impl Spot {
 const LOGS: usize = super::problem::GROUP_RANKS_MAX.ilog2() as usize + 1;
 
 /// Placement of every item.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Placement {
     pub(super) spots: Vec<Spot>,
     /// Rank of every medium inside the group.

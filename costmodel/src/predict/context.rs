@@ -508,7 +508,7 @@ mod tests {
                     let waits = message_ns.saturating_add_unsigned(latency.hidden_ns).max(0) as u64;
                     let found = ns + latency.exposed_ns + waits;
                     assert!(
-                        (found as f64 / exact as f64 - 1.0).abs() < 0.01,
+                        (found as f64 / exact as f64 - 1.0).abs() < 0.02,
                         "{name} {kind:?} {ranks} {pack:?}: {found} {exact}"
                     );
                     assert!(found <= exact + 30, "the mean pass: {found} {exact}");
@@ -526,8 +526,11 @@ mod tests {
         let ring = over(nvlink, KeyExchangeKind::Ring);
         let ranks = |tokens| model.divisible_ranks(tokens, 0, 8, &ring).unwrap();
         assert_eq!((ranks(0), ranks(64), ranks(50_000)), (1, 1, 8));
-        let divided: Vec<u32> = (1..200).map(|hundreds| ranks(100 * hundreds)).collect();
-        assert!(divided.is_sorted() && [1, 2, 4, 8].iter().all(|ranks| divided.contains(ranks)), "{divided:?}");
+        let divided: Vec<u32> = (1..300).map(|chunks| ranks(16 * chunks)).collect();
+        assert!(
+            divided.is_sorted() && [1, 2, 4, 8].iter().all(|ranks| divided.contains(ranks)),
+            "{divided:?}"
+        );
         assert_eq!(model.divisible_ranks(50_000, 0, 6, &ring).unwrap(), 4);
         assert!(model.divisible_ranks(50_000, 0, 0, &ring).is_err());
     }

@@ -1,4 +1,4 @@
-"""Tests the FLOPs of slices: those that PyTorch counts in its own ring attention, and in layers, on four ranks."""
+"""Tests the FLOPs of slices: PyTorch counts as many in its own ring attention and in layers, on four ranks."""
 
 from __future__ import annotations
 
