@@ -152,7 +152,7 @@ def one_rank(plan: str, directory: Path, rank: int, ranks: int, steps: int) -> d
                 tokens += microbatch.tokens
                 longest = max(longest, microbatch["input_ids"].shape[-1])
                 split += sum(len(group.lengths) for group in microbatch.context.groups) if settings else 0
-        read = sum(stage["bytes"] for name, stage in loader.metrics()["stages"].items() if name == "read")
+        read = sum(stage["bytes"] for stage in loader.metrics()["stages"] if stage["stage"] == "read")
     return {
         "CPU s": cpu_seconds() - before,
         "wall s": time.perf_counter() - began,
