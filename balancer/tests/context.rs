@@ -6,7 +6,8 @@ use dflop_balancer::{
 };
 use dflop_balancer::{Instance, Strategy, balance};
 use dflop_costmodel::random::SplitMix64;
-use dflop_costmodel::{MicrobatchConstants, ModelConstants};
+use dflop_costmodel::{MessageLatency, MicrobatchConstants, ModelConstants};
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 /// Slot, first rank and number of ranks of an item, and the rank of every medium.
@@ -26,6 +27,7 @@ struct Case {
     group_max: usize,
     items: Vec<ContextItem>,
     caps: Caps,
+    latencies: Vec<MessageLatency>,
 }
 
 impl Case {
@@ -37,6 +39,8 @@ impl Case {
             .group_ranks([1, self.group_max])
             .unwrap()
             .caps(self.caps)
+            .latencies(self.latencies.clone())
+            .unwrap()
     }
 
     fn solve(&self) -> ContextAssignment {
@@ -49,6 +53,18 @@ impl Case {
     fn step_ns(&self, places: &[Place]) -> u64 {
         let modules = self.encoders + 1;
         let mut loads = vec![vec![vec![0_u64; modules]; self.ranks]; self.slots];
+        let mut groups: BTreeMap<(usize, usize, usize), i64> = BTreeMap::new();
+        for (item, (slot, first, size, _)) in self.items.iter().zip(places) {
+            let message_ns = item.slices[size.ilog2() as usize].message_ns;
+            *groups.entry((*slot, *first, *size)).or_default() += message_ns;
+        }
+        for ((slot, first, size), message_ns) in groups {
+            let latency = self.latencies.get(size.ilog2() as usize).copied().unwrap_or_default();
+            let wait_ns = latency.exposed_ns + (latency.hidden_ns as i64 + message_ns).max(0) as u64;
+            for loads in loads[slot][first..first + size].iter_mut().filter(|_| size > 1) {
+                loads[modules - 1] += wait_ns;
+            }
+        }
         for (item, (slot, first, size, media)) in self.items.iter().zip(places) {
             for loads in &mut loads[*slot][*first..first + size] {
                 loads[modules - 1] += item.slices[size.ilog2() as usize].ns;
@@ -155,12 +171,19 @@ fn items(random: &mut SplitMix64, count: usize, logs: u32, media: usize) -> Vec<
         let extra = random.below(12) as u64;
         let slice = |log: u32| {
             let ns = (ns * (100 + extra * u64::from(log))).div_ceil(100 << log);
-            ContextSlice { ns, tokens: (ns / 4).max(1), ..ContextSlice::default() }
+            // Short slices hide few messages.
+            let message_ns = 60 - (ns / 4) as i64;
+            ContextSlice { ns, message_ns, tokens: (ns / 4).max(1), bytes: 0 }
         };
         let media_ns = (0..media).map(|_| vec![20 + random.below(300) as u64]).collect();
         ContextItem { media_ns, slices: (0..=logs).map(slice).collect() }
     };
     (0..count).map(|_| item()).collect()
+}
+
+fn latencies(is_slow: bool) -> Vec<MessageLatency> {
+    let latency = |log: u64| MessageLatency { exposed_ns: 3 * log, hidden_ns: 40 * log };
+    if is_slow { (0..4).map(latency).collect() } else { Vec::new() }
 }
 
 fn small(seed: u64) -> Case {
@@ -170,7 +193,8 @@ fn small(seed: u64) -> Case {
     let shard_ranks = if (seed / 5).is_multiple_of(3) { 1 } else { ranks };
     let group_max = ranks;
     let items = items(&mut random, count, 2, encoders);
-    Case { ranks, slots, encoders, shard_ranks, group_max, items, caps: Caps::default() }
+    let latencies = latencies(seed.is_multiple_of(2));
+    Case { ranks, slots, encoders, shard_ranks, group_max, items, caps: Caps::default(), latencies }
 }
 
 /// Six items on four ranks have 7 placements each, with every group of 1, 2 and 4 ranks.
@@ -216,6 +240,7 @@ fn no_result_is_longer_than_the_whole_placement() {
             group_max: 8,
             items,
             caps: Caps::default(),
+            latencies: Vec::new(),
         };
         let problem = case.problem();
         for work in [0, 100, WORK] {
@@ -250,6 +275,7 @@ fn a_long_item_is_split_down_to_the_mean() {
             group_max: 8,
             items: items.clone(),
             caps: Caps::default(),
+            latencies: Vec::new(),
         };
         let found = case.solve();
         assert_eq!(found.bound.ns, 2_000);
@@ -270,7 +296,8 @@ fn an_item_above_the_cap_is_split() {
         let ns = item.slices[0].ns;
         item.slices.iter_mut().for_each(|slice| slice.ns = ns);
     }
-    let tokens = [4_000, 2_000, 1_000].map(|tokens| ContextSlice { ns: 500, tokens, bytes: 7, shared_ns: 0 });
+    let tokens =
+        [4_000, 2_000, 1_000].map(|tokens| ContextSlice { ns: 500, tokens, bytes: 7, message_ns: 0 });
     case.items[5].slices = tokens.to_vec();
     case.caps = Caps { tokens_max: Some(2_200), bytes_max: Some(1_000) };
     let found = case.solve();
@@ -305,6 +332,7 @@ fn equal_problems_have_equal_results() {
             group_max: 8,
             items,
             caps: Caps::default(),
+            latencies: Vec::new(),
         };
         let found = case.solve();
         assert_eq!(found, case.solve());
@@ -403,12 +431,55 @@ fn ranks_that_share_an_item_wait_for_each_other() {
     assert_eq!(step(&[], 3), 9);
 }
 
-/// Messages that items share may vanish, so the bound does not count them.
+/// Items on the same ranks wait once for latencies, and long items hide the messages of short ones.
 #[test]
-fn the_bound_leaves_out_what_items_share() {
-    let slices = vec![ContextSlice { ns: 100, shared_ns: 30, ..ContextSlice::default() }];
-    let items = vec![ContextItem { media_ns: vec![], slices }; 4];
-    let problem = ContextProblem::new([2, 1], 0, items).unwrap();
-    let found = balance_context(&problem, None, &mut Budget::work(100)).unwrap();
-    assert_eq!((found.makespan_ns, found.bound.ns), (200, 140));
+fn messages_of_a_group_go_together() {
+    let item = |message_ns| {
+        let slice = |ns| ContextSlice { ns, message_ns, tokens: 1, bytes: 0 };
+        ContextItem { media_ns: vec![], slices: vec![slice(300), slice(100)] }
+    };
+    let latency = |exposed_ns, hidden_ns| MessageLatency { exposed_ns, hidden_ns };
+    let step = |messages: &[i64], latencies: [MessageLatency; 2]| {
+        let items = messages.iter().map(|message_ns| item(*message_ns)).collect();
+        let ranks = NonZeroUsize::new(2).unwrap();
+        let problem = ContextProblem::new([2, 1], 0, items).unwrap().shard_ranks(ranks).unwrap();
+        let problem = problem.group_ranks([2, 2]).unwrap().latencies(latencies.to_vec()).unwrap();
+        let found = balance_context(&problem, None, &mut Budget::work(100)).unwrap();
+        assert_eq!(found.bound.ns, 100 * messages.len() as u64);
+        found.makespan_ns
+    };
+    let none = MessageLatency::default();
+    assert_eq!(step(&[30, 30], [none, latency(7, 20)]), 200 + 7 + 20 + 60);
+    assert_eq!(step(&[30, -40], [none, latency(7, 20)]), 200 + 7 + 10);
+    assert_eq!(step(&[-30, -40], [none, latency(7, 20)]), 200 + 7);
+    assert_eq!(step(&[-30, -40], [latency(900, 900), none]), 200);
+    let problem = ContextProblem::new([2, 1], 0, vec![item(0)]).unwrap();
+    assert!(problem.latencies(vec![latency(u64::MAX, 0)]).is_err());
+}
+
+/// Without a budget, no start is longer than one number of ranks for all items, whether or not media divide.
+#[test]
+fn starts_need_no_budget() {
+    for seed in 0..40 {
+        let mut random = SplitMix64::new(300 + seed);
+        let shard_ranks = if seed % 4 < 2 { 16 } else { 1 };
+        let items = items(&mut random, 16 * (1 + seed as usize % 4), 3, (seed as usize / 4) % 2);
+        let encoders = items[0].media_ns.len();
+        let problem = |[least, most]: [usize; 2]| {
+            let problem = ContextProblem::new([16, 1], encoders, items.clone()).unwrap();
+            let problem = problem.shard_ranks(NonZeroUsize::new(shard_ranks).unwrap()).unwrap();
+            let problem = problem.latencies(latencies(seed % 2 == 0)).unwrap();
+            problem.group_ranks([least, most]).unwrap()
+        };
+        let solve = |ranks, work| balance_context(&problem(ranks), None, &mut Budget::work(work)).unwrap();
+        let found = solve([1, 8], 0);
+        assert_eq!(found.work_spent, 0);
+        for ranks in [1, 2, 4, 8] {
+            let alike = solve([ranks; 2], 0).makespan_ns;
+            assert!(found.makespan_ns <= alike, "seed {seed}: {} {alike}", found.makespan_ns);
+        }
+        let searched = solve([1, 8], WORK).makespan_ns;
+        let ratio = found.makespan_ns as f64 / searched as f64;
+        assert!((1.0..1.25).contains(&ratio), "seed {seed}: {ratio}");
+    }
 }

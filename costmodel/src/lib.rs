@@ -65,9 +65,9 @@ pub use model::{
 };
 pub use predict::{
     AccuracyReport, BinAccuracy, CostModel, DeviceLink, DeviceLinks, DevicePreset, DeviceRate,
-    ExpertImbalance, KeyExchange, KeyExchangeKind, LaunchLimit, LayerTimes, MicrobatchCurve, ModuleAccuracy,
-    ModuleTraffic, PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileCheck, ProfileOptions,
-    ProfileWarning, SampleCost, SliceCost, Unpredicted,
+    ExpertImbalance, KeyExchange, KeyExchangeKind, LaunchLimit, LayerTimes, MessageLatency, MicrobatchCurve,
+    ModuleAccuracy, ModuleTraffic, PartAccuracy, PointAccuracy, PredictedTime, Prediction, ProfileCheck,
+    ProfileOptions, ProfileWarning, SampleCost, SliceCost, SliceShare, Unpredicted,
 };
 pub use profile::Profile;
 pub use quantiles::{Histogram, QuantileSketch, Quantiles, SKETCH_ERROR, median, nearest_rank, percentile};

@@ -56,8 +56,9 @@ pub struct ContextPlace {
 /// Places items, and splits them where that shortens the step.
 ///
 /// Pure and deterministic like [`balance`](crate::balance). Starts from several limits to the length of a
-/// slice, and from `whole` if it is given; then items move, change their number of ranks and exchange places.
-/// The result is never longer than `whole`.
+/// slice, from every number of ranks for all items, and from `whole` if it is given; then items move, change
+/// their number of ranks and exchange places, as long as the budget allows. The result is never longer than
+/// `whole`, and small problems have all starts without a budget.
 ///
 /// - `whole`: items by rank and slot without splits, as [`balance_lockstep`](crate::balance_lockstep) returns
 ///
@@ -95,14 +96,17 @@ pub fn balance_context(
     let work_before = budget.work_spent();
     let bound = problem::lower_bound(problem);
     let mean_ns = (bound.ns / problem.slots as u64).max(1);
-    let given = whole.and_then(|whole| start::whole(problem, whole));
-    let found = start::best(problem, mean_ns, budget);
-    let starts = [given, found].into_iter().flatten();
+    let share = budget.steps_left() / 2;
+    let start = budget.within(share, |budget| start::best(problem, whole, mean_ns, budget));
     let unmet = Error::CapUnmet { items: problem.items.len(), groups: problem.ranks * problem.slots };
-    let mut state = starts.min_by_key(State::total_ns).ok_or(unmet)?;
-    let (makespan_ns, placement) = search::search(&mut state, bound.ns, budget);
-    let best = State::restore(problem, &placement);
-    debug_assert_eq!(best.total_ns(), makespan_ns, "the loads of a placement");
+    let (state, others) = start.ok_or(unmet)?;
+    let best = search::search(state, &others, bound.ns, budget);
+    let makespan_ns = best.total_ns();
+    debug_assert_eq!(
+        State::restore(problem, &best.placement).total_ns(),
+        makespan_ns,
+        "the loads of a placement"
+    );
     Ok(ContextAssignment {
         places: (0..problem.items.len()).map(|item| place(&best, item)).collect(),
         makespan_ns,

@@ -4,13 +4,15 @@
 use crate::error::{Error, Result};
 use crate::instance::Caps;
 use crate::partition::{BoundKind, LowerBound};
-use dflop_costmodel::{ModelConstants, random};
+use dflop_costmodel::{MessageLatency, ModelConstants, random};
 use std::num::NonZeroUsize;
 
 /// Maximum number of ranks in a group.
 pub(super) const GROUP_RANKS_MAX: usize = 64;
 /// Maximum total of a problem, so that load differences fit `i64`.
-const SUM_MAX: u128 = i64::MAX as u128;
+const SUM_MAX: u128 = i64::MAX as u128 / 2;
+/// Maximum latency of the messages in a group: an hour.
+const LATENCY_MAX: u64 = 3_600_000_000_000;
 
 /// Item that one rank takes as a whole, or the ranks of a group in slices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,9 +29,9 @@ pub struct ContextItem {
 pub struct ContextSlice {
     /// Time in the last module, the LLM, in nanoseconds.
     pub ns: u64,
-    /// Part of `ns` that an item may not take beside other items on the same ranks: messages that go
-    /// together. Only the lower bound counts on it.
-    pub shared_ns: u64,
+    /// Time of messages less the computation that hides them, in nanoseconds. A group waits for the sum over
+    /// its items and the [latency](ContextProblem::latencies), unless that is negative.
+    pub message_ns: i64,
     /// Tokens, for [`Caps::tokens_max`].
     pub tokens: u64,
     /// Bytes, for [`Caps::bytes_max`].
@@ -55,6 +57,8 @@ pub struct ContextProblem {
     pub(super) logs: [u8; 2],
     pub(super) caps: Caps,
     pub(super) constants: ModelConstants,
+    /// Latencies of the messages in a group with `2^log` ranks.
+    latencies: Vec<MessageLatency>,
 }
 
 impl ContextProblem {
@@ -67,7 +71,7 @@ impl ContextProblem {
     /// # Errors
     /// [`Error::Config`] if `ranks` or `slots` is 0 or above 2^24; [`Error::ItemLength`] if an item has media
     /// for a different number of encoders; [`Error::Length`] if an item has no slice; [`Error::Overflow`] if
-    /// the times do not fit 63 bits.
+    /// the times do not fit 62 bits.
     pub fn new([ranks, slots]: [usize; 2], encoders: usize, items: Vec<ContextItem>) -> Result<Self> {
         for (setting, count) in [("ranks", ranks), ("slots", slots)] {
             if count == 0 || count > 1 << 24 {
@@ -87,8 +91,10 @@ impl ContextProblem {
             if own.slices.is_empty() {
                 return Err(Error::Length { field: "slices", found: 0, expected: 1 });
             }
-            let slices = own.slices.iter().enumerate();
-            let slice = slices.map(|(log, slice)| u128::from(slice.ns) << log.min(32)).max().unwrap_or(0);
+            let largest = |(log, slice): (usize, &ContextSlice)| {
+                (u128::from(slice.ns) + u128::from(slice.message_ns.unsigned_abs())) << log.min(32)
+            };
+            let slice = own.slices.iter().enumerate().map(largest).max().unwrap_or(0);
             sum += slice + own.media_ns.iter().flatten().map(|ns| u128::from(*ns)).sum::<u128>();
             if sum > SUM_MAX {
                 return Err(Error::Overflow { field: "slices", item });
@@ -119,6 +125,7 @@ impl ContextProblem {
             logs: [0, 0],
             caps: Caps::default(),
             constants: ModelConstants::default(),
+            latencies: Vec::new(),
         })
     }
 
@@ -179,6 +186,28 @@ impl ContextProblem {
     pub fn constants(mut self, constants: ModelConstants) -> Self {
         self.constants = constants;
         self
+    }
+
+    /// Sets the latencies of the messages in groups of 1, 2, 4, … ranks, once for all items in a group and
+    /// slot. Default: none.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] if a latency is longer than an hour.
+    pub fn latencies(mut self, latencies: Vec<MessageLatency>) -> Result<Self> {
+        let is_long = |own: &MessageLatency| own.exposed_ns.max(own.hidden_ns) > LATENCY_MAX;
+        if let Some(item) = latencies.iter().position(is_long) {
+            return Err(Error::Overflow { field: "latencies", item });
+        }
+        self.latencies = latencies;
+        Ok(self)
+    }
+
+    /// Returns the time in which a group with items waits for messages, in nanoseconds.
+    ///
+    /// - `message_ns`: sum over the items
+    pub(super) fn wait_ns(&self, log: u8, message_ns: i64) -> u64 {
+        let latency = self.latencies.get(usize::from(log)).copied().unwrap_or_default();
+        latency.exposed_ns + message_ns.saturating_add_unsigned(latency.hidden_ns).max(0) as u64
     }
 
     /// Returns the logarithms of the groups that an item may be split over, smallest first: those within the
@@ -242,12 +271,12 @@ impl ContextProblem {
 ///
 /// No placement is faster: every rank in a group takes its slice, so a group spends at least the least work
 /// of the item, and the slowest rank of all at least the mean. With ranks that meet in every module, this
-/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean. What
-/// items may share counts as nothing.
+/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean.
+/// Messages that may be hidden count as nothing.
 pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
     let (mut llm_ns, mut longest_ns) = (0_u64, 0_u64);
     for item in 0..problem.items.len() {
-        let work = |log: u8| least_ns(problem, item, log) << log;
+        let work = |log: u8| problem.slice(item, log).ns << log;
         llm_ns = llm_ns.saturating_add(problem.item_logs(item).map(work).min().unwrap_or(0));
         let alone = problem.item_logs(item).map(|log| alone_ns(problem, item, log)).min();
         longest_ns = longest_ns.max(alone.unwrap_or(0));
@@ -269,15 +298,9 @@ pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
     }
 }
 
-/// Returns the time of a slice that shares all that it can share.
-fn least_ns(problem: &ContextProblem, item: usize, log: u8) -> u64 {
-    let slice = problem.slice(item, log);
-    slice.ns.saturating_sub(slice.shared_ns)
-}
-
 /// Returns the least time of a group that has nothing but an item.
 fn alone_ns(problem: &ContextProblem, item: usize, log: u8) -> u64 {
-    let (slice_ns, ranks) = (least_ns(problem, item, log), 1_u64 << log);
+    let (slice_ns, ranks) = (problem.slice(item, log).ns, 1_u64 << log);
     let media = &problem.items[item].media_ns;
     let largest = |media: &Vec<u64>| media.iter().copied().max().unwrap_or(0);
     if problem.shard_ranks > 1 {

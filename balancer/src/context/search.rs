@@ -1,20 +1,25 @@
 //! Improves a placement: items change group, slot or number of ranks, or exchange places.
 
+use super::problem::ContextProblem;
 use super::state::{Placement, Spot, State};
 use crate::budget::Budget;
 use dflop_costmodel::random::SplitMix64;
+use std::ops::Range;
 
 /// Elementary steps per tried change, in addition to the loads that it reads.
 const STEPS_PER_CHANGE: u64 = 8;
 /// Loads that are read in an elementary step.
 const LOADS_PER_STEP: u64 = 16;
-/// Divisor of the mean item for the first threshold below which a change for the worse is accepted.
-const THRESHOLD_DIVISOR: u64 = 4;
+/// Divisor of the gap to the bound for the first threshold below which a change for the worse is accepted.
+const GAP_DIVISOR: u64 = 32;
+/// The same of the mean item, where there are so many changes for each item that a start need not be kept.
+const MEAN_DIVISOR: u64 = 2;
+const CHANGES_PER_ITEM: u64 = 256;
 /// One change in this many moves a single medium, if there is one in a group.
 const MEDIUM_CHANCE: usize = 8;
 
-/// Number of times that the search starts again from the best placement.
-const CYCLES: u64 = 4;
+/// Number of times that the search starts.
+const CYCLES: usize = 4;
 
 /// A change: an item goes to a group, and an item from there takes its place, if there is one.
 #[derive(Debug, Clone, Copy)]
@@ -26,66 +31,94 @@ struct Change {
     medium: Option<(usize, u8)>,
 }
 
-/// Changes places until the budget is spent or the bound is met; returns the best placement.
-pub(super) fn search(state: &mut State<'_>, bound_ns: u64, budget: &mut Budget) -> (u64, Placement) {
+/// Changes places until the budget is spent or the bound is met; returns the best placement. The first cycles
+/// start from the given placements and change no sizes; then the best placement changes in every way.
+///
+/// - `state`: the shortest start
+/// - `others`: longer starts
+pub(super) fn search<'a>(
+    mut state: State<'a>,
+    others: &[Placement],
+    bound_ns: u64,
+    budget: &mut Budget,
+) -> State<'a> {
     let problem = state.problem;
-    let mut best = (state.total_ns(), state.placement.clone());
     let bins = problem.slots * problem.ranks;
-    if problem.items.is_empty() || bins < 2 {
-        return best;
+    if problem.items.is_empty() || bins < 2 || state.total_ns() <= bound_ns || budget.is_spent() {
+        return state;
     }
+    let mut best = (state.total_ns(), state.placement.clone());
     let mut random = SplitMix64::new(problem.seed());
+    let changes = budget.steps_left() / CYCLES as u64 / steps_per_change(problem);
+    let is_long = changes >= CHANGES_PER_ITEM * problem.items.len() as u64;
     for cycle in 0..CYCLES {
         if cycle > 0 {
-            *state = State::restore(problem, &best.1);
+            let start = others.get(cycle - 1).unwrap_or(&best.1);
+            state = State::restore(problem, start);
         }
-        let steps = budget.steps_left() / (CYCLES - cycle);
-        budget.within(steps, |budget| search_once(state, &mut best, bound_ns, &mut random, budget));
+        let kinds = if cycle <= others.len() && !is_long { 1..4 } else { 0..4 };
+        let steps = budget.steps_left() / (CYCLES - cycle) as u64;
+        let now_ns = state.total_ns();
+        let threshold_ns = if is_long {
+            now_ns / problem.items.len().div_ceil(problem.ranks) as u64 / MEAN_DIVISOR
+        } else {
+            now_ns.saturating_sub(bound_ns) / GAP_DIVISOR
+        };
+        let mut cycle = Cycle { bound_ns, kinds, threshold_ns, random: &mut random };
+        budget.within(steps, |budget| cycle.run(&mut state, &mut best, budget));
     }
-    best
+    State::restore(problem, &best.1)
 }
 
-/// Accepts ever smaller changes for the worse, and none in the last third.
-fn search_once(
-    state: &mut State<'_>,
-    best: &mut (u64, Placement),
-    bound_ns: u64,
-    random: &mut SplitMix64,
-    budget: &mut Budget,
-) {
-    let problem = state.problem;
-    let mut now_ns = state.total_ns();
+fn steps_per_change(problem: &ContextProblem) -> u64 {
     let read = if problem.shard_ranks == 1 { problem.slots * problem.ranks } else { 2 * problem.shard_ranks };
-    let steps = STEPS_PER_CHANGE + (read * problem.modules) as u64 / LOADS_PER_STEP;
-    let mean_ns = now_ns / problem.items.len().div_ceil(problem.ranks) as u64;
-    let (budget_steps, first) = (budget.steps_left(), mean_ns / THRESHOLD_DIVISOR);
-    while best.0 > bound_ns && !budget.is_spent() {
-        budget.spend(steps);
-        let Some(change) = draw(state, random) else { continue };
-        let from = state.placement.spots[change.item];
-        let media = save_media(state, change);
-        if !apply(state, change, from) {
-            undo(state, change, from, &media);
-            continue;
-        }
-        let after_ns = state.total_ns();
-        // The threshold falls to zero over two thirds of the search, alike on every machine.
-        let left = u128::from(budget.steps_left()) * 3 / 2;
-        let share = left.saturating_sub(u128::from(budget_steps) / 2);
-        let threshold = (u128::from(first) * share / u128::from(budget_steps.max(1))) as u64;
-        if after_ns > now_ns.saturating_add(threshold) {
-            undo(state, change, from, &media);
-            continue;
-        }
-        now_ns = after_ns;
-        if now_ns < best.0 {
-            *best = (now_ns, state.placement.clone());
+    STEPS_PER_CHANGE + (read * problem.modules) as u64 / LOADS_PER_STEP
+}
+
+/// A search from a placement.
+struct Cycle<'a> {
+    bound_ns: u64,
+    /// Kinds of changes that are drawn.
+    kinds: Range<usize>,
+    /// First threshold below which a change for the worse is accepted.
+    threshold_ns: u64,
+    random: &'a mut SplitMix64,
+}
+
+impl Cycle<'_> {
+    /// Accepts ever smaller changes for the worse, and none in the last third.
+    fn run(&mut self, state: &mut State<'_>, best: &mut (u64, Placement), budget: &mut Budget) {
+        let mut now_ns = state.total_ns();
+        let steps = steps_per_change(state.problem);
+        let budget_steps = budget.steps_left();
+        while best.0 > self.bound_ns && !budget.is_spent() {
+            budget.spend(steps);
+            let Some(change) = draw(state, self.kinds.clone(), self.random) else { continue };
+            let from = state.placement.spots[change.item];
+            let media = save_media(state, change);
+            if !apply(state, change, from) {
+                undo(state, change, from, &media);
+                continue;
+            }
+            let after_ns = state.total_ns();
+            // The threshold falls to zero over two thirds of the search, alike on every machine.
+            let left = u128::from(budget.steps_left()) * 3 / 2;
+            let share = left.saturating_sub(u128::from(budget_steps) / 2);
+            let threshold = (u128::from(self.threshold_ns) * share / u128::from(budget_steps.max(1))) as u64;
+            if after_ns > now_ns.saturating_add(threshold) {
+                undo(state, change, from, &media);
+                continue;
+            }
+            now_ns = after_ns;
+            if now_ns < best.0 {
+                *best = (now_ns, state.placement.clone());
+            }
         }
     }
 }
 
 /// Draws a change for an item on a slowest rank, or any; `None` if it would change nothing.
-fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
+fn draw(state: &State<'_>, kinds: Range<usize>, random: &mut SplitMix64) -> Option<Change> {
     let problem = state.problem;
     let item = draw_item(state, random)?;
     let from = state.placement.spots[item];
@@ -94,7 +127,7 @@ fn draw(state: &State<'_>, random: &mut SplitMix64) -> Option<Change> {
         let medium = (random.below(media), random.below(1 << from.log) as u8);
         return Some(Change { item, to: from, other: None, medium: Some(medium) });
     }
-    let kind = random.below(4);
+    let kind = kinds.start + random.below(kinds.len());
     let log = if kind == 0 {
         let logs: Vec<u8> = problem.item_logs(item).filter(|log| *log != from.log).collect();
         if logs.is_empty() { from.log } else { logs[random.below(logs.len())] }
@@ -153,8 +186,7 @@ fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
         if problem.shard_ranks == 1 {
             return state.done_ns[rank];
         }
-        let bin = state.bin(slot, rank);
-        state.loads[bin * problem.modules..(bin + 1) * problem.modules].iter().sum()
+        state.load_ns(state.bin(slot, rank))
     };
     let slowest = |group: &usize| (group << log..(group + 1) << log).map(load).max();
     (0..problem.ranks >> log).min_by_key(slowest).unwrap_or(0)

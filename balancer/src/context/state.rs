@@ -1,6 +1,7 @@
 //! Loads of all ranks and slots under a placement, and the step time that follows from them.
 
 use super::problem::ContextProblem;
+use std::cmp::Reverse;
 
 /// Group of ranks in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,11 +22,18 @@ impl Spot {
 const LOGS: usize = super::problem::GROUP_RANKS_MAX.ilog2() as usize + 1;
 
 /// Placement of every item.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Placement {
     pub(super) spots: Vec<Spot>,
     /// Rank of every medium inside the group.
     pub(super) media: Vec<u8>,
+}
+
+/// Items of a group, on each of the group's ranks.
+#[derive(Debug, Clone, Copy, Default)]
+struct GroupItems {
+    items: u32,
+    message_ns: i64,
 }
 
 /// Loads under a placement.
@@ -39,8 +47,8 @@ pub(super) struct State<'a> {
     limited: Vec<[u64; 2]>,
     /// Items, `[slots * ranks]`.
     pub(super) members: Vec<Vec<u32>>,
-    /// Number of items by group size, `[slots * ranks]`.
-    widths: Vec<[u32; LOGS]>,
+    /// Number of items and sum of messages by group size, `[slots * ranks]`.
+    groups: Vec<[GroupItems; LOGS]>,
     /// Lockstep: time of every slot, `[shard groups * slots]`.
     slot_ns: Vec<u64>,
     /// Otherwise: time at which every rank is done, `[ranks]`.
@@ -58,10 +66,19 @@ impl<'a> State<'a> {
             loads: vec![0; bins * problem.modules],
             limited: vec![[0; 2]; bins],
             members: vec![Vec::new(); bins],
-            widths: vec![[0; LOGS]; bins],
+            groups: vec![[GroupItems::default(); LOGS]; bins],
             slot_ns: vec![0; problem.ranks / problem.shard_ranks * problem.slots],
             done_ns: vec![0; problem.ranks],
         }
+    }
+
+    /// Takes all items away, and keeps the memory of the lists.
+    pub(super) fn clear(&mut self) {
+        self.loads.fill(0);
+        self.limited.fill([0; 2]);
+        self.members.iter_mut().for_each(Vec::clear);
+        self.groups.fill([GroupItems::default(); LOGS]);
+        self.placement.media.fill(0);
     }
 
     /// Restores the loads of a placement.
@@ -120,19 +137,83 @@ impl<'a> State<'a> {
         (0..1 << log).min_by_key(|offset| load(*offset)).unwrap_or(0)
     }
 
+    /// Puts an item on a group, with an equal share of its media on every rank.
+    pub(super) fn insert_shares(&mut self, item: usize, spot: Spot) {
+        self.add(item, spot);
+        self.change_shares(item, spot, |load, ns| *load += ns);
+    }
+
+    fn change_shares(&mut self, item: usize, spot: Spot, change: impl Fn(&mut u64, u64)) {
+        let problem = self.problem;
+        let first = self.bin(spot.slot as usize, spot.first as usize);
+        for bin in first..first + (1 << spot.log) {
+            for (encoder, ns) in problem.encoder_ns(item).iter().enumerate() {
+                change(&mut self.loads[bin * problem.modules + encoder], ns >> spot.log);
+            }
+        }
+    }
+
+    /// Places the media of all split items that have shares: those in small groups first, then the longest,
+    /// each on the rank with the least work.
+    pub(super) fn settle_media(&mut self) {
+        let (problem, modules) = (self.problem, self.problem.modules);
+        // Group size, time, item, encoder and number of the medium.
+        let mut media: Vec<(u8, Reverse<u64>, u32, u32, u32)> = Vec::new();
+        for item in 0..problem.items.len() {
+            let spot = self.placement.spots[item];
+            if spot.log == 0 {
+                continue;
+            }
+            self.change_shares(item, spot, |load, ns| *load -= ns);
+            let mut next = problem.media_starts[item] as u32;
+            for (encoder, media_ns) in problem.items[item].media_ns.iter().enumerate() {
+                for &ns in media_ns {
+                    media.push((spot.log, Reverse(ns), item as u32, encoder as u32, next));
+                    next += 1;
+                }
+            }
+        }
+        media.sort_unstable();
+        for (log, Reverse(ns), item, encoder, medium) in media {
+            let spot = self.placement.spots[item as usize];
+            let first = self.bin(spot.slot as usize, spot.first as usize);
+            let offset = self.least_loaded(first, log, encoder as usize);
+            self.placement.media[medium as usize] = offset as u8;
+            self.loads[(first + offset) * modules + encoder as usize] += ns;
+        }
+        self.recount();
+    }
+
     /// Adds everything of an item but its media.
     fn add(&mut self, item: usize, spot: Spot) {
         let slice = *self.problem.slice(item, spot.log);
         let modules = self.problem.modules;
+        let [before, after] = self.change_group(spot, 1, slice.message_ns);
         for rank in spot.ranks() {
             let bin = self.bin(spot.slot as usize, rank);
-            self.loads[(bin + 1) * modules - 1] += slice.ns;
+            let load = &mut self.loads[(bin + 1) * modules - 1];
+            *load = *load + slice.ns + after - before;
             self.limited[bin][0] += slice.tokens;
             self.limited[bin][1] += slice.bytes;
             self.members[bin].push(item as u32);
-            self.widths[bin][usize::from(spot.log)] += 1;
         }
         self.placement.spots[item] = spot;
+    }
+
+    /// Changes the number of items in a group and the sum of messages; returns the nanoseconds in which the
+    /// group waits for messages before and after.
+    fn change_group(&mut self, spot: Spot, items: i32, message_ns: i64) -> [u64; 2] {
+        let (first, log) = (self.bin(spot.slot as usize, spot.first as usize), usize::from(spot.log));
+        let before = self.groups[first][log];
+        let items = before.items.saturating_add_signed(items);
+        let after = GroupItems { items, message_ns: before.message_ns + message_ns };
+        for own in &mut self.groups[first..first + (1 << log)] {
+            own[log] = after;
+        }
+        let wait_ns = |own: GroupItems| {
+            if log == 0 || own.items == 0 { 0 } else { self.problem.wait_ns(spot.log, own.message_ns) }
+        };
+        [before, after].map(wait_ns)
     }
 
     /// Adds an item's media to the ranks that they were placed on.
@@ -159,15 +240,16 @@ impl<'a> State<'a> {
         self.change_media(item, spot, |load, ns| *load -= ns);
         let slice = *self.problem.slice(item, spot.log);
         let modules = self.problem.modules;
+        let [before, after] = self.change_group(spot, -1, -slice.message_ns);
         for rank in spot.ranks() {
             let bin = self.bin(spot.slot as usize, rank);
-            self.loads[(bin + 1) * modules - 1] -= slice.ns;
+            let load = &mut self.loads[(bin + 1) * modules - 1];
+            *load = *load + after - slice.ns - before;
             self.limited[bin][0] -= slice.tokens;
             self.limited[bin][1] -= slice.bytes;
             if let Some(at) = self.members[bin].iter().position(|own| *own as usize == item) {
                 self.members[bin].swap_remove(at);
             }
-            self.widths[bin][usize::from(spot.log)] -= 1;
         }
     }
 
@@ -183,6 +265,12 @@ impl<'a> State<'a> {
             max.iter().zip(after).all(|(max, after)| max.is_none_or(|max| after <= max))
         };
         spot.ranks().all(|rank| is_within(self.bin(spot.slot as usize, rank)))
+    }
+
+    /// Returns what the items of a rank's microbatch take in all modules.
+    pub(super) fn load_ns(&self, bin: usize) -> u64 {
+        let modules = self.problem.modules;
+        self.loads[bin * modules..(bin + 1) * modules].iter().sum()
     }
 
     /// Returns the time of a rank's microbatch in a module.
@@ -248,7 +336,7 @@ impl<'a> State<'a> {
             let mut rank = 0;
             while rank < self.problem.ranks {
                 let bin = self.bin(slot, rank);
-                let log = self.widths[bin].iter().rposition(|count| *count > 0).unwrap_or(0);
+                let log = self.groups[bin].iter().rposition(|own| own.items > 0).unwrap_or(0);
                 let group = rank..rank + (1 << log);
                 let start = self.done_ns[group.clone()].iter().copied().max().unwrap_or(0);
                 let slowest = group.clone().map(|rank| self.bin_ns(self.bin(slot, rank))).max().unwrap_or(0);

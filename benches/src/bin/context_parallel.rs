@@ -15,14 +15,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use dflop_balancer::{
-    Budget, Caps, ContextAssignment, ContextItem, ContextProblem, ContextSlice, Instance, Strategy, balance,
-    balance_context, balance_lockstep, context_step_ns, lockstep_ns,
+    Budget, Caps, ContextAssignment, ContextItem, ContextProblem, ContextSlice, Instance, PipelineAssignment,
+    Strategy, balance, balance_context, balance_lockstep, context_step_ns, lockstep_ns,
 };
 use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{
-    AudioLength, CostModel, DevicePreset, ImageSize, KeyExchange, KeyExchangeKind, ModelSpec, SampleShape,
-    VideoShape,
+    AudioLength, CostModel, DevicePreset, ImageSize, KeyExchange, KeyExchangeKind, MessageLatency, ModelSpec,
+    SampleShape, VideoShape,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -37,9 +37,10 @@ const GROUP_RANKS: usize = 8;
 const STEPS: usize = 6;
 const SEED: u64 = 5;
 const WORK: u64 = 20_000;
-/// Divisors of the work for splits, as in `StepPlanner::plan_context`.
+/// Timed plans, of which the fastest counts.
+const TIMES: usize = 15;
+/// Divisor of the work for splits, as in `StepPlanner::plan_context`.
 const SEARCH_DIVISOR: u64 = 5;
-const DEGREE_DIVISOR: u64 = 12;
 /// Words to tokens of text.
 const TOKENS_PER_WORD: f64 = 1.3;
 /// Text tokens of a sample in a table without text.
@@ -107,7 +108,7 @@ fn run(model: &str, table: &Path) -> Result<(), BoxError> {
             sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value / STEPS as f64);
         }
         let [blind, tokens, whole, two, four, eight, split, bound, share, _] = sums;
-        let [whole_ms, split_ms] = time(&samples, per_rank)?;
+        let [whole_ms, split_ms] = time(&model, &samples, per_rank, &exchange)?;
         println!(
             "  {per_rank:>12}  {blind:>10.3}  {tokens:>9.3}  {whole:>11.3}  {two:.3}  {four:.3}  {eight:.3}  \
              {split:>11.3}  {bound:.3}  {:>7.0}   {whole_ms:.1}, {split_ms:.1} ({:.2})",
@@ -143,54 +144,44 @@ fn compare(model: &CostModel, step: &[Sample], exchange: &KeyExchange) -> Result
     row[1] = time(&by_tokens.groups);
     row[2] = whole.makespan_ns as f64 / divisible;
     for (at, ranks) in [2, 4, 8].into_iter().enumerate() {
-        let fixed = balance_context(&problem(step, [ranks, ranks])?, None, &mut Budget::work(WORK))?;
+        let problem = problem(model, step, [ranks, ranks], exchange)?;
+        let work = whole.work_spent.min(WORK / SEARCH_DIVISOR) / 2;
+        let fixed = balance_context(&problem, None, &mut Budget::work(work))?;
         row[3 + at] = packed_ns(model, step, &fixed, exchange)? as f64 / divisible;
     }
-    let split = split(step, &whole.ranks)?;
-    let times: Vec<u64> =
-        split.iter().map(|found| packed_ns(model, step, found, exchange)).collect::<Result<_, _>>()?;
-    let best = (0..split.len()).min_by_key(|at| times[*at]).unwrap_or(0);
-    row[6] = times[best] as f64 / divisible;
-    let split = &split[best];
+    let split = split(&problem(model, step, [1, GROUP_RANKS], exchange)?, &whole)?;
+    row[6] = packed_ns(model, step, &split, exchange)? as f64 / divisible;
     row[7] = split.bound.ns as f64 / divisible;
     let count = split.places.iter().filter(|place| place.ranks.len() > 1).count();
     row[8] = count as f64 / step.len() as f64;
     Ok(row)
 }
 
-/// Returns the placements of which a planned step takes the fastest: one from a search among whole and split
-/// samples, one for each degree for all samples.
-fn split(step: &[Sample], whole: &[Vec<Vec<u32>>]) -> Result<Vec<ContextAssignment>, BoxError> {
-    let mut found = vec![balance_context(
-        &problem(step, [1, GROUP_RANKS])?,
-        Some(whole),
-        &mut Budget::work(WORK / SEARCH_DIVISOR),
-    )?];
-    for ranks in [2, 4, GROUP_RANKS] {
-        let budget = &mut Budget::work(WORK / DEGREE_DIVISOR);
-        found.push(balance_context(&problem(step, [ranks, ranks])?, None, budget)?);
-    }
-    // The bound of every placement is that of the first.
-    let bound = found[0].bound;
-    for found in &mut found {
-        found.bound = bound;
-    }
-    Ok(found)
+/// Splits samples after whole samples were placed, as `StepPlanner::plan_context` does.
+fn split(problem: &ContextProblem, whole: &PipelineAssignment) -> Result<ContextAssignment, BoxError> {
+    let work = whole.work_spent.min(WORK / SEARCH_DIVISOR);
+    Ok(balance_context(problem, Some(&whole.ranks), &mut Budget::work(work))?)
 }
 
 /// Returns the CPU milliseconds to plan a step with whole samples, and with split samples after that: the
 /// least of some.
-fn time(samples: &[Sample], per_rank: usize) -> Result<[f64; 2], BoxError> {
+fn time(
+    model: &CostModel,
+    samples: &[Sample],
+    per_rank: usize,
+    exchange: &KeyExchange,
+) -> Result<[f64; 2], BoxError> {
     let mut random = SplitMix64::new(SEED);
     let step: Vec<Sample> =
         (0..RANKS * per_rank).map(|_| samples[random.below(samples.len())].clone()).collect();
     let instance = instance(&step)?;
+    let problem = problem(model, &step, [1, GROUP_RANKS], exchange)?;
     let mut least = [f64::INFINITY; 2];
-    for _ in 0..5 {
+    for _ in 0..TIMES {
         let start = cpu_ms();
         let whole = balance_lockstep(&instance, RANKS, &Caps::default(), &mut Budget::work(WORK))?;
         let middle = cpu_ms();
-        split(&step, &whole.ranks)?;
+        split(&problem, &whole)?;
         let end = cpu_ms();
         least = [least[0].min(middle - start), least[1].min(end - start)];
     }
@@ -211,11 +202,23 @@ fn instance(step: &[Sample]) -> Result<Instance, BoxError> {
     Ok(Instance::new(RANKS, modules, step.iter().flat_map(times).collect())?)
 }
 
-fn problem(step: &[Sample], groups: [usize; 2]) -> Result<ContextProblem, BoxError> {
+fn problem(
+    model: &CostModel,
+    step: &[Sample],
+    groups: [usize; 2],
+    exchange: &KeyExchange,
+) -> Result<ContextProblem, BoxError> {
+    let latencies: Vec<MessageLatency> = [1, 2, 4, 8]
+        .map(|ranks| model.message_latencies(ranks, exchange))
+        .into_iter()
+        .collect::<Result<_, _>>()?;
     let items: Vec<ContextItem> = step.iter().map(|sample| sample.item.clone()).collect();
     let ranks = NonZeroUsize::new(RANKS).ok_or("no ranks")?;
     let encoders = step[0].item.media_ns.len();
-    Ok(ContextProblem::new([RANKS, 1], encoders, items)?.shard_ranks(ranks)?.group_ranks(groups)?)
+    Ok(ContextProblem::new([RANKS, 1], encoders, items)?
+        .shard_ranks(ranks)?
+        .group_ranks(groups)?
+        .latencies(latencies)?)
 }
 
 /// Returns the step time if samples on the same ranks share messages.
@@ -318,11 +321,9 @@ fn sample(
     let (_, encoders) = cost.module_ns.as_slice().split_last().ok_or("a model without modules")?;
     let mut slices = Vec::new();
     for ranks in [1, 2, 4, 8] {
-        let own = model.predict_slices(cost.tokens, 0, ranks, exchange)?;
-        let ns = own.iter().map(dflop_costmodel::SliceCost::total_ns).max().unwrap_or(0);
-        let shared_ns = ns - own.iter().map(|slice| slice.llm_ns).max().unwrap_or(0);
-        let tokens = own.iter().map(|slice| u64::from(slice.tokens)).max().unwrap_or(0);
-        slices.push(ContextSlice { ns, shared_ns, tokens, bytes: 0 });
+        let own = model.predict_slice_share(cost.tokens, 0, ranks, exchange)?;
+        let tokens = u64::from(cost.tokens.div_ceil(ranks));
+        slices.push(ContextSlice { ns: own.ns, message_ns: own.message_ns, tokens, bytes: 0 });
     }
     // A table does not say how many media a sample has, so it has one, cut between tiles or layers of frames.
     let pieces = parts.min(GROUP_RANKS as u64);

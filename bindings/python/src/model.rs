@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use dflop_costmodel::flops::{SliceFlops, ZigzagSlices};
 use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, ImageSize, ModelSpec, Module, Profile, SampleCost, SampleShape,
@@ -294,6 +295,41 @@ impl PyCostModel {
         let constants = self.model.microbatch_constants().modules[place];
         let added_ns = self.sequence_times(module, lengths)?.into_iter().fold(0, u64::saturating_add);
         Ok(constants.microbatch_ns(added_ns))
+    }
+
+    /// Counts the LLM FLOPs for the slices of a sample on the ranks of a context-parallel group.
+    ///
+    /// Args:
+    ///     tokens (int): number of tokens in the sample, media included.
+    ///     ranks (int): number of ranks in the group.
+    ///
+    /// Returns:
+    ///     list[dict]: for each rank ``chunks``, the start and end of the two chunks that the rank holds;
+    ///     ``forward_flops`` and ``backward_flops``; and ``attention_flops``, the part of ``forward_flops``
+    ///     for attention, by ring step, in layers without windows. Over all ranks they add up to the sample.
+    ///
+    /// Raises:
+    ///     ModelError: ``ranks`` is 0 or above 65,536.
+    ///
+    /// Examples:
+    ///     >>> first, second = dflop.CostModel("qwen2.5-vl-7b").slices(4096, ranks=2)
+    ///     >>> first["chunks"], second["chunks"]
+    ///     ([(0, 1024), (3072, 4096)], [(1024, 2048), (2048, 3072)])
+    ///     >>> first["forward_flops"] == second["forward_flops"]
+    ///     True
+    fn slices<'py>(&self, py: Python<'py>, tokens: u32, ranks: u32) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let slices = ZigzagSlices::new(tokens, ranks);
+        let flops = self.model.slice_flops(tokens, ranks).map_err(DflopError::from)?;
+        let slice = |(rank, flops): (u32, &SliceFlops)| {
+            let dict = PyDict::new(py);
+            let chunks = slices.chunks(rank).map(|chunk| (chunk.start, chunk.end));
+            dict.set_item("chunks", chunks.to_vec())?;
+            dict.set_item("forward_flops", flops.training.forward)?;
+            dict.set_item("backward_flops", flops.training.backward)?;
+            dict.set_item("attention_flops", flops.ring[0].steps.clone())?;
+            Ok(dict)
+        };
+        (0..ranks).zip(&flops).map(slice).collect()
     }
 
     /// Profile errors over the microbatches that were held out during measurement: the number of

@@ -27,6 +27,8 @@ use crate::flops::{SliceFlops, ZigzagSlices};
 
 /// Largest context-parallel group that [`CostModel::predict_slices`] accepts.
 const RANKS_MAX: u32 = 1 << 16;
+/// Part of the time of a sample that its slices may take in addition, if the sample divides well.
+const EXCESS_DIVISOR: u64 = 20;
 
 /// Exchange of keys and values between the ranks of a context-parallel group.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,6 +68,28 @@ impl SliceCost {
     pub const fn total_ns(&self) -> u64 {
         self.llm_ns.saturating_add(self.exposed_ns)
     }
+}
+
+/// What the largest slice of a sample adds to the ranks of a group that may share other samples, too.
+///
+/// Messages of several samples go together: a group waits for the [latencies](CostModel::message_latencies)
+/// once, and for the sum of `message_ns` over the samples, unless it is negative even with the latency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SliceShare {
+    /// LLM time with the transfers that nothing hides, in nanoseconds.
+    pub ns: u64,
+    /// Transfers less the attention that is computed beside them, in nanoseconds; the mean pass over the
+    /// layers stands for all.
+    pub message_ns: i64,
+}
+
+/// Latencies of a group's messages, in all layers and passes, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct MessageLatency {
+    /// Of messages that nothing hides.
+    pub exposed_ns: u64,
+    /// Of messages beside attention.
+    pub hidden_ns: u64,
 }
 
 impl CostModel {
@@ -118,10 +142,7 @@ impl CostModel {
         ranks: u32,
         exchange: &KeyExchange,
     ) -> Result<Vec<SliceCost>> {
-        if ranks == 0 || ranks > RANKS_MAX {
-            let quantity = "ranks in a context-parallel group";
-            return Err(Error::TooLarge { quantity, count: ranks.into() });
-        }
+        check_ranks(ranks)?;
         let count: u64 = samples.iter().map(|[tokens, _]| u64::from(*tokens)).sum();
         u32::try_from(count).map_err(|_| Error::TooLarge { quantity: "tokens", count })?;
         if ranks == 1 {
@@ -132,6 +153,112 @@ impl CostModel {
         let transfer_ns: f64 =
             samples.iter().map(|[tokens, _]| transfer_ns(self, *tokens, ranks, exchange)).sum();
         Ok((0..ranks).map(|rank| self.packed_slice(samples, [rank, ranks], exchange, transfer_ns)).collect())
+    }
+
+    /// Predicts what the largest slice of a sample adds to a group, see [`SliceShare`].
+    ///
+    /// - `tokens`, `target_tokens`, `ranks`: as for [`Self::predict_slices`]
+    ///
+    /// # Errors
+    /// As [`Self::predict_slices`].
+    pub fn predict_slice_share(
+        &self,
+        tokens: u32,
+        target_tokens: u32,
+        ranks: u32,
+        exchange: &KeyExchange,
+    ) -> Result<SliceShare> {
+        if ranks <= 1 {
+            let whole = self.predict_slices(tokens, target_tokens, ranks, exchange)?;
+            return Ok(SliceShare { ns: whole[0].llm_ns, message_ns: 0 });
+        }
+        check_ranks(ranks)?;
+        let slices = ZigzagSlices::new(tokens, ranks);
+        let size = |rank: &u32| (slices.tokens(*rank), slices.squares(*rank));
+        let largest = (0..ranks).rev().max_by_key(size).unwrap_or(0);
+        let flops = self.llm.slice(&slices, largest, self.module_recomputation(Module::Llm));
+        let (llm_ns, flop_ns) = self.slice_ns(slices, largest, target_tokens, &flops);
+        let llm_ns = self.corrected_ns(Module::Llm, tokens.into(), whole_ns(llm_ns));
+        let transfer = transfer_ns(self, tokens, ranks, exchange);
+        let messages: u32 = flops.ring.iter().map(|pass| pass.messages).sum();
+        let sent_ns = f64::from(messages) * f64::from(ranks - 1) * transfer;
+        let [full, apart] = self.hiding_layers(exchange.kind);
+        // Nothing is sent in the last step.
+        let computed = flops.ring.iter().flat_map(|pass| &pass.steps[..pass.steps.len() - 1]);
+        let hidden_ns = if full > 0.0 { computed.sum::<u128>() as f64 * flop_ns } else { 0.0 };
+        let message_ns = (full * sent_ns - hidden_ns).round();
+        Ok(SliceShare { ns: llm_ns.saturating_add(whole_ns(apart * sent_ns)), message_ns: message_ns as i64 })
+    }
+
+    /// Returns the largest group that divides a sample well: a power of two of ranks whose slices, with their
+    /// messages, take at most a twentieth more than an equal share of the LLM time; 1 if there is none.
+    ///
+    /// - `tokens`, `target_tokens`: as for [`Self::predict_slices`]
+    /// - `most`: largest number of ranks
+    ///
+    /// # Errors
+    /// As [`Self::predict_slices`].
+    pub fn divisible_ranks(
+        &self,
+        tokens: u32,
+        target_tokens: u32,
+        most: u32,
+        exchange: &KeyExchange,
+    ) -> Result<u32> {
+        check_ranks(most)?;
+        let whole_ns = self.predict_slice_share(tokens, target_tokens, 1, exchange)?.ns;
+        let mut divisible = 1;
+        for ranks in (1..=most.ilog2()).map(|log| 1 << log) {
+            let share = self.predict_slice_share(tokens, target_tokens, ranks, exchange)?;
+            let latency = self.message_latencies(ranks, exchange)?;
+            let wait_ns = share.message_ns.saturating_add_unsigned(latency.hidden_ns).max(0) as u64;
+            let all_ns = u128::from(share.ns + latency.exposed_ns + wait_ns) * u128::from(ranks);
+            if all_ns <= u128::from(whole_ns) + u128::from(whole_ns / EXCESS_DIVISOR) {
+                divisible = ranks;
+            }
+        }
+        Ok(divisible)
+    }
+
+    /// Returns the FLOPs of a sample's slice on every rank of a context-parallel group, in rank order.
+    ///
+    /// # Errors
+    /// As [`Self::predict_slices`].
+    pub fn slice_flops(&self, tokens: u32, ranks: u32) -> Result<Vec<SliceFlops>> {
+        check_ranks(ranks)?;
+        let slices = ZigzagSlices::new(tokens, ranks);
+        let recomputation = self.module_recomputation(Module::Llm);
+        Ok((0..ranks).map(|rank| self.llm.slice(&slices, rank, recomputation)).collect())
+    }
+
+    /// Returns the latencies of the messages in a group, however many samples it shares.
+    ///
+    /// # Errors
+    /// As [`Self::predict_slices`].
+    pub fn message_latencies(&self, ranks: u32, exchange: &KeyExchange) -> Result<MessageLatency> {
+        check_ranks(ranks)?;
+        let Some(link) = exchange.link else { return Ok(MessageLatency::default()) };
+        let passes = self.llm.slice(&ZigzagSlices::new(0, ranks), 0, self.module_recomputation(Module::Llm));
+        let messages: u32 = match exchange.kind {
+            KeyExchangeKind::Ring => passes.ring.len() as u32,
+            KeyExchangeKind::AllGather => passes.ring.iter().map(|pass| pass.messages).sum(),
+        };
+        let latency_ns = 1e9 * link.latency_seconds * f64::from(messages) * f64::from(ranks - 1);
+        let [full, apart] = self.hiding_layers(exchange.kind);
+        Ok(MessageLatency {
+            exposed_ns: whole_ns(apart * latency_ns),
+            hidden_ns: whole_ns(full * latency_ns),
+        })
+    }
+
+    /// Returns the number of layers whose attention hides messages, and of all others.
+    fn hiding_layers(&self, kind: KeyExchangeKind) -> [f64; 2] {
+        let llm = &self.spec.llm;
+        let windowed = f64::from(llm.windowed_layer_count().min(llm.layers));
+        match kind {
+            KeyExchangeKind::Ring => [f64::from(llm.layers) - windowed, windowed],
+            KeyExchangeKind::AllGather => [0.0, f64::from(llm.layers)],
+        }
     }
 
     /// Predicts the slices on one rank.
@@ -199,9 +326,7 @@ impl CostModel {
     ///
     /// - `latency`, `transfer`: nanoseconds of a message with the keys and values in one layer
     fn exposed_ns(&self, passes: &[TimedPass], [latency, transfer]: [f64; 2], kind: KeyExchangeKind) -> f64 {
-        let llm = &self.spec.llm;
-        let windowed = f64::from(llm.windowed_layer_count().min(llm.layers));
-        let full = f64::from(llm.layers) - windowed;
+        let [full, apart] = self.hiding_layers(kind);
         let mut exposed = 0.0;
         for TimedPass { steps_ns, messages } in passes {
             // Nothing is sent in the last step.
@@ -211,15 +336,23 @@ impl CostModel {
                 KeyExchangeKind::Ring => {
                     let message = latency + messages * transfer;
                     let wait = |ns: &f64| (message - ns / full.max(1.0)).max(0.0);
-                    full * computed.iter().map(wait).sum::<f64>() + windowed * sends * message
+                    full * computed.iter().map(wait).sum::<f64>() + apart * sends * message
                 }
                 // Backward, keys and values are gathered again, and gradients are sent in messages of their
                 // own.
-                KeyExchangeKind::AllGather => (full + windowed) * messages * sends * (latency + transfer),
+                KeyExchangeKind::AllGather => apart * messages * sends * (latency + transfer),
             };
         }
         exposed
     }
+}
+
+fn check_ranks(ranks: u32) -> Result<()> {
+    if ranks == 0 || ranks > RANKS_MAX {
+        let quantity = "ranks in a context-parallel group";
+        return Err(Error::TooLarge { quantity, count: ranks.into() });
+    }
+    Ok(())
 }
 
 /// Attention of a rank in a pass over the layers without windows.
@@ -344,6 +477,62 @@ mod tests {
         assert_eq!(plain.exposed_ns, 0);
         assert!((windowed.exposed_ns as f64 / 1e9 / expected - 1.0).abs() < 1e-6);
         assert!(windowed.llm_ns < plain.llm_ns);
+    }
+
+    /// Shares of samples add up to the slices of the pack: latencies once, transfers less attention summed.
+    #[test]
+    fn shares_add_up_to_the_pack() {
+        let nvlink = DevicePreset::named("h100").unwrap().links().unwrap().nvlink;
+        let slow = DeviceLink { bytes_per_second: 2e10, latency_seconds: 1e-5 };
+        let packs: [&[[u32; 2]]; 4] =
+            [&[[8_192, 0]], &[[2_048, 7], [512, 0]], &[[64, 0]; 20], &[[30_720, 100], [1_024, 0]]];
+        for name in ["llava-ov-qwen2.5-7b", "gemma3-12b"] {
+            let model = model(name).recomputation(Recomputation::Layers);
+            for (link, kind) in [
+                (nvlink, KeyExchangeKind::Ring),
+                (slow, KeyExchangeKind::Ring),
+                (slow, KeyExchangeKind::AllGather),
+            ] {
+                let exchange = over(link, kind);
+                for (ranks, pack) in
+                    [1, 2, 4, 8].into_iter().flat_map(|ranks| packs.map(|pack| (ranks, pack)))
+                {
+                    let exact = model.predict_packed_slices(pack, ranks, &exchange).unwrap();
+                    let exact = exact.iter().map(SliceCost::total_ns).max().unwrap();
+                    let shares = pack.iter().map(|[tokens, targets]| {
+                        model.predict_slice_share(*tokens, *targets, ranks, &exchange).unwrap()
+                    });
+                    let latency = model.message_latencies(ranks, &exchange).unwrap();
+                    let (ns, message_ns) =
+                        shares.fold((0, 0), |(ns, sum), own| (ns + own.ns, sum + own.message_ns));
+                    let waits = message_ns.saturating_add_unsigned(latency.hidden_ns).max(0) as u64;
+                    let found = ns + latency.exposed_ns + waits;
+                    assert!(
+                        (found as f64 / exact as f64 - 1.0).abs() < 0.02,
+                        "{name} {kind:?} {ranks} {pack:?}: {found} {exact}"
+                    );
+                    assert!(found <= exact + 30, "the mean pass: {found} {exact}");
+                }
+            }
+        }
+        assert!(model("llava-ov-qwen2.5-7b").message_latencies(0, &FREE).is_err());
+        assert!(model("llava-ov-qwen2.5-7b").predict_slice_share(1, 0, 0, &FREE).is_err());
+    }
+
+    #[test]
+    fn long_samples_divide_well() {
+        let model = model("llava-ov-qwen2.5-7b");
+        let nvlink = DevicePreset::named("h100").unwrap().links().unwrap().nvlink;
+        let ring = over(nvlink, KeyExchangeKind::Ring);
+        let ranks = |tokens| model.divisible_ranks(tokens, 0, 8, &ring).unwrap();
+        assert_eq!((ranks(0), ranks(64), ranks(50_000)), (1, 1, 8));
+        let divided: Vec<u32> = (1..300).map(|chunks| ranks(16 * chunks)).collect();
+        assert!(
+            divided.is_sorted() && [1, 2, 4, 8].iter().all(|ranks| divided.contains(ranks)),
+            "{divided:?}"
+        );
+        assert_eq!(model.divisible_ranks(50_000, 0, 6, &ring).unwrap(), 4);
+        assert!(model.divisible_ranks(50_000, 0, 0, &ring).is_err());
     }
 
     #[test]

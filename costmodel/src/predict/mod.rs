@@ -32,7 +32,7 @@ use crate::{MODULES_MAX, Module};
 
 pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};
 pub use calibration::ProfileCheck;
-pub use context::{KeyExchange, KeyExchangeKind, SliceCost};
+pub use context::{KeyExchange, KeyExchangeKind, MessageLatency, SliceCost, SliceShare};
 pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device::{DeviceLink, DeviceLinks, DevicePreset, DeviceRate};
 pub use layer_times::LayerTimes;

@@ -144,7 +144,7 @@ impl StepPlanner {
         }
         match &self.config.context {
             Some(groups) if !self.config.strategy.is_blind() => Ok(self.plan_context(step, groups)?.into()),
-            _ => self.plan_whole(step),
+            _ => Ok(self.plan_whole(step)?.0),
         }
     }
 
@@ -154,8 +154,8 @@ impl StepPlanner {
         self.config.context
     }
 
-    /// Plans a step whose samples are whole.
-    pub(super) fn plan_whole(&self, step: u64) -> Result<StepPlan> {
+    /// Plans a step whose samples are whole; returns the work units that the search spent, too.
+    pub(super) fn plan_whole(&self, step: u64) -> Result<(StepPlan, u64)> {
         check_at_most("step", step, COUNT_MAX)?;
         let drawn = StepSamples { samples: self.run.steps.samples(step)?, spans: Vec::new() };
         let model = self.model_at(step);
@@ -177,7 +177,9 @@ impl StepPlanner {
             partition.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
         self.sort_microbatches(&mut partition, &costs);
-        self.assemble((step, drawn), (costs, refused), constants, partition, padding)
+        let work_spent = partition.assignment.work_spent;
+        let plan = self.assemble((step, drawn), (costs, refused), constants, partition, padding)?;
+        Ok((plan, work_spent))
     }
 
     /// Returns the costs of a microbatch in addition to its samples.

@@ -36,7 +36,7 @@ impl StepPlanner {
             let reason = "a plan by tokens is for whole samples: rows have equal numbers of tokens".into();
             return Err(Error::Config { setting: "rows", reason });
         }
-        let mut plan = self.clone().strategy(Strategy::ROUND_ROBIN).plan_whole(step)?;
+        let mut plan = self.clone().strategy(Strategy::ROUND_ROBIN).plan_whole(step)?.0;
         let microbatches = self.balance_tokens(&plan);
         let microbatches =
             microbatches.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?;

@@ -6,7 +6,9 @@ use clap::{Args, ValueEnum};
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::Trainer;
 use dflop_costmodel::profile::reference_model;
-use dflop_costmodel::{CostModel, Error, ModelSpec, Profile, ProfileCheck};
+use dflop_costmodel::{
+    CostModel, DevicePreset, Error, KeyExchange, KeyExchangeKind, ModelSpec, Profile, ProfileCheck,
+};
 use dflop_loader::index::TokenCounts;
 use dflop_loader::model::{
     image_processor_from_names, model_profile, read_profile, spec_from_names, unknown_name_hint,
@@ -81,6 +83,14 @@ impl ModelArgs {
     /// Profile path or device preset.
     pub(crate) fn device_name(&self) -> String {
         self.profile.name().unwrap_or_else(|| self.device())
+    }
+
+    /// Returns the exchange of keys and values between devices of a node that share a sample; `None` if the
+    /// links are unknown.
+    pub(crate) fn key_exchange(&self) -> Option<KeyExchange> {
+        let preset = DevicePreset::named(&self.device()).ok().filter(|_| !self.profile.is_given())?;
+        let links = preset.links()?;
+        Some(KeyExchange { kind: KeyExchangeKind::Ring, link: Some(links.nvlink), element_bytes: 2 })
     }
 
     pub(crate) fn spec(&self) -> Result<ModelSpec, Failure> {

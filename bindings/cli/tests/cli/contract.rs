@@ -252,6 +252,27 @@ fn stats_shows_how_long_random_batches_wait() {
 }
 
 #[test]
+fn stats_shows_which_samples_gpus_can_share() {
+    let data = TempDataset::new(2, 10, Compression::Plain);
+    let report = object(&["stats", &data.pattern(), "--model", "omni-7b", "--json"]);
+    let context = report["context"].as_array().expect("a list");
+    let number = |own: &Value, name: &str| own[name].as_f64().expect("a number");
+    assert!(!context.is_empty() && context.len() <= 3, "{context:?}");
+    for (log, own) in context.iter().enumerate() {
+        assert_eq!(own["gpus"], 2 << log);
+        assert!((0.0..=1.0).contains(&number(own, "samples_fraction")), "{own}");
+        assert!(number(own, "tokens_min") <= number(&report["quantiles"]["tokens"], "max"), "{own}");
+    }
+    let fractions = context.iter().map(|own| number(own, "samples_fraction"));
+    assert!(fractions.rev().is_sorted(), "{context:?}");
+    let printed = dflop(&["stats", &data.pattern(), "--model", "omni-7b"]).stdout;
+    assert!(printed.contains("samples that GPUs of a node can share: "), "{printed}");
+    // Nothing is known about links between CPUs.
+    let unknown = object(&["stats", &data.pattern(), "--model", "omni-7b", "--device", "cpu", "--json"]);
+    assert_eq!(unknown["context"], json!([]));
+}
+
+#[test]
 fn balance_puts_every_item_into_one_group_and_proves_its_gap() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let report = object(&["balance", "--instance", text(&write_instance(&directory)), "--json"]);

@@ -15,7 +15,7 @@ use dflop_balancer::{
     Budget, Caps, ContextAssignment, ContextPlace, ContextProblem, LowerBound, Strategy, balance_context,
     context_step_ns,
 };
-use dflop_costmodel::CostModel;
+use dflop_costmodel::{CostModel, MessageLatency};
 
 use super::config::ContextGroups;
 use super::lockstep::Synchronization;
@@ -58,19 +58,8 @@ impl ContextPlan {
 /// Values by rank, microbatch and module.
 type Table = Vec<Vec<Vec<u64>>>;
 
-/// Placement with exact times.
-struct Timed {
-    found: ContextAssignment,
-    times_ns: Table,
-    tokens: Table,
-    makespan_ns: u64,
-}
-
-/// Divisor of the planner's work for a search among whole and split samples; the step with whole samples
-/// spends the work once already.
+/// Divisor of the planner's work for the largest search among whole and split samples.
 const SEARCH_DIVISOR: u64 = 5;
-/// Divisor of the planner's work for one degree for all samples.
-const DEGREE_DIVISOR: u64 = 12;
 
 impl StepPlanner {
     /// Plans a step whose samples may be split over ranks, from the plan with whole samples. The same on all
@@ -85,46 +74,51 @@ impl StepPlanner {
     /// the errors of [`Self::plan`], but for samples above the caps that fit when split.
     pub fn plan_context(&self, step: u64, groups: &ContextGroups) -> Result<ContextPlan> {
         let synchronization = self.check_context(groups)?;
-        let (whole, is_within) = self.whole_step(step)?;
+        let (whole, work_spent) = self.whole_step(step)?;
         let model = self.step_model(step);
         let mut samples = self.context_samples(&whole, &model, groups)?;
         let plan_error = |source| Error::Plan(PlanError::Unsolved { step, source });
         let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
-        let items = samples.iter().map(|sample| sample.item.clone()).collect();
         let [ranks, slots] = [self.config.dp_size, self.config.microbatches];
+        let latency = |log: u32| model.message_latencies(1 << log, &groups.exchange);
+        let latencies: Vec<MessageLatency> =
+            (0..=groups.ranks[1].ilog2()).map(latency).collect::<Result<_, _>>().map_err(Error::Model)?;
+        let items = samples.iter().map(|sample| sample.item.clone()).collect();
         let problem = ContextProblem::new([ranks, slots], model.modules().len() - 1, items)
-            .and_then(|problem| problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks))
+            .and_then(|problem| {
+                problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks)?.latencies(latencies)
+            })
             .map_err(plan_error)?
             .constants(whole.constants.clone());
-        let given = (is_within && groups.ranks[0] == 1).then_some(&whole.ranks[..]);
-        let timed = |found: ContextAssignment| -> Result<Timed> {
-            let (times_ns, tokens) = self.context_times(&whole, &model, &samples, &found, groups)?;
-            let meetings = meetings(&found.places, slots);
-            // Samples on the same ranks share messages, so this is not longer than the balancer's time.
-            let makespan_ns = context_step_ns(&times_ns, &meetings, shard_ranks);
-            Ok(Timed { found, times_ns, tokens, makespan_ns })
+        let given = work_spent.filter(|_| groups.ranks[0] == 1).map(|_| &whole.ranks[..]);
+        // Searching for splits takes no longer than the search for whole samples took.
+        let work = work_spent.unwrap_or(u64::MAX).min(self.config.work / SEARCH_DIVISOR);
+        // Half of the search is for the number of ranks.
+        let work = if groups.ranks[0] == groups.ranks[1] { work / 2 } else { work };
+        let mut found = self.place(problem, &whole, given, work).map_err(plan_error)?;
+        let timed = |places: &[ContextPlace]| -> Result<(Table, Table, u64)> {
+            let (times_ns, tokens) = self.context_times(&whole, &model, &samples, places, groups)?;
+            let makespan_ns = context_step_ns(&times_ns, &meetings(places, slots), shard_ranks);
+            Ok((times_ns, tokens, makespan_ns))
         };
-        let place = |problem, given, divisor| self.place(problem, &whole, given, divisor);
-        let [least, most] = groups.ranks;
-        // One degree for all samples is placed alike whether it was asked for or is a candidate.
-        let divisor = if least == most { DEGREE_DIVISOR } else { SEARCH_DIVISOR };
-        let own = place(problem.clone(), given, divisor).map_err(plan_error)?;
-        let bound = own.bound;
-        let mut best = timed(own)?;
-        // The search counts the messages of every sample; with one degree for all, most of them are shared.
-        let degrees = (least.ilog2().max(1)..=most.ilog2()).map(|log| 1 << log);
-        for degree in degrees.filter(|_| least < most) {
-            let even = problem.clone().group_ranks([degree; 2]);
-            let Ok(even) = even.and_then(|problem| place(problem, None, DEGREE_DIVISOR)) else { continue };
-            let even = timed(even)?;
-            if even.makespan_ns < best.makespan_ns {
-                best = even;
-            }
+        let mut table = timed(&found.places)?;
+        if given.is_some() && table.2 > whole.makespan_ns {
+            // The balancer counts the mean pass over the layers, so exact messages may take longer.
+            found.places = whole_places(&whole, &samples);
+            table = timed(&found.places)?;
         }
-        let Timed { found, times_ns, tokens, makespan_ns } = best;
+        let (times_ns, tokens, makespan_ns) = table;
         let media = samples.iter_mut().zip(&found.places).map(|(sample, place)| sample.placed_parts(place));
         let media = media.collect();
-        Ok(ContextPlan { whole, places: found.places, media, times_ns, tokens, makespan_ns, bound })
+        Ok(ContextPlan {
+            whole,
+            places: found.places,
+            media,
+            times_ns,
+            tokens,
+            makespan_ns,
+            bound: found.bound,
+        })
     }
 
     /// Checks that samples can be split over ranks.
@@ -152,16 +146,16 @@ impl StepPlanner {
 
     /// Places samples within the caps of microbatches.
     ///
-    /// - `divisor`: divisor of the planner's work
+    /// - `work`: work units
     fn place(
         &self,
         problem: ContextProblem,
         whole: &StepPlan,
         given: Option<&[Vec<Vec<u32>>]>,
-        divisor: u64,
+        work: u64,
     ) -> dflop_balancer::Result<ContextAssignment> {
         let caps = [self.context_caps(whole), self.config.caps];
-        let budget = || Budget::work(self.config.work / divisor);
+        let budget = || Budget::work(work);
         let near = balance_context(&problem.clone().caps(caps[0]), given, &mut budget());
         match near {
             // As for whole samples, only caps that were set are kept at all costs.
@@ -172,8 +166,9 @@ impl StepPlanner {
         }
     }
 
-    /// Plans a step with whole samples; without caps, and `false`, if whole samples do not fit.
-    fn whole_step(&self, step: u64) -> Result<(StepPlan, bool)> {
+    /// Plans a step with whole samples, and returns the work units that this took; without caps, and `None`,
+    /// if whole samples do not fit.
+    fn whole_step(&self, step: u64) -> Result<(StepPlan, Option<u64>)> {
         use dflop_balancer::Error::{CapItem, CapTotal, CapUnmet};
         match self.plan_whole(step) {
             Err(Error::Plan(PlanError::Unsolved {
@@ -182,9 +177,9 @@ impl StepPlanner {
             })) => {
                 let mut planner = self.clone().strategy(Strategy::ROUND_ROBIN);
                 planner.config.caps = Caps::default();
-                Ok((planner.plan_whole(step)?, false))
+                Ok((planner.plan_whole(step)?.0, None))
             }
-            planned => Ok((planned?, true)),
+            planned => planned.map(|(whole, work_spent)| (whole, Some(work_spent))),
         }
     }
 
@@ -207,14 +202,14 @@ impl StepPlanner {
         whole: &StepPlan,
         model: &CostModel,
         samples: &[Sample],
-        found: &ContextAssignment,
+        places: &[ContextPlace],
         groups: &ContextGroups,
     ) -> Result<(Table, Table)> {
         let (modules, slots) = (model.modules().len(), self.config.microbatches);
         let mut times_ns = vec![vec![vec![0_u64; modules]; slots]; self.config.dp_size];
         let mut tokens = times_ns.clone();
         let mut packs: BTreeMap<(usize, usize, usize), Vec<[u32; 2]>> = BTreeMap::new();
-        for (place, (own, sample)) in found.places.iter().zip(samples).enumerate() {
+        for (place, (own, sample)) in places.iter().zip(samples).enumerate() {
             for (encoder, ranks) in own.media.iter().enumerate() {
                 for (part, &rank) in ranks.iter().enumerate() {
                     times_ns[rank][own.slot][encoder] += sample.item.media_ns[encoder][part];
@@ -243,6 +238,20 @@ impl StepPlanner {
 
 fn refused(reason: &str) -> Error {
     Error::Config { setting: "context", reason: reason.to_owned() }
+}
+
+/// Returns the places of whole samples in a plan.
+fn whole_places(whole: &StepPlan, samples: &[Sample]) -> Vec<ContextPlace> {
+    let mut places = vec![ContextPlace { slot: 0, ranks: 0..1, media: Vec::new() }; samples.len()];
+    for (rank, microbatches) in whole.ranks.iter().enumerate() {
+        for (slot, &at) in
+            microbatches.iter().enumerate().flat_map(|(slot, own)| own.iter().map(move |at| (slot, at)))
+        {
+            let media = samples[at as usize].parts.iter().map(|parts| vec![rank; parts.len()]).collect();
+            places[at as usize] = ContextPlace { slot, ranks: rank..rank + 1, media };
+        }
+    }
+    places
 }
 
 /// Lists the groups of ranks that share samples, by slot.

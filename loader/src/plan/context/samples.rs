@@ -2,7 +2,7 @@
 
 use dflop_balancer::{ContextItem, ContextPlace, ContextSlice};
 use dflop_costmodel::tokens::{MediaRule, VisionRule};
-use dflop_costmodel::{CostModel, Module, SampleShape, SliceCost};
+use dflop_costmodel::{CostModel, Module, SampleShape};
 use dflop_samples::media::Modality;
 
 use crate::error::{Error, Result};
@@ -88,13 +88,10 @@ fn slice(
     ranks: u32,
     groups: &ContextGroups,
 ) -> Result<ContextSlice> {
-    let own = model.predict_slices(tokens, targets, ranks, &groups.exchange).map_err(Error::Model)?;
-    let most = |of: &dyn Fn(&SliceCost) -> u64| own.iter().map(of).max().unwrap_or(0);
-    let ns = most(&|slice| slice.total_ns());
-    let shared_ns = ns - most(&|slice| slice.llm_ns);
+    let own = model.predict_slice_share(tokens, targets, ranks, &groups.exchange).map_err(Error::Model)?;
     let tokens = slice_tokens(tokens.into(), ranks.into());
     // A rank may read all media of the sample, so bytes are those of the whole.
-    Ok(ContextSlice { ns, shared_ns, tokens, bytes: 0 })
+    Ok(ContextSlice { ns: own.ns, message_ns: own.message_ns, tokens, bytes: 0 })
 }
 
 /// Adds the parts of all media that the model encodes.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::commands::simulate::MICROBATCH_SAMPLES;
-use dflop_costmodel::{CostModel, DatasetStatistics, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, DatasetStatistics, KeyExchange, SampleCost, SampleShape};
 use dflop_loader::flow::on_threads;
 use dflop_loader::{Dataset, Permutation, RandomBatches, deal_random_batches};
 use serde::Serialize;
@@ -62,6 +62,17 @@ pub(super) struct DealtBatches {
     pub(super) idle_fraction: f64,
 }
 
+/// Samples that GPUs of a node can share (context parallelism) for at most a twentieth more work.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Divisible {
+    /// GPUs that share a sample.
+    pub(super) gpus: u32,
+    /// Fraction of the samples that divide over as many GPUs, or more.
+    pub(super) samples_fraction: f64,
+    /// Tokens of the shortest such sample.
+    pub(super) tokens_min: u32,
+}
+
 /// Data profile, rejected samples and uncertainty.
 #[derive(Debug)]
 pub(super) struct Collected {
@@ -71,6 +82,8 @@ pub(super) struct Collected {
     pub(super) certainty: Option<Certainty>,
     /// `None` if no sample has a cost.
     pub(super) dealt: Option<DealtBatches>,
+    /// By number of GPUs; empty if the links between GPUs are unknown.
+    pub(super) divisible: Vec<Divisible>,
 }
 
 impl Sampling {
@@ -102,7 +115,14 @@ impl Sampling {
 }
 
 /// Collects a dataset's data profile.
-pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Collected {
+///
+/// - `exchange`: exchange of keys and values between GPUs that share a sample
+pub(super) fn collect(
+    dataset: &Dataset,
+    model: &CostModel,
+    sampling: Sampling,
+    exchange: Option<&KeyExchange>,
+) -> Collected {
     let parts = sampling.samples.div_ceil(PART_SAMPLES).max(1);
     let next = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(parts as usize);
@@ -127,7 +147,9 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
         refused.extend(part_refused);
     }
     let certainty = certainty(dataset, model, sampling);
-    Collected { profile, refused, certainty, dealt: deal(dataset, model, sampling) }
+    let costs = spread_costs(dataset, model, sampling);
+    let divisible = exchange.map_or_else(Vec::new, |exchange| divisible(&costs, model, exchange));
+    Collected { profile, refused, certainty, dealt: deal(&costs, model, sampling), divisible }
 }
 
 fn collect_part(
@@ -170,17 +192,36 @@ fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option
     })
 }
 
-/// Deals random microbatches, drawn from samples spread evenly over the profiled ones.
-fn deal(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option<DealtBatches> {
+/// Predicts the costs of samples spread evenly over the profiled ones.
+fn spread_costs(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Vec<SampleCost> {
     let mut shape = SampleShape::default();
     let cost = |place| {
         dataset.index().sample(dataset.sample_number(place)).read_shape(&mut shape);
         model.predict(&shape).ok()
     };
-    let costs: Vec<SampleCost> = sampling.spread(DEALT_SAMPLES).filter_map(cost).collect();
+    sampling.spread(DEALT_SAMPLES).filter_map(cost).collect()
+}
+
+/// Counts the samples that divide well over 2, 4, … GPUs of a node.
+fn divisible(costs: &[SampleCost], model: &CostModel, exchange: &KeyExchange) -> Vec<Divisible> {
+    let ranks = |cost: &SampleCost| {
+        model.divisible_ranks(cost.tokens, cost.target_tokens, DEALT_GPUS as u32, exchange).unwrap_or(1)
+    };
+    let divided: Vec<(u32, u32)> = costs.iter().map(|cost| (ranks(cost), cost.tokens)).collect();
+    let count = |log: u32| {
+        let own = || divided.iter().filter(move |(ranks, _)| *ranks >= 1 << log);
+        let samples_fraction = own().count() as f64 / divided.len() as f64;
+        let tokens_min = own().map(|(_, tokens)| *tokens).min()?;
+        Some(Divisible { gpus: 1 << log, samples_fraction, tokens_min })
+    };
+    (1..=DEALT_GPUS.ilog2()).filter_map(count).collect()
+}
+
+/// Deals random microbatches of samples.
+fn deal(costs: &[SampleCost], model: &CostModel, sampling: Sampling) -> Option<DealtBatches> {
     let sizes = [DEALT_GPUS, MICROBATCH_SAMPLES].map(|size| size as usize);
     let constants = model.microbatch_constants();
-    let found = deal_random_batches(&costs, &constants, sizes, DEALT_BATCHES, sampling.seed)?;
+    let found = deal_random_batches(costs, &constants, sizes, DEALT_BATCHES, sampling.seed)?;
     let RandomBatches { slowest_over_mean, idle_fraction } = found;
     Some(DealtBatches {
         gpus: DEALT_GPUS,

@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
 
-use collect::{Certainty, Collected, DealtBatches, Refused, Sampling};
+use collect::{Certainty, Collected, DealtBatches, Divisible, Refused, Sampling};
 
 /// Number of bins per histogram.
 const CLASSES: usize = 24;
@@ -83,6 +83,8 @@ struct StatsReport {
     certainty: Option<Certainty>,
     /// Random microbatches on the GPUs of a node.
     data_parallel: Option<DealtBatches>,
+    /// Samples that GPUs of a node can share, by number of GPUs.
+    context: Vec<Divisible>,
 }
 
 /// A sample that costs far more than the rest.
@@ -106,7 +108,7 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     let token_counts = args.tokenizer.token_counts(Some(model.spec()), &settings)?;
     let dataset = args.dataset.open(&settings, token_counts)?;
     let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
-    let collected = collect::collect(&dataset, &model, sampling);
+    let collected = collect::collect(&dataset, &model, sampling, args.model.key_exchange().as_ref());
     let most_expensive = collected.profile.most_expensive();
     let report = report(args, (&dataset, &model), collected, sampling);
     if let Some(path) = args.report.path() {
@@ -125,7 +127,7 @@ fn report(
     collected: Collected,
     sampling: Sampling,
 ) -> StatsReport {
-    let Collected { profile, refused, certainty, dealt } = collected;
+    let Collected { profile, refused, certainty, dealt, divisible } = collected;
     let summary = profile.summarize(CLASSES);
     let names = summary.iter().map(|(name, ..)| name.clone()).collect();
     let quantiles = summary.iter().map(|(name, quantiles, _)| (name.clone(), quantiles.clone())).collect();
@@ -162,5 +164,6 @@ fn report(
         outlier_count,
         certainty,
         data_parallel: dealt,
+        context: divisible,
     }
 }

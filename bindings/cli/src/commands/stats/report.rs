@@ -2,7 +2,7 @@
 //!
 //! Prints the data profile as a table with histograms for a terminal.
 
-use super::collect::{DealtBatches, Refused};
+use super::collect::{DealtBatches, Divisible, Refused};
 use super::{NamedOutlier, StatsArgs, StatsReport};
 use crate::args::PREVIEWS;
 use crate::commands::simulate::print_launch_limits;
@@ -50,6 +50,9 @@ pub(super) fn page(
         let text =
             format!("slowest GPU {slowest_over_mean:.2} times the mean, {idle:.0} % of the time waiting");
         report.fact(&format!("Random microbatches on {gpus} GPUs, FSDP"), text);
+    }
+    if !stats.context.is_empty() {
+        report.fact("Samples that GPUs of a node can share", divisible(&stats.context));
     }
     report.notes.extend(note);
     report.profile = Some(DataProfile {
@@ -139,7 +142,18 @@ pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str
     }
     print_quantiles(out, report)?;
     print_outliers(out, report)?;
+    if !report.context.is_empty() {
+        writeln!(out, "samples that GPUs of a node can share: {}", divisible(&report.context))?;
+    }
     report.data_parallel.map_or(Ok(()), |dealt| print_dealt(out, dealt))
+}
+
+/// Describes the samples that divide over several GPUs.
+fn divisible(context: &[Divisible]) -> String {
+    let count = |Divisible { gpus, samples_fraction, tokens_min }: &Divisible| {
+        format!("{:.1} % over {gpus} GPUs, from {tokens_min} tokens", 100.0 * samples_fraction)
+    };
+    context.iter().map(count).collect::<Vec<_>>().join("; ")
 }
 
 /// Prints what data-blind batches cost in data-parallel training, and the command with the whole answer.
