@@ -172,6 +172,12 @@ impl Cluster {
         }
         let node = u64::from(self.gpus_per_node.min(self.gpus));
         let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
+        let is_part = |(tp, _): &(u32, u64)| tp.is_power_of_two() && u64::from(*tp) <= node;
+        if short == 0 && node.is_power_of_two() && modules.iter().all(is_part) {
+            // Such groups leave no gaps.
+            let gpus = modules.iter().map(|(tp, groups)| u64::from(*tp).saturating_mul(*groups));
+            return gpus.fold(0, u64::saturating_add) <= u64::from(self.gpus);
+        }
         let mut modules = modules.to_vec();
         modules.sort_unstable_by(|one, other| other.cmp(one));
         // Free GPUs in a node, and number of nodes with as many.
@@ -247,6 +253,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn powers_of_two_leave_no_gaps(
+            nodes in 1u32..5, powers in prop::collection::vec((0u32..4, 0u64..9), 2..5),
+        ) {
+            let modules: Vec<(u32, u64)> = powers.into_iter().map(|(power, groups)| (1 << power, groups)).collect();
+            // The largest first, each at the first place: no group begins behind the end of a node.
+            let gpus: u64 = modules.iter().map(|(tp, groups)| u64::from(*tp) * groups).sum();
+            let has_room = cluster(8 * nodes, 8).has_room(&modules);
+            prop_assert_eq!(has_room, gpus <= u64::from(8 * nodes));
+            // A node that is one GPU short takes the other way.
+            prop_assert!(!has_room || cluster(8 * nodes + 1, 8).has_room(&modules));
+        }
+
         #[test]
         fn a_module_without_groups_changes_nothing(
             gpus in 1u32..40, node in 1u32..9, one in (1u32..9, 0u64..9), other in (1u32..9, 0u64..9),

@@ -116,6 +116,11 @@ impl Workload {
         &self.batches
     }
 
+    /// Returns the index of a batch; `None` for samples that are no batch of this workload, but part of one.
+    pub(super) fn position(&self, batch: &[ItemSize]) -> Option<usize> {
+        self.batches.iter().position(|known| std::ptr::eq(known.as_slice(), batch))
+    }
+
     /// Returns the media totals in an encoder.
     pub(super) fn media(&self, encoder: usize) -> &MediaTotals {
         &self.media[encoder]

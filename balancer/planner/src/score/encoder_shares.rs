@@ -5,7 +5,6 @@
 //! whole samples are assigned by LPT, those in native resolution by layer time.
 
 use crate::cluster::Placement;
-use crate::costs::TimeTable;
 use crate::space::shape::{StageShape, TpTimes};
 use crate::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::workload::{ENCODERS_MAX, ItemSize};
@@ -153,8 +152,7 @@ pub(super) fn phase_shares(
 ) -> LargestShares {
     let part = family.encoders[encoder];
     // Other batches are parts of these.
-    let at = space.workload.batches().iter().position(|known| std::ptr::eq(known.as_slice(), batch));
-    let key = at.map(|at| (at, encoder, part, split == EncoderSplit::Tile));
+    let key = space.workload.position(batch).map(|at| (at, encoder, part, split == EncoderSplit::Tile));
     if let Some((tiles, layer_ns)) = key.and_then(|key| space.phase_shares.borrow().get(&key).cloned()) {
         return LargestShares { tiles, layer_ns };
     }
@@ -211,14 +209,13 @@ pub(super) struct StageLoad {
 }
 
 /// Unit times at the mean microbatch: the time per unit depends on microbatch size.
-pub(super) struct UnitTimes<'a> {
+pub(super) struct UnitTimes {
     /// Media times per layer, for each encoder.
     pub(super) media: [MediaTimes; ENCODERS_MAX],
     /// Unit time outside the layers, for each encoder.
     unit_end_ns: [f64; ENCODERS_MAX],
     token_ns: f64,
     token_end_ns: f64,
-    samples: &'a TimeTable,
 }
 
 impl MediaTimes {
@@ -228,8 +225,8 @@ impl MediaTimes {
     }
 }
 
-impl<'a> UnitTimes<'a> {
-    pub(super) fn new(space: &'a SearchSpace<'_>, candidate: &Candidate) -> Self {
+impl UnitTimes {
+    pub(super) fn new(space: &SearchSpace<'_>, candidate: &Candidate) -> Self {
         let family = &candidate.family;
         let llm = space.llm_times(family);
         let tokens = space.workload.batch_tokens / candidate.groups() as f64;
@@ -246,14 +243,15 @@ impl<'a> UnitTimes<'a> {
             unit_end_ns,
             token_ns: llm.layer.at(tokens) / tokens,
             token_end_ns: llm.outside.at(tokens) / tokens,
-            samples: &llm.sample,
         }
     }
 
     /// Returns the time that a sample adds to a stage.
-    pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize) -> u64 {
+    ///
+    /// - `sample_ns`: of its attention in a layer of the LLM
+    pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize, sample_ns: f64) -> u64 {
         let tokens = f64::from(item.tokens);
-        let layers = stage.layers * (tokens * self.token_ns + self.samples.at(tokens));
+        let layers = stage.layers * (tokens * self.token_ns + sample_ns);
         let media = item.all_media().iter().zip(&stage.media);
         let media: f64 = media.map(|(media, times)| times.of(media)).sum();
         (media + layers + tokens * stage.tokens) as u64

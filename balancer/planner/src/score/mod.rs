@@ -319,12 +319,14 @@ impl ItemTimes {
 pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> ItemTimes {
     let family = &candidate.family;
     let units = UnitTimes::new(space, candidate);
+    let samples_ns = space.samples_ns(family, batch);
     if family.placement == Placement::Joint {
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
-        let times =
-            |item: &ItemSize| busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item)));
-        return ItemTimes { modules: 2, ns: batch.iter().flat_map(times).collect() };
+        let times = |(item, sample_ns): (&ItemSize, &f64)| {
+            busiest.map(|stage| stage.map_or(0, |stage| units.of(&stages[stage], item, *sample_ns)))
+        };
+        return ItemTimes { modules: 2, ns: batch.iter().zip(samples_ns.iter()).flat_map(times).collect() };
     }
     let llm_stage = units.llm_stage(space.llm_shape(family));
     let is_stage = family.placement == Placement::Disaggregated;
@@ -336,9 +338,9 @@ pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: 
     };
     let media: Vec<MediaTimes> = space.encoder_shapes(family).enumerate().map(media).collect();
     let mut ns = Vec::with_capacity(batch.len() * (media.len() + 1));
-    for item in batch {
+    for (item, sample_ns) in batch.iter().zip(samples_ns.iter()) {
         ns.extend(media.iter().zip(item.all_media()).map(|(times, media)| times.of(media) as u64));
-        ns.push(units.of(&llm_stage, item));
+        ns.push(units.of(&llm_stage, item, *sample_ns));
     }
     ItemTimes { modules: media.len() + 1, ns }
 }
@@ -469,9 +471,11 @@ fn joint(
     let units = UnitTimes::new(space, candidate);
     let loads = units.stages_of_joint(space, family);
     let modules: Vec<&[StageLoad]> = loads.chunk_by(|one, other| one == other).collect();
-    let times =
-        |item: &ItemSize| modules.iter().map(|stages| units.of(&stages[0], item)).collect::<Vec<u64>>();
-    let times_ns = batch.iter().flat_map(times).collect();
+    let samples_ns = space.samples_ns(family, batch);
+    let times = |(item, sample_ns): (&ItemSize, &f64)| {
+        modules.iter().map(|stages| units.of(&stages[0], item, *sample_ns)).collect::<Vec<u64>>()
+    };
+    let times_ns = batch.iter().zip(samples_ns.iter()).flat_map(times).collect();
     let instance = Instance::new(candidate.groups(), modules.len(), times_ns)?;
     let stages: Vec<usize> = modules.iter().map(|stages| stages.len()).collect();
     let firsts: Vec<usize> = (0..stages.len()).map(|module| stages[..module].iter().sum()).collect();

@@ -42,7 +42,6 @@ impl SlotAssignment {
     ) -> Self {
         let family = &candidate.family;
         let (ranks, slots) = (family.llm_dp as usize, candidate.microbatches as usize);
-        let llm = space.llm_times(family);
         let encoders = 0..family.encoders.len();
         let is_colocated = family.placement == Placement::Colocated;
         let mut pools: Vec<MediaPools<'_>> = Vec::new();
@@ -55,10 +54,11 @@ impl SlotAssignment {
             samples_ns: vec![0.0; ranks * slots],
             ..Self::default()
         };
-        for (item, size) in batch.iter().enumerate() {
+        let samples_ns = space.samples_ns(family, batch);
+        for (item, (size, sample_ns)) in batch.iter().zip(samples_ns.iter()).enumerate() {
             let cell = cell_of(item) as usize;
             cells.tokens[cell] += u64::from(size.tokens);
-            cells.samples_ns[cell] += llm.sample.at(f64::from(size.tokens));
+            cells.samples_ns[cell] += sample_ns;
             for pools in &mut pools {
                 pools.add(cell, size);
             }
@@ -199,15 +199,22 @@ impl SlotAssignment {
             return MemoryRequirement::for_all_modules(family, all);
         }
         let passes = if llm.chunks > 1 { shape.ordered_passes() } else { Vec::new() };
-        let first_stage = if llm.chunks > 1 { shape.stages } else { shape.encoder_stages() };
-        let in_flight: Vec<usize> = (first_stage..shape.stages).map(|stage| shape.in_flight(stage)).collect();
+        let in_flight = |first_stage: usize| {
+            let shape = &shape;
+            move |stage: u32| shape.in_flight(first_stage + stage as usize)
+        };
+        let held = if llm.chunks > 1 {
+            Vec::new()
+        } else {
+            fullest_stages(llm, llm_ranks, in_flight(shape.encoder_stages()))
+        };
         let of_rank = |rank| {
             let units = lane_units(&self.tokens, rank, self.ranks);
             if llm.chunks > 1 {
                 let units: Vec<f64> = units.into_iter().map(|tokens| tokens as f64).collect();
                 return memory::chunks_bytes(llm, llm_ranks, &passes, &units);
             }
-            fullest(llm, llm_ranks, &in_flight, &units)
+            fullest(&held, &units)
         };
         let llm_bytes = (0..self.ranks).map(of_rank).fold(0.0, f64::max);
         if family.placement == Placement::Colocated {
@@ -220,14 +227,11 @@ impl SlotAssignment {
         }
         let mut all = MemoryRequirement { llm_bytes, ..MemoryRequirement::default() };
         for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
-            let stages = first_stage..first_stage + space.encoder_shape(family, encoder).layers.len();
-            let in_flight: Vec<usize> = stages.map(|stage| shape.in_flight(stage)).collect();
+            let own = space.encoder_shape(family, encoder);
+            let held = fullest_stages(own, encoder_ranks(encoder), in_flight(first_stage));
             let tiles = &self.shares[encoder].tiles;
             let lanes = tiles.len() / shape.slots;
-            let lane_bytes = |lane| {
-                let own = lane_units(tiles, lane, lanes);
-                fullest(space.encoder_shape(family, encoder), encoder_ranks(encoder), &in_flight, &own)
-            };
+            let lane_bytes = |lane| fullest(&held, &lane_units(tiles, lane, lanes));
             all.encoder_bytes[encoder] = (0..lanes).map(lane_bytes).fold(0.0, f64::max);
         }
         all
@@ -239,17 +243,23 @@ fn lane_units(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
     units.iter().skip(lane).step_by(lanes).copied().collect()
 }
 
+/// Lists the stages that may be the fullest, with the microbatches that each holds.
+fn fullest_stages(
+    shape: &StageShape,
+    ranks: u32,
+    in_flight: impl Fn(u32) -> usize,
+) -> Vec<(StageBytes, usize)> {
+    shape.memory.iter().map(|(stage, bytes)| (bytes.shared_by(ranks), in_flight(*stage))).collect()
+}
+
 /// Returns the fullest stage's memory over consecutive microbatches, as many as are in flight.
-///
-/// - `in_flight`: microbatches held by each stage
-fn fullest(shape: &StageShape, ranks: u32, in_flight: &[usize], units: &[u64]) -> f64 {
+fn fullest(stages: &[(StageBytes, usize)], units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
-    let of_stage = |(stage, bytes): &(u32, StageBytes)| {
-        let windows = Windows::new(units, in_flight[*stage as usize]);
-        let held = windows.max().unwrap_or(0);
-        bytes.shared_by(ranks).at(held as f64, largest)
+    let of_stage = |(bytes, in_flight): &(StageBytes, usize)| {
+        let held = Windows::new(units, *in_flight).max().unwrap_or(0);
+        bytes.at(held as f64, largest)
     };
-    shape.memory.iter().map(of_stage).fold(0.0, f64::max)
+    stages.iter().map(of_stage).fold(0.0, f64::max)
 }
 
 /// Returns the memory for a stage with layers from all modules, whose units are held together.
@@ -407,46 +417,57 @@ pub(super) enum Order {
 /// This is LPT if the items are sorted by size. There are at least as many items as groups; the first items
 /// seed the groups, so none is empty. Ties go to the lower index.
 pub(super) fn greedy_groups(sizes_ns: &[u64], groups: usize) -> Vec<u32> {
-    let seeds = sizes_ns.iter().take(groups).enumerate();
-    let seeds: Vec<Reverse<(u64, u32)>> = seeds.map(|(group, size)| Reverse((*size, group as u32))).collect();
+    let seeds = sizes_ns.iter().take(groups).zip(0..);
+    let mut heap: BinaryHeap<Reverse<u128>> =
+        seeds.map(|(size, group)| Reverse(key(*size, group))).collect::<Vec<_>>().into();
     let mut group_of: Vec<u32> = (0..groups as u32).collect();
-    let mut heap = BinaryHeap::from(seeds);
     for size in &sizes_ns[groups.min(sizes_ns.len())..] {
         if let Some(mut least) = heap.peek_mut() {
-            group_of.push(least.0.1);
-            least.0.0 += size;
+            group_of.push(least.0 as u32);
+            least.0 += key(*size, 0);
         }
     }
     group_of
 }
 
+/// Joins a time and an index in one number with the same order: comparing numbers is faster.
+const fn key(ns: u64, index: u32) -> u128 {
+    (ns as u128) << u32::BITS | index as u128
+}
+
 /// Assigns groups to ranks and slots; returns each group's cell, `slot * ranks + rank`.
 pub(super) fn cells_of_groups(group_ns: &[u64], ranks: usize, order_of_slots: Order) -> Vec<u32> {
     let slots = group_ns.len() / ranks;
-    let mut order: Vec<(Reverse<u64>, u32)> = group_ns.iter().copied().map(Reverse).zip(0..).collect();
+    // The largest first.
+    let mut order: Vec<u128> = group_ns.iter().zip(0..).map(|(ns, group)| key(!ns, group)).collect();
     order.sort_unstable();
-    let mut by_rank: Vec<Vec<u32>> = vec![Vec::with_capacity(slots); ranks];
-    let mut heap: BinaryHeap<Reverse<(u64, u32)>> =
-        (0..ranks as u32).map(|rank| Reverse((0, rank))).collect();
-    for (Reverse(ns), group) in order {
+    let (mut own_of_ranks, mut counts) = (vec![0; ranks * slots], vec![0; ranks]);
+    let mut heap: BinaryHeap<Reverse<u128>> = (0..ranks as u32).map(|rank| Reverse(key(0, rank))).collect();
+    for group in order.into_iter().map(|key| key as u32) {
         // A full rank leaves the heap, so the heap is not empty while groups are left.
         let Some(mut least) = heap.peek_mut() else { break };
-        let own = &mut by_rank[least.0.1 as usize];
-        own.push(group);
-        if own.len() < slots {
-            least.0.0 += ns;
+        let rank = least.0 as u32 as usize;
+        own_of_ranks[rank * slots + counts[rank]] = group;
+        counts[rank] += 1;
+        if counts[rank] < slots {
+            least.0 += key(group_ns[group as usize], 0);
         } else {
             PeekMut::pop(least);
         }
     }
+    // Every rank's groups are sorted, so that all ranks have the same order, but for equal groups.
+    let falling: Vec<u64> = (0..slots as u64).rev().collect();
+    let slots_of = |own_ns: &[u64]| match order_of_slots {
+        Order::Peak => peak_order(own_ns),
+        Order::Even => even_order(own_ns),
+    };
+    let usual = slots_of(&falling);
     let mut cells = vec![0; group_ns.len()];
-    for (rank, own) in by_rank.iter().enumerate() {
-        let own_ns: Vec<u64> = own.iter().map(|&group| group_ns[group as usize]).collect();
-        let slots = match order_of_slots {
-            Order::Peak => peak_order(&own_ns),
-            Order::Even => even_order(&own_ns),
-        };
-        for (slot, at) in slots.into_iter().enumerate() {
+    for (rank, own) in own_of_ranks.chunks(slots.max(1)).enumerate() {
+        let own_ns = || own.iter().map(|&group| group_ns[group as usize]);
+        let has_equal = own_ns().zip(own_ns().skip(1)).any(|(one, next)| one == next);
+        let other = has_equal.then(|| slots_of(&own_ns().collect::<Vec<u64>>()));
+        for (slot, &at) in other.as_ref().unwrap_or(&usual).iter().enumerate() {
             cells[own[at as usize] as usize] = (slot * ranks + rank) as u32;
         }
     }

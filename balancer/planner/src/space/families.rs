@@ -6,6 +6,7 @@ use crate::cluster::Placement;
 use crate::workload::ENCODERS_MAX;
 use dflop_balancer::schedule::ScheduleKind;
 use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
 
 impl SearchSpace<'_> {
     /// Calls `visit` with every family.
@@ -86,8 +87,8 @@ impl SearchSpace<'_> {
                 |encoders: EncoderParts| visit(&family(Placement::Disaggregated, encoders));
             self.visit_shares(llm, llm_dp, &mut visit_shares);
         }
-        for encoders in self.colocated_parts(llm, llm_dp) {
-            visit(&family(Placement::Colocated, encoders));
+        for encoders in self.colocated_parts(llm, llm_dp).iter() {
+            visit(&family(Placement::Colocated, *encoders));
         }
     }
 
@@ -228,8 +229,13 @@ impl SearchSpace<'_> {
     }
 
     /// Lists encoders on an LLM's GPUs, with every shape combination.
-    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Vec<EncoderParts> {
-        let Some(gpus) = self.colocated_gpus(llm, llm_dp) else { return Vec::new() };
+    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Rc<[EncoderParts]> {
+        let Some(gpus) = self.colocated_gpus(llm, llm_dp) else { return Rc::default() };
+        let mut known = self.colocated.borrow_mut();
+        known.entry(gpus).or_insert_with(|| self.parts_on(gpus).into()).clone()
+    }
+
+    fn parts_on(&self, gpus: u32) -> Vec<EncoderParts> {
         let mut all = vec![EncoderParts::default()];
         for (encoder, module) in self.encoders.iter().enumerate() {
             let part = |shape: &u32| {

@@ -15,15 +15,17 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
-use super::workload::Workload;
+use super::workload::{ItemSize, Workload};
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use dflop_costmodel::memory::Trainer;
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 
 pub(super) use families::{EncoderPart, EncoderParts};
 
@@ -104,6 +106,8 @@ pub(super) struct SearchSpace<'a> {
     pub(super) workload: &'a Workload,
     /// Shares of colocated encoders, which depend on neither the LLM nor the microbatches.
     pub(super) phase_shares: RefCell<PhaseShares>,
+    /// Colocated encoders by number of GPUs.
+    colocated: RefCell<BTreeMap<u32, Rc<[EncoderParts]>>>,
 }
 
 /// Largest shares of a colocated encoder's ranks by batch, encoder, part, and whether tiles are divided:
@@ -225,6 +229,7 @@ impl<'a> SearchSpace<'a> {
             slack: 1.0,
             workload,
             phase_shares: RefCell::default(),
+            colocated: RefCell::default(),
         }
     }
 
@@ -332,6 +337,15 @@ impl<'a> SearchSpace<'a> {
     /// Returns the times for the LLM at the LLM's degree.
     pub(super) fn llm_times(&self, family: &Family) -> &TpTimes {
         &self.llm.times[self.llm_shape(family).times]
+    }
+
+    /// Returns the attention time that each sample of a batch adds to a layer of the LLM, nanoseconds.
+    pub(super) fn samples_ns(&self, family: &Family, batch: &[ItemSize]) -> Cow<'_, [f64]> {
+        let times = self.llm_times(family);
+        match self.workload.position(batch) {
+            Some(at) => Cow::Borrowed(&times.batch_samples_ns[at]),
+            None => Cow::Owned(batch.iter().map(|item| times.sample.at(f64::from(item.tokens))).collect()),
+        }
     }
 
     /// Returns the shape for a part that is a separate pipeline, if the encoder has it.

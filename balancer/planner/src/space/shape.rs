@@ -45,6 +45,8 @@ pub(crate) struct TpTimes {
     pub(crate) outside_hull: TimeTable,
     /// Time per layer for an original sample.
     pub(crate) sample: TimeTable,
+    /// The same for every sample of every batch; empty for an encoder.
+    pub(crate) batch_samples_ns: Vec<Vec<f64>>,
     /// Time per layer and query-key pair in an encoder's media; 0 for tiles and for an LLM.
     pub(crate) pair_ns: f64,
     /// Attention time per layer over all samples, or all media, in a batch, mean over batches.
@@ -92,11 +94,13 @@ impl TpTimes {
         let count = workload.batches().len() as f64;
         for batch in workload.batches() {
             let of = |tokens: u32| times.sample.at(f64::from(tokens));
-            times.samples_ns += batch.iter().map(|item| of(item.tokens)).sum::<f64>() / count;
+            let samples_ns: Vec<f64> = batch.iter().map(|item| of(item.tokens)).collect();
+            times.samples_ns += samples_ns.iter().sum::<f64>() / count;
             let longest = batch.iter().map(|item| item.tokens).max().unwrap_or(0);
             let alone = times.layer.at(f64::from(longest)) + of(longest);
             let outside = times.outside.at(f64::from(longest));
             times.longest_ns = [times.longest_ns[0] + alone / count, times.longest_ns[1] + outside / count];
+            times.batch_samples_ns.push(samples_ns);
         }
         times
     }
@@ -132,6 +136,7 @@ impl TpTimes {
             layer,
             outside,
             sample: TimeTable::new(units_max, |units| costs.sample_ns(tp, units)),
+            batch_samples_ns: Vec::new(),
             pair_ns: 0.0,
             samples_ns: 0.0,
             longest_ns: [0.0; 2],
