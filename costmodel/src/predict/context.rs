@@ -102,7 +102,7 @@ impl CostModel {
     /// - `ranks`: ranks in the group, at least 1
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if `ranks` is 0 or above 65,536.
+    /// [`Error::Incompatible`] if `ranks` is 0 or above 65,536.
     ///
     /// # Examples
     /// ```
@@ -142,7 +142,7 @@ impl CostModel {
         ranks: u32,
         exchange: &KeyExchange,
     ) -> Result<Vec<SliceCost>> {
-        check_ranks(ranks)?;
+        self.check_ranks(ranks)?;
         let count: u64 = samples.iter().map(|[tokens, _]| u64::from(*tokens)).sum();
         u32::try_from(count).map_err(|_| Error::TooLarge { quantity: "tokens", count })?;
         if ranks == 1 {
@@ -172,7 +172,7 @@ impl CostModel {
             let whole = self.predict_slices(tokens, target_tokens, ranks, exchange)?;
             return Ok(SliceShare { ns: whole[0].llm_ns, message_ns: 0 });
         }
-        check_ranks(ranks)?;
+        self.check_ranks(ranks)?;
         let slices = ZigzagSlices::new(tokens, ranks);
         let size = |rank: &u32| (slices.tokens(*rank), slices.squares(*rank));
         let largest = (0..ranks).rev().max_by_key(size).unwrap_or(0);
@@ -205,7 +205,7 @@ impl CostModel {
         most: u32,
         exchange: &KeyExchange,
     ) -> Result<u32> {
-        check_ranks(most)?;
+        self.check_ranks(most)?;
         let whole_ns = self.predict_slice_share(tokens, target_tokens, 1, exchange)?.ns;
         let mut divisible = 1;
         for ranks in (1..=most.ilog2()).map(|log| 1 << log) {
@@ -225,10 +225,18 @@ impl CostModel {
     /// # Errors
     /// As [`Self::predict_slices`].
     pub fn slice_flops(&self, tokens: u32, ranks: u32) -> Result<Vec<SliceFlops>> {
-        check_ranks(ranks)?;
+        self.check_ranks(ranks)?;
         let slices = ZigzagSlices::new(tokens, ranks);
         let recomputation = self.module_recomputation(Module::Llm);
         Ok((0..ranks).map(|rank| self.llm.slice(&slices, rank, recomputation)).collect())
+    }
+
+    fn check_ranks(&self, ranks: u32) -> Result<()> {
+        if (1..=RANKS_MAX).contains(&ranks) {
+            return Ok(());
+        }
+        let problem = format!("a context-parallel group has 1 to {RANKS_MAX} ranks, got {ranks}");
+        Err(Error::Incompatible { name: self.spec.name.clone(), problem })
     }
 
     /// Returns the latencies of the messages in a group, however many samples it shares.
@@ -236,7 +244,7 @@ impl CostModel {
     /// # Errors
     /// As [`Self::predict_slices`].
     pub fn message_latencies(&self, ranks: u32, exchange: &KeyExchange) -> Result<MessageLatency> {
-        check_ranks(ranks)?;
+        self.check_ranks(ranks)?;
         let Some(link) = exchange.link else { return Ok(MessageLatency::default()) };
         let passes = self.llm.slice(&ZigzagSlices::new(0, ranks), 0, self.module_recomputation(Module::Llm));
         let messages: u32 = match exchange.kind {
@@ -345,14 +353,6 @@ impl CostModel {
         }
         exposed
     }
-}
-
-fn check_ranks(ranks: u32) -> Result<()> {
-    if ranks == 0 || ranks > RANKS_MAX {
-        let quantity = "ranks in a context-parallel group";
-        return Err(Error::TooLarge { quantity, count: ranks.into() });
-    }
-    Ok(())
 }
 
 /// Attention of a rank in a pass over the layers without windows.
