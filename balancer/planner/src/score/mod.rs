@@ -319,7 +319,7 @@ impl ItemTimes {
 pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> ItemTimes {
     let family = &candidate.family;
     let units = UnitTimes::new(space, candidate);
-    let samples_ns = space.samples_ns(family, batch);
+    let samples_ns = space.llm_times(family).samples_ns(space.workload, batch);
     if family.placement == Placement::Joint {
         let stages = units.stages_of_joint(space, family);
         let busiest = joint_stages(space, candidate, &stages);
@@ -471,7 +471,7 @@ fn joint(
     let units = UnitTimes::new(space, candidate);
     let loads = units.stages_of_joint(space, family);
     let modules: Vec<&[StageLoad]> = loads.chunk_by(|one, other| one == other).collect();
-    let samples_ns = space.samples_ns(family, batch);
+    let samples_ns = space.llm_times(family).samples_ns(space.workload, batch);
     let times = |(item, sample_ns): (&ItemSize, &f64)| {
         modules.iter().map(|stages| units.of(&stages[0], item, *sample_ns)).collect::<Vec<u64>>()
     };

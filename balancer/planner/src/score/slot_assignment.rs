@@ -54,7 +54,7 @@ impl SlotAssignment {
             samples_ns: vec![0.0; ranks * slots],
             ..Self::default()
         };
-        let samples_ns = space.samples_ns(family, batch);
+        let samples_ns = space.llm_times(family).samples_ns(space.workload, batch);
         for (item, (size, sample_ns)) in batch.iter().zip(samples_ns.iter()).enumerate() {
             let cell = cell_of(item) as usize;
             cells.tokens[cell] += u64::from(size.tokens);

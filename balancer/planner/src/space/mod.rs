@@ -15,13 +15,12 @@ pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
 use super::costs::{ModuleCosts, StagePart};
-use super::workload::{ItemSize, Workload};
+use super::workload::Workload;
 use dflop_balancer::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use dflop_costmodel::memory::Trainer;
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -337,15 +336,6 @@ impl<'a> SearchSpace<'a> {
     /// Returns the times for the LLM at the LLM's degree.
     pub(super) fn llm_times(&self, family: &Family) -> &TpTimes {
         &self.llm.times[self.llm_shape(family).times]
-    }
-
-    /// Returns the attention time that each sample of a batch adds to a layer of the LLM, nanoseconds.
-    pub(super) fn samples_ns(&self, family: &Family, batch: &[ItemSize]) -> Cow<'_, [f64]> {
-        let times = self.llm_times(family);
-        match self.workload.position(batch) {
-            Some(at) => Cow::Borrowed(&times.batch_samples_ns[at]),
-            None => Cow::Owned(batch.iter().map(|item| times.sample.at(f64::from(item.tokens))).collect()),
-        }
     }
 
     /// Returns the shape for a part that is a separate pipeline, if the encoder has it.

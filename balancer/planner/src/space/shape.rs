@@ -4,6 +4,7 @@ use crate::costs::{ModuleCosts, StageBytes, StagePart, TimeTable};
 use crate::workload::{ItemSize, Workload};
 use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;
+use std::borrow::Cow;
 
 /// Forward and backward time as shares of the total time with everything trained: a forward pass is a third.
 /// A weight gradient takes as long as the forward pass.
@@ -46,7 +47,7 @@ pub(crate) struct TpTimes {
     /// Time per layer for an original sample.
     pub(crate) sample: TimeTable,
     /// The same for every sample of every batch; empty for an encoder.
-    pub(crate) batch_samples_ns: Vec<Vec<f64>>,
+    batch_samples_ns: Vec<Vec<f64>>,
     /// Time per layer and query-key pair in an encoder's media; 0 for tiles and for an LLM.
     pub(crate) pair_ns: f64,
     /// Attention time per layer over all samples, or all media, in a batch, mean over batches.
@@ -141,6 +142,14 @@ impl TpTimes {
             samples_ns: 0.0,
             longest_ns: [0.0; 2],
             half_widths: (0..=units_max.max(1).ilog2()).map(half_width).collect(),
+        }
+    }
+
+    /// Returns the attention time that each sample of a batch adds to a layer of the LLM, nanoseconds.
+    pub(crate) fn samples_ns(&self, workload: &Workload, batch: &[ItemSize]) -> Cow<'_, [f64]> {
+        match workload.position(batch) {
+            Some(at) => Cow::Borrowed(&self.batch_samples_ns[at]),
+            None => Cow::Owned(batch.iter().map(|item| self.sample.at(f64::from(item.tokens))).collect()),
         }
     }
 

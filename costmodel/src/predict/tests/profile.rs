@@ -210,8 +210,8 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
     assert!((frozen / added - 0.625).abs() < 1e-3, "{frozen}");
 }
 
-/// A short measurement has the three shapes that it needs at least, as whole modules and in parts, which do not
-/// quite add up to them: the cost model predicts with the whole runs, whose curve its accuracy is checked with.
+/// A short measurement has three shapes, as whole modules and in parts, which do not quite add up: the cost
+/// model predicts with the whole runs, whose curve is checked for accuracy.
 #[test]
 fn few_whole_runs_predict_as_the_curve_that_is_checked() {
     let mut text = HEADER.to_owned();
