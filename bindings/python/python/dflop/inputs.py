@@ -173,9 +173,9 @@ class Inputs:
             if self._template is None:
                 self._keep_template(self._maker.end(microbatch.samples, futures))
         if self._template is None:
-            message = "the first microbatches have no sample of which inputs could be made"
-            reason = f"{type(self._fault).__name__}: {self._fault}" if self._fault else "they have no sample"
-            raise UserCodeError(f"{message}: {reason}", "no_inputs") from self._fault
+            reason = f"{type(self._fault).__name__}: {self._fault}" if self._fault else "they are empty"
+            message = f"the first microbatches have no sample of which inputs could be made: {reason}"
+            raise UserCodeError(message, "no_inputs") from self._fault
         return dict(self._template)
 
 
