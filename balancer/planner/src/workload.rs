@@ -116,7 +116,7 @@ impl Workload {
         &self.batches
     }
 
-    /// Returns the index of a batch; `None` for samples that are no batch of this workload, but part of one.
+    /// Returns a batch's index; `None` for samples that are only part of a batch.
     pub(super) fn position(&self, batch: &[ItemSize]) -> Option<usize> {
         self.batches.iter().position(|known| std::ptr::eq(known.as_slice(), batch))
     }

@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 pub(super) const GROUP_RANKS_MAX: usize = 64;
 /// Maximum total of a problem, so that load differences fit `i64`.
 const SUM_MAX: u128 = i64::MAX as u128 / 2;
-/// Maximum latency of the messages in a group: an hour.
+/// Maximum message latency in a group: an hour.
 const LATENCY_MAX: u64 = 3_600_000_000_000;
 
 /// Item that one rank takes as a whole, or the ranks of a group in slices.
@@ -57,7 +57,7 @@ pub struct ContextProblem {
     pub(super) logs: [u8; 2],
     pub(super) caps: Caps,
     pub(super) constants: ModelConstants,
-    /// Latencies of the messages in a group with `2^log` ranks.
+    /// Message latencies in a group with `2^log` ranks.
     latencies: Vec<MessageLatency>,
 }
 
@@ -188,7 +188,7 @@ impl ContextProblem {
         self
     }
 
-    /// Sets the latencies of the messages in groups of 1, 2, 4, … ranks, once for all items in a group and
+    /// Sets the message latencies in groups with 1, 2, 4, … ranks, once for all items in a group and
     /// slot. Default: none.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ const CHANGES_PER_ITEM: u64 = 256;
 /// One change in this many moves a single medium, if there is one in a group.
 const MEDIUM_CHANCE: usize = 8;
 
-/// Number of times that the search starts.
+/// How often the search starts.
 const CYCLES: usize = 4;
 
 /// A change: an item goes to a group, and an item from there takes its place, if there is one.
@@ -78,7 +78,7 @@ fn steps_per_change(problem: &ContextProblem) -> u64 {
 /// A search from a placement.
 struct Cycle<'a> {
     bound_ns: u64,
-    /// Kinds of changes that are drawn.
+    /// Kinds to draw changes from.
     kinds: Range<usize>,
     /// First threshold below which a change for the worse is accepted.
     threshold_ns: u64,

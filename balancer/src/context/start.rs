@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 const LIMITS_PERCENT: [u64; 5] = [100, 60, 40, 25, 15];
 /// Groups that are compared in an elementary step.
 const GROUPS_PER_STEP: u64 = 16;
-/// Compared groups that the budget does not count: every start of a small problem.
+/// Compared groups that the budget does not count: every start in a small problem.
 const FREE_GROUPS: u64 = 1 << 18;
 /// Starts in which media are placed.
 const DRAFTS: usize = 2;
@@ -19,7 +19,7 @@ const LONG_SHARE: u64 = 2;
 /// Starts beside the best that the search tries, and the part by which they may be longer than the best.
 const OTHERS: usize = 1;
 const OTHER_DIVISOR: u64 = 20;
-/// Groups in a block, of which the least work is known.
+/// Groups in a block, whose least work is known.
 const BLOCK: usize = 64;
 
 /// Returns the shortest start, and other starts; `None` if no start is within the caps. Where media divide
@@ -114,7 +114,7 @@ fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64,
     drafts
 }
 
-/// Whether no medium of an item is much longer than an equal share of the item's media.
+/// Whether no medium is much longer than an equal share in its item.
 fn divides(problem: &ContextProblem, logs: &[u8]) -> bool {
     let item = |(item, &log): (usize, &u8)| {
         let media = problem.items[item].media_ns.iter().zip(problem.encoder_ns(item));
@@ -206,12 +206,12 @@ fn place(state: &mut State<'_>, logs: &[u8]) -> bool {
 /// Work of the slowest rank in every possible group: in a slot if ranks meet in modules; otherwise in all
 /// slots.
 struct GroupWork {
-    /// By the logarithm of the group size.
+    /// By group size, as a logarithm.
     levels: Vec<Level>,
 }
 
 struct Level {
-    /// Number of groups in a slot.
+    /// Groups in a slot.
     slot_groups: usize,
     groups_ns: Vec<u64>,
     /// Least work in every block of groups; `None` if a group has changed.
@@ -263,7 +263,7 @@ impl GroupWork {
         groups.into_iter().find_map(|group| spot(state, item, log, group))
     }
 
-    /// Counts the work of a group's ranks anew, after an item was put there.
+    /// Counts the work on a group's ranks anew, after an item was put there.
     fn update(&mut self, state: &State<'_>, spot: Spot) {
         let problem = state.problem;
         let is_apart = problem.shard_ranks == 1;

@@ -29,7 +29,7 @@ pub(super) struct Placement {
     pub(super) media: Vec<u8>,
 }
 
-/// Items of a group, on each of the group's ranks.
+/// A group's items, on each rank.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupItems {
     items: u32,
@@ -72,7 +72,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Takes all items away, and keeps the memory of the lists.
+    /// Takes all items away, and keeps the lists' memory.
     pub(super) fn clear(&mut self) {
         self.loads.fill(0);
         self.limited.fill([0; 2]);
@@ -137,7 +137,7 @@ impl<'a> State<'a> {
         (0..1 << log).min_by_key(|offset| load(*offset)).unwrap_or(0)
     }
 
-    /// Puts an item on a group, with an equal share of its media on every rank.
+    /// Puts an item on a group, with equal media shares on every rank.
     pub(super) fn insert_shares(&mut self, item: usize, spot: Spot) {
         self.add(item, spot);
         self.change_shares(item, spot, |load, ns| *load += ns);

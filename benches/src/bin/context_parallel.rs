@@ -39,7 +39,7 @@ const SEED: u64 = 5;
 const WORK: u64 = 20_000;
 /// Timed plans, of which the fastest counts.
 const TIMES: usize = 15;
-/// Divisor of the work for splits, as in `StepPlanner::plan_context`.
+/// Work divisor for splits, as in `StepPlanner::plan_context`.
 const SEARCH_DIVISOR: u64 = 5;
 /// Words to tokens of text.
 const TOKENS_PER_WORD: f64 = 1.3;

@@ -297,11 +297,11 @@ impl PyCostModel {
         Ok(constants.microbatch_ns(added_ns))
     }
 
-    /// Counts the LLM FLOPs for the slices of a sample on the ranks of a context-parallel group.
+    /// Counts LLM FLOPs for a sample's slices on the ranks in a context-parallel group.
     ///
     /// Args:
-    ///     tokens (int): number of tokens in the sample, media included.
-    ///     ranks (int): number of ranks in the group.
+    ///     tokens (int): tokens in the sample, media included.
+    ///     ranks (int): ranks in the group.
     ///
     /// Returns:
     ///     list[dict]: for each rank ``chunks``, the start and end of the two chunks that the rank holds;

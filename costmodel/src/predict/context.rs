@@ -27,7 +27,7 @@ use crate::flops::{SliceFlops, ZigzagSlices};
 
 /// Largest context-parallel group that [`CostModel::predict_slices`] accepts.
 const RANKS_MAX: u32 = 1 << 16;
-/// Part of the time of a sample that its slices may take in addition, if the sample divides well.
+/// Part by which the slices may exceed their sample's time, if the sample divides well.
 const EXCESS_DIVISOR: u64 = 20;
 
 /// Exchange of keys and values between the ranks of a context-parallel group.
@@ -70,7 +70,7 @@ impl SliceCost {
     }
 }
 
-/// What the largest slice of a sample adds to the ranks of a group that may share other samples, too.
+/// What a sample's largest slice adds to ranks that may share other samples, too.
 ///
 /// Messages of several samples go together: a group waits for the [latencies](CostModel::message_latencies)
 /// once, and for the sum of `message_ns` over the samples, unless it is negative even with the latency.
@@ -155,7 +155,7 @@ impl CostModel {
         Ok((0..ranks).map(|rank| self.packed_slice(samples, [rank, ranks], exchange, transfer_ns)).collect())
     }
 
-    /// Predicts what the largest slice of a sample adds to a group, see [`SliceShare`].
+    /// Predicts what a sample's largest slice adds to a group, see [`SliceShare`].
     ///
     /// - `tokens`, `target_tokens`, `ranks`: as for [`Self::predict_slices`]
     ///
@@ -220,7 +220,7 @@ impl CostModel {
         Ok(divisible)
     }
 
-    /// Returns the FLOPs of a sample's slice on every rank of a context-parallel group, in rank order.
+    /// Returns the FLOPs for a sample's slice on every rank in a context-parallel group, in rank order.
     ///
     /// # Errors
     /// As [`Self::predict_slices`].
@@ -239,7 +239,7 @@ impl CostModel {
         Err(Error::Incompatible { name: self.spec.name.clone(), problem })
     }
 
-    /// Returns the latencies of the messages in a group, however many samples it shares.
+    /// Returns the message latencies in a group, however many samples it shares.
     ///
     /// # Errors
     /// As [`Self::predict_slices`].
@@ -259,7 +259,7 @@ impl CostModel {
         })
     }
 
-    /// Returns the number of layers whose attention hides messages, and of all others.
+    /// Counts the layers whose attention hides messages, and all others.
     fn hiding_layers(&self, kind: KeyExchangeKind) -> [f64; 2] {
         let llm = &self.spec.llm;
         let windowed = f64::from(llm.windowed_layer_count().min(llm.layers));

@@ -248,7 +248,7 @@ impl UnitTimes {
 
     /// Returns the time that a sample adds to a stage.
     ///
-    /// - `sample_ns`: of its attention in a layer of the LLM
+    /// - `sample_ns`: its attention in one LLM layer
     pub(super) fn of(&self, stage: &StageLoad, item: &ItemSize, sample_ns: f64) -> u64 {
         let tokens = f64::from(item.tokens);
         let layers = stage.layers * (tokens * self.token_ns + sample_ns);

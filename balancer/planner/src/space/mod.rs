@@ -105,7 +105,7 @@ pub(super) struct SearchSpace<'a> {
     pub(super) workload: &'a Workload,
     /// Shares of colocated encoders, which depend on neither the LLM nor the microbatches.
     pub(super) phase_shares: RefCell<PhaseShares>,
-    /// Colocated encoders by number of GPUs.
+    /// Colocated encoders by GPU count.
     colocated: RefCell<BTreeMap<u32, Rc<[EncoderParts]>>>,
 }
 

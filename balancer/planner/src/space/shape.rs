@@ -46,7 +46,7 @@ pub(crate) struct TpTimes {
     pub(crate) outside_hull: TimeTable,
     /// Time per layer for an original sample.
     pub(crate) sample: TimeTable,
-    /// The same for every sample of every batch; empty for an encoder.
+    /// The same by batch and sample; empty for an encoder.
     batch_samples_ns: Vec<Vec<f64>>,
     /// Time per layer and query-key pair in an encoder's media; 0 for tiles and for an LLM.
     pub(crate) pair_ns: f64,
@@ -145,7 +145,7 @@ impl TpTimes {
         }
     }
 
-    /// Returns the attention time that each sample of a batch adds to a layer of the LLM, nanoseconds.
+    /// Returns the attention time that each sample in a batch adds to an LLM layer, nanoseconds.
     pub(crate) fn samples_ns(&self, workload: &Workload, batch: &[ItemSize]) -> Cow<'_, [f64]> {
         match workload.position(batch) {
             Some(at) => Cow::Borrowed(&self.batch_samples_ns[at]),

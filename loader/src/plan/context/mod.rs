@@ -58,7 +58,7 @@ impl ContextPlan {
 /// Values by rank, microbatch and module.
 type Table = Vec<Vec<Vec<u64>>>;
 
-/// Divisor of the planner's work for the largest search among whole and split samples.
+/// Divisor for the planner's work in the largest search among whole and split samples.
 const SEARCH_DIVISOR: u64 = 5;
 
 impl StepPlanner {
@@ -240,7 +240,7 @@ fn refused(reason: &str) -> Error {
     Error::Config { setting: "context", reason: reason.to_owned() }
 }
 
-/// Returns the places of whole samples in a plan.
+/// Returns where a plan has whole samples.
 fn whole_places(whole: &StepPlan, samples: &[Sample]) -> Vec<ContextPlace> {
     let mut places = vec![ContextPlace { slot: 0, ranks: 0..1, media: Vec::new() }; samples.len()];
     for (rank, microbatches) in whole.ranks.iter().enumerate() {

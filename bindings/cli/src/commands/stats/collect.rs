@@ -67,9 +67,9 @@ pub(super) struct DealtBatches {
 pub(super) struct Divisible {
     /// GPUs that share a sample.
     pub(super) gpus: u32,
-    /// Fraction of the samples that divide over as many GPUs, or more.
+    /// Fraction that divides over as many GPUs, or more.
     pub(super) samples_fraction: f64,
-    /// Tokens of the shortest such sample.
+    /// Tokens in the shortest such sample.
     pub(super) tokens_min: u32,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Collected {
     pub(super) certainty: Option<Certainty>,
     /// `None` if no sample has a cost.
     pub(super) dealt: Option<DealtBatches>,
-    /// By number of GPUs; empty if the links between GPUs are unknown.
+    /// By GPU count; empty if the links between GPUs are unknown.
     pub(super) divisible: Vec<Divisible>,
 }
 
@@ -116,7 +116,7 @@ impl Sampling {
 
 /// Collects a dataset's data profile.
 ///
-/// - `exchange`: exchange of keys and values between GPUs that share a sample
+/// - `exchange`: how GPUs that share a sample exchange keys and values
 pub(super) fn collect(
     dataset: &Dataset,
     model: &CostModel,
@@ -192,7 +192,7 @@ fn certainty(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Option
     })
 }
 
-/// Predicts the costs of samples spread evenly over the profiled ones.
+/// Predicts costs for samples spread evenly over the profiled ones.
 fn spread_costs(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Vec<SampleCost> {
     let mut shape = SampleShape::default();
     let cost = |place| {
@@ -202,7 +202,7 @@ fn spread_costs(dataset: &Dataset, model: &CostModel, sampling: Sampling) -> Vec
     sampling.spread(DEALT_SAMPLES).filter_map(cost).collect()
 }
 
-/// Counts the samples that divide well over 2, 4, … GPUs of a node.
+/// Counts the samples that divide well over 2, 4, … GPUs in a node.
 fn divisible(costs: &[SampleCost], model: &CostModel, exchange: &KeyExchange) -> Vec<Divisible> {
     let ranks = |cost: &SampleCost| {
         model.divisible_ranks(cost.tokens, cost.target_tokens, DEALT_GPUS as u32, exchange).unwrap_or(1)
@@ -217,7 +217,7 @@ fn divisible(costs: &[SampleCost], model: &CostModel, exchange: &KeyExchange) ->
     (1..=DEALT_GPUS.ilog2()).filter_map(count).collect()
 }
 
-/// Deals random microbatches of samples.
+/// Deals samples to random microbatches.
 fn deal(costs: &[SampleCost], model: &CostModel, sampling: Sampling) -> Option<DealtBatches> {
     let sizes = [DEALT_GPUS, MICROBATCH_SAMPLES].map(|size| size as usize);
     let constants = model.microbatch_constants();

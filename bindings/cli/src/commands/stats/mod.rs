@@ -83,7 +83,7 @@ struct StatsReport {
     certainty: Option<Certainty>,
     /// Random microbatches on the GPUs of a node.
     data_parallel: Option<DealtBatches>,
-    /// Samples that GPUs of a node can share, by number of GPUs.
+    /// Samples that GPUs in a node can share, by GPU count.
     context: Vec<Divisible>,
 }
 
