@@ -33,6 +33,8 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "tests" / "golden" / "model_in
 # Types whose model is part of that of another type, and encoders, which no description has alone.
 PARTS = ("clip", "clip_vision_model", "siglip", "siglip_vision_model", "qwen2_audio_encoder", "whisper")
 SIZES = 2000
+# Processors drop what is longer than a window of 30 seconds, dflop continues in a further window.
+AUDIO_SAMPLES_MAX = 480_000
 FLOPS_DIFFERENCE_MAX = 1e-3
 TOKENS = ("<image>", "<|image|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<image_soft_token>",
           "<start_of_image>", "<end_of_image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<video>", "<|video|>", "<|AUDIO|>", "<|audio|>",
@@ -55,7 +57,7 @@ SECONDS_MAX = int(os.environ.get("SECONDS_MAX", "150"))
 def shrunk(values, layers=3):
     """Returns configuration values with few layers."""
     values = copy.deepcopy(values)
-    for part in [values, *(one for one in values.values() if isinstance(one, dict))]:
+    for part in parts(values):
         before = [part[name] for name in LAYERS if isinstance(part.get(name), int)]
         for name in LAYERS:
             if isinstance(part.get(name), int):
@@ -69,6 +71,12 @@ def shrunk(values, layers=3):
         if isinstance(part.get("num_experts"), int) and part["num_experts"] > 8:
             part["num_experts"] = 8
     return values
+
+
+def parts(values):
+    """Returns nested values, and all values inside of them."""
+    inside = [found for one in values.values() if isinstance(one, dict) for found in parts(one)]
+    return [values, *inside]
 
 
 def merged(values, more):
@@ -151,8 +159,9 @@ def make_checkpoint(model_type, directory):
     made = config.from_dict(merged(shrunk(config().to_dict()), CONFIG.get(model_type, {})))
     made.architectures = [classes()[model_type]]
     made.save_pretrained(directory)
+    made = checkpoint.writing_config(made)
     model = checkpoint.build(made)
-    processor = make_processor(model_type, made) if checkpoint.feature_functions(model) else None
+    processor = make_processor(made.model_type, made) if checkpoint.feature_functions(model) else None
     settings = {}
     for name in ("feature_extractor", "image_processor"):
         if hasattr(processor, name):
@@ -186,8 +195,7 @@ class Comparison:
             videos = zip(self.numbers(1, 16), self.numbers(56, 1000), self.numbers(56, 1000))
             self.medium("video", "vision", "video_token_rule", [dict(videos=[video]) for video in videos])
         if "audio" in self.modules:
-            # Processors drop what is longer than a window of 30 seconds, dflop continues in a further window.
-            self.medium("audio", "audio", "token_rule", [dict(audio=[(count, 16_000)]) for count in self.numbers(1600, 480_000)])
+            self.medium("audio", "audio", "token_rule", [dict(audio=[(count, 16_000)]) for count in self.numbers(1600, AUDIO_SAMPLES_MAX)])
 
     def numbers(self, least, most):
         """Returns random numbers, as many small ones as large ones."""
@@ -200,7 +208,10 @@ class Comparison:
             return  # No description counts such videos.
         if rule["kind"] == "measured":
             rows = [row for row in rule["table"]["rows"] if row[-1] is not None]
-            samples = [dict(audio=[(row[0], rule["sample_rate_hz"])]) if medium == "audio" else dict(images=[tuple(row[:2])]) for row in rows]
+            if medium == "audio":
+                samples = [dict(audio=[(row[0], rule["sample_rate_hz"])]) for row in rows if row[0] <= AUDIO_SAMPLES_MAX]
+            else:
+                samples = [dict(images=[tuple(row[:2])]) for row in rows]
         self.samples(f"{medium} ({rule['rule']['rule'] if 'rule' in rule else rule['kind']})", module, samples)
 
     def samples(self, name, module, samples):

@@ -190,7 +190,11 @@ impl<'a> Ranks<'a> {
         let start = candidates.partition_point(|(load, _)| *load < least);
         for &(_, takes) in candidates[start..].iter().take_while(|(load, _)| *load <= most) {
             let (takes, taken) = (takes as usize, self.groups[other][takes as usize]);
-            let value = self.value_swapped(slow, given, taken).max(self.value_swapped(other, taken, given));
+            let value = self.value_swapped(slow, given, taken);
+            if value > best.value {
+                continue;
+            }
+            let value = value.max(self.value_swapped(other, taken, given));
             let is_earlier = best.places.is_some_and(|(rank, give, take)| {
                 (rank, give) == (other, gives) && takes < take && value == best.value
             });

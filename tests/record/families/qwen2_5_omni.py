@@ -6,8 +6,8 @@ torchvision and pillow<12.2; no network, no weights. Tests compare with `tests/g
 - `tokens.json` has the files of a checkpoint, `tokens.csv.gz` a line per medium: `image WxH`, `video FRAMES WxH` or `audio
   SAMPLES`, then `encoder tokens,tokens` or `refused`. Some go through the whole processor, tokenizer included; the others are
   counted by its helpers, which are compared with it on the former.
-- `flops.json` has cases as `tests/record/flops.py` describes. transformers pads the chunks of clips to the longest before the
-  convolutions, so that recorded clips have whole chunks or are a single one.
+- `flops.json` has cases as `tests/record/flops.py` describes. transformers pads chunks to the longest in a batch before
+  the convolutions; recorded batches have a clip of a chunk or longer.
 - `inputs.json` has conversations as `tests/record/videos.py` describes, of media that `picture` and `clip` make; of spectrograms
   the mean of every mel bin is recorded, and some values.
 - `tests/golden/executor/qwen2_5_omni/` has a thinker as `tests/record/executor_parity.py` describes.
@@ -217,21 +217,23 @@ class Vision:
 
 
 class Audio:
-    """The audio encoder up to its average of pairs, over chunks of one length or a single one."""
+    """The audio encoder up to its average of pairs; chunks are padded for the convolutions, as with a clip of a chunk or longer."""
 
     def __init__(self, tower, frames):
-        self.tower, self.frames = tower, frames
+        self.tower = tower
+        chunk = 2 * tower.n_window
+        self.lengths = [min(chunk, length - start) for length in frames for start in range(0, length, chunk)]
 
     def __call__(self, features):
-        tower, gelu = self.tower, torch.nn.functional.gelu
-        chunk = min(2 * tower.n_window, *self.frames)
-        assert all(frames % chunk == 0 for frames in self.frames)
-        chunks = features.T.reshape(-1, chunk, tower.num_mel_bins).transpose(1, 2)
-        rows = gelu(tower.conv2(gelu(tower.conv1(chunks)))).transpose(1, 2)
-        lengths = torch.arange(len(chunks) + 1, dtype=torch.int32) * rows.shape[1]
-        rows = (rows + tower.positional_embedding.positional_embedding[: rows.shape[1]]).reshape(-1, rows.shape[-1])
+        tower, functional = self.tower, torch.nn.functional
+        chunks = [functional.pad(part.T, (0, 2 * tower.n_window - len(part))) for part in features.T.split(self.lengths)]
+        rows = functional.gelu(tower.conv2(functional.gelu(tower.conv1(torch.stack(chunks))))).transpose(1, 2)
+        rows = rows + tower.positional_embedding.positional_embedding[: rows.shape[1]]
+        lengths = [(length - 1) // 2 + 1 for length in self.lengths]
+        rows = torch.cat([chunk[:length] for chunk, length in zip(rows, lengths, strict=True)])
+        ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         for layer in tower.layers:
-            rows = layer(rows, cu_seqlens=lengths, max_seqlen=None)[0]
+            rows = layer(rows, cu_seqlens=ends, max_seqlen=None)[0]
         return rows
 
 
@@ -256,7 +258,7 @@ def record_model(name, config, device, lengths):
         flops.append({"part": "vision.tower"} | of | count(encode, [empty(patches, 3 * 2 * patch**2)]))
         flops.append({"part": "vision.projector"} | of | count(visual.merger, [empty(patches, visual.config.hidden_size, grad=True)]))
     chunk = 2 * parsed.audio_config.n_window
-    for frames in ([chunk // 2], [5 * chunk, 3 * chunk]):
+    for frames in ([5 * chunk // 2, chunk // 2], [5 * chunk, 3 * chunk]):
         of = {"audio": [160 * length for length in frames]}
         encode = Audio(tower, frames)
         flops.append({"part": "audio.tower"} | of | count(encode, [empty(tower.num_mel_bins, sum(frames))]))

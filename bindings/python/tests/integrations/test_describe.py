@@ -24,6 +24,7 @@ from dflop._description import (
     encoder,
     fits,
     implicit,
+    media,
     parts,
     shape_mode,
 )
@@ -191,6 +192,17 @@ class Describe(Checkpoints):
                 with self.assertRaisesRegex(dflop.ModelError, message):
                     dflop.hugging_face.describe(self.directory, path=self.target)
                 self.assertFalse(self.target.exists())
+
+    def test_texts_with_which_a_processor_ignores_media_are_passed_over(self) -> None:
+        def process(text: list[str], audio: Any = None, **_: Any) -> dict[str, Any]:
+            return {"input_ids": [[1]]} | ({"input_features": audio} if "[clip]" in text[0] else {})
+
+        clip = media.clip(1600)
+        with self.assertRaisesRegex(dflop.ModelError, 'ignores the audio with the text "<|AUDIO|>"'):
+            media.processed(process, "audio", clip)
+        process.audio_token = "[clip]"  # type: ignore[attr-defined]
+        made, text = media.processed(process, "audio", clip)
+        self.assertEqual((text, made["input_features"]), ("[clip]", [clip]))
 
     def test_a_head_of_several_layers_is_counted_where_masks_depend_on_weights(self) -> None:
         sizes = {"num_hidden_layers": 2, "hidden_size": 64, "embedding_size": 64, "intermediate_size": 128}

@@ -2,8 +2,8 @@
 //!
 //! A clip's mel frames are cut into chunks, the last chunk shorter. Convolutions with stride 2 read within a
 //! chunk, and attention stays within a window of one or several chunks. Neighboring encoder tokens may be
-//! averaged to one LLM token. Two marker tokens enclose a clip. At most the last chunk is padded, for the
-//! convolutions, so the work grows with the clip.
+//! averaged to one LLM token. Two marker tokens enclose a clip. Only the last chunk is padded, for the
+//! convolutions, as in a batch with a clip of a full chunk, so the work grows with the clip.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,10 +38,6 @@ pub struct AudioChunks {
     /// only full frames count (Qwen3-Omni).
     #[serde(default = "padded")]
     pub is_padded: bool,
-    /// Whether silence fills up the last chunk before the convolutions (Qwen3-Omni), as in a batch with a
-    /// longer clip.
-    #[serde(default)]
-    pub has_full_chunks: bool,
 }
 
 /// Default for rules that were saved before this field existed.
@@ -59,7 +55,6 @@ impl AudioChunks {
         spectrogram_frames: 30_000,
         marker_tokens: 2,
         is_padded: true,
-        has_full_chunks: false,
     };
 
     /// Qwen3-Omni as released: 1-second chunks with 13 LLM tokens each, which attend to each other within 8
@@ -75,7 +70,6 @@ impl AudioChunks {
         spectrogram_frames: u32::MAX / 100 * 100,
         marker_tokens: 2,
         is_padded: false,
-        has_full_chunks: true,
     };
 
     /// Returns a clip's mel frames.
@@ -138,7 +132,7 @@ impl AudioChunks {
         let chunk = u64::from(self.chunk_frames.max(1));
         let full = (frames / chunk).saturating_mul(self.chunk_tokens());
         let encoder_tokens = full.saturating_add(self.halved(frames % chunk));
-        let is_cut = self.has_full_chunks && !frames.is_multiple_of(chunk);
+        let is_cut = !frames.is_multiple_of(chunk);
         let padded_tokens =
             if is_cut { self.chunk_tokens().saturating_sub(self.halved(frames % chunk)) } else { 0 };
         let window = self.window_tokens();

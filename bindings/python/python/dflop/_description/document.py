@@ -219,7 +219,7 @@ def _encoder(
     if medium == "image":
         rule = token_rules.image_rule(processor, sizes, work)
     else:
-        rule = token_rules.audio_rule(processor, _clip_counter(opened, function, width), work)
+        rule = token_rules.audio_rule(processor, *_clip_counter(opened, function, width), work)
     sizes_declared = _sizes(config)
     if sizes_declared["hidden"] is None and all(
         run["message_width"] is None for run in described["layer_runs"]
@@ -255,19 +255,28 @@ def _measured(
         raise
 
 
-def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> Any:
-    """Returns a function that counts the embeddings of a clip."""
+def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> tuple[Any, str]:
+    """Returns a function that counts the LLM tokens of a clip, and what it counts.
+
+    Placeholders are counted where the processor repeats them, because the model drops the embeddings of
+    padding; otherwise embeddings are counted.
+    """
     import torch
 
     from dflop._description import media
     from dflop._description.shape_mode import shapes_only
 
+    processor = opened.processor
+    second = media.clip(media.sample_rate_hz(processor))
+    if media.repeated_placeholders(processor, "audio", second) > 1:
+        return lambda clip: media.repeated_placeholders(processor, "audio", clip), "processor"
+
     def count(clip: Any) -> int:
-        inputs = media.features_inputs(opened.processor, "audio", clip, function)
+        inputs = media.features_inputs(processor, "audio", clip, function)
         with shapes_only(), torch.no_grad():
             return encoder.feature_tokens(function(**inputs), width)
 
-    return count
+    return count, "features"
 
 
 def _llm_paths(model: Any, found: decoder.Decoder) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,6 +27,7 @@ _COMMON = {
     "video": ("<video>", "<|video_pad|>"),
     "audio": ("<|AUDIO|>", "<audio>", "<|audio|>", "<audio_soft_token>"),
 }
+_TEXT_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids"}
 
 
 @lru_cache(maxsize=4)
@@ -106,11 +108,22 @@ def processed(processor: Any, medium: str, value: Any) -> tuple[Mapping[str, Any
             except Exception as error:  # noqa: BLE001  A processor may raise anything.
                 problems.append(f"{type(error).__name__}: {error}")
                 continue
+            if set(made) <= _TEXT_INPUTS:
+                problems.append(f"it ignores the {medium} with the text {json.dumps(text)}")
+                continue
             return made, text
     raise ModelError(
         f"{type(processor).__name__} makes no inputs of {medium}: {problems[0] if problems else 'no text'}; "
         "correct the settings in `preprocessor_config.json`, or count tokens with `dflop.Custom`"
     )
+
+
+def repeated_placeholders(processor: Any, medium: str, value: Any) -> int:
+    """Returns the placeholders that a processor puts in the text for one medium; 0 if they are not known."""
+    made, text = processed(processor, medium, value)
+    tokens = [token for token in placeholders(processor, medium) if token in text]
+    ids = made["input_ids"][0].tolist()
+    return max((ids.count(processor.tokenizer.convert_tokens_to_ids(token)) for token in tokens), default=0)
 
 
 def _wrapped(processor: Any, medium: str) -> list[str]:

@@ -100,22 +100,25 @@ def _patches(processor: Any, width: int, height: int) -> int | None:
         return None
 
 
-def audio_rule(processor: Any, feature_tokens: Callable[[Any], int], work: encoder.Work) -> dict[str, Any]:
+def audio_rule(
+    processor: Any, clip_tokens: Callable[[Any], int], source: str, work: encoder.Work
+) -> dict[str, Any]:
     """Returns the token rule of audio clips.
 
     Args:
         processor: of the checkpoint.
-        feature_tokens: counts the embeddings that the model makes of a clip.
+        clip_tokens: counts the LLM tokens of a clip.
+        source: what is counted.
         work: counts the work of clips in the encoder.
     """
     rate = media.sample_rate_hz(processor)
     rows = []
     for seconds in CLIP_SECONDS:
         samples = int(seconds * rate)
-        rows.append((samples, feature_tokens(media.clip(samples))))
+        rows.append((samples, clip_tokens(media.clip(samples))))
     rule: dict[str, Any] = {
         "medium": "audio",
-        "source": "features",
+        "source": source,
         "sample_rate_hz": rate,
         "marker_tokens": marker_tokens(processor, "audio"),
     }
