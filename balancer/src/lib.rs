@@ -46,7 +46,7 @@ mod simulate;
 pub use budget::Budget;
 pub use context::{
     ContextAssignment, ContextItem, ContextPlace, ContextProblem, ContextSlice, balance_context,
-    context_step_ns,
+    context_pipeline_ns, context_step_ns,
 };
 pub use digest::PlanDigest;
 pub use error::{Error, Result};

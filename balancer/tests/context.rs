@@ -11,27 +11,27 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 /// Slot, first rank and number of ranks of an item, and the rank of every medium.
-type Place = (usize, usize, usize, Vec<Vec<usize>>);
+pub(crate) type Place = (usize, usize, usize, Vec<Vec<usize>>);
 
-const WORK: u64 = 20_000;
+pub(crate) const WORK: u64 = 20_000;
 /// Longest placement found over the shortest of all, on small problems.
 const RATIO_MAX: f64 = 1.01;
 
 /// Problem with the settings that the placements here are checked against.
 #[derive(Clone)]
-struct Case {
-    ranks: usize,
-    slots: usize,
-    encoders: usize,
-    shard_ranks: usize,
-    group_max: usize,
-    items: Vec<ContextItem>,
-    caps: Caps,
-    latencies: Vec<MessageLatency>,
+pub(crate) struct Case {
+    pub(crate) ranks: usize,
+    pub(crate) slots: usize,
+    pub(crate) encoders: usize,
+    pub(crate) shard_ranks: usize,
+    pub(crate) group_max: usize,
+    pub(crate) items: Vec<ContextItem>,
+    pub(crate) caps: Caps,
+    pub(crate) latencies: Vec<MessageLatency>,
 }
 
 impl Case {
-    fn problem(&self) -> ContextProblem {
+    pub(crate) fn problem(&self) -> ContextProblem {
         ContextProblem::new([self.ranks, self.slots], self.encoders, self.items.clone())
             .unwrap()
             .shard_ranks(NonZeroUsize::new(self.shard_ranks).unwrap())
@@ -47,10 +47,10 @@ impl Case {
         balance_context(&self.problem(), None, &mut Budget::work(WORK)).unwrap()
     }
 
-    /// Computes the step time of a placement from its definition.
+    /// Computes the times of every slot, rank and module from their definition.
     ///
     /// - `places`: slot, first rank and number of ranks of every item, and the rank of every medium
-    fn step_ns(&self, places: &[Place]) -> u64 {
+    pub(crate) fn loads(&self, places: &[Place]) -> Vec<Vec<Vec<u64>>> {
         let modules = self.encoders + 1;
         let mut loads = vec![vec![vec![0_u64; modules]; self.ranks]; self.slots];
         let mut groups: BTreeMap<(usize, usize, usize), i64> = BTreeMap::new();
@@ -76,6 +76,28 @@ impl Case {
                 }
             }
         }
+        loads
+    }
+
+    /// Finds a leader for every rank in a slot: ranks that share an item have the same, by joining all ranks
+    /// of the item.
+    pub(crate) fn leaders(&self, places: &[Place], slot: usize) -> Vec<usize> {
+        let mut leader: Vec<usize> = (0..self.ranks).collect();
+        for (own, first, size, _) in places {
+            if *own == slot {
+                let joined: Vec<usize> = leader[*first..first + size].to_vec();
+                let least = *joined.iter().min().unwrap();
+                for rank in &mut leader {
+                    *rank = if joined.contains(rank) { least } else { *rank };
+                }
+            }
+        }
+        leader
+    }
+
+    /// Computes the step time of a placement from its definition.
+    fn step_ns(&self, places: &[Place]) -> u64 {
+        let (modules, loads) = (self.encoders + 1, self.loads(places));
         if self.shard_ranks > 1 {
             let shard = |shard: usize| -> u64 {
                 let ranks = shard * self.shard_ranks..(shard + 1) * self.shard_ranks;
@@ -90,17 +112,7 @@ impl Case {
         }
         let mut done = vec![0; self.ranks];
         for (slot, loads) in loads.iter().enumerate() {
-            // Ranks that share an item have the same leader, found by joining all of its ranks.
-            let mut leader: Vec<usize> = (0..self.ranks).collect();
-            for (own, first, size, _) in places {
-                if *own == slot {
-                    let joined: Vec<usize> = leader[*first..first + size].to_vec();
-                    let least = *joined.iter().min().unwrap();
-                    for rank in &mut leader {
-                        *rank = if joined.contains(rank) { least } else { *rank };
-                    }
-                }
-            }
+            let leader = self.leaders(places, slot);
             for first in 0..self.ranks {
                 let group: Vec<usize> = (0..self.ranks).filter(|rank| leader[*rank] == first).collect();
                 let start = group.iter().map(|rank| done[*rank]).max().unwrap_or(0);
@@ -114,7 +126,7 @@ impl Case {
     }
 
     /// Tries every group, slot, number of ranks and rank of media; items have a medium per encoder at most.
-    fn shortest_ns(&self) -> u64 {
+    pub(crate) fn shortest_ns(&self, step_ns: impl Fn(&[Place]) -> u64) -> u64 {
         let mut choices: Vec<Vec<Place>> = Vec::new();
         for item in &self.items {
             let mut own = Vec::new();
@@ -138,7 +150,7 @@ impl Case {
         loop {
             let places: Vec<_> = at.iter().zip(&choices).map(|(at, own)| own[*at].clone()).collect();
             if !fills || self.is_full(&places) {
-                best = best.min(self.step_ns(&places));
+                best = best.min(step_ns(&places));
             }
             let Some(next) = at.iter().zip(&choices).position(|(at, own)| at + 1 < own.len()) else { break };
             at[..next].fill(0);
@@ -156,7 +168,7 @@ impl Case {
     }
 }
 
-fn places(found: &ContextAssignment) -> Vec<(usize, usize, usize, Vec<Vec<usize>>)> {
+pub(crate) fn places(found: &ContextAssignment) -> Vec<Place> {
     let place = |place: &dflop_balancer::ContextPlace| {
         (place.slot, place.ranks.start, place.ranks.len(), place.media.clone())
     };
@@ -164,7 +176,7 @@ fn places(found: &ContextAssignment) -> Vec<(usize, usize, usize, Vec<Vec<usize>
 }
 
 /// Draws items whose slices take some percent more than their share.
-fn items(random: &mut SplitMix64, count: usize, logs: u32, media: usize) -> Vec<ContextItem> {
+pub(crate) fn items(random: &mut SplitMix64, count: usize, logs: u32, media: usize) -> Vec<ContextItem> {
     let mut item = || {
         // Few long items, as in real data.
         let ns = if random.below(3) == 0 { 500 + random.below(1500) } else { 50 + random.below(400) } as u64;
@@ -181,7 +193,7 @@ fn items(random: &mut SplitMix64, count: usize, logs: u32, media: usize) -> Vec<
     (0..count).map(|_| item()).collect()
 }
 
-fn latencies(is_slow: bool) -> Vec<MessageLatency> {
+pub(crate) fn latencies(is_slow: bool) -> Vec<MessageLatency> {
     let latency = |log: u64| MessageLatency { exposed_ns: 3 * log, hidden_ns: 40 * log };
     if is_slow { (0..4).map(latency).collect() } else { Vec::new() }
 }
@@ -205,7 +217,7 @@ fn small_problems_are_solved() {
         let case = small(seed);
         let found = case.solve();
         assert_eq!(case.step_ns(&places(&found)), found.makespan_ns, "seed {seed}");
-        let shortest = case.shortest_ns();
+        let shortest = case.shortest_ns(|places| case.step_ns(places));
         assert!(found.bound.ns <= shortest, "seed {seed}: bound {} above {shortest}", found.bound.ns);
         assert!(found.makespan_ns >= shortest, "seed {seed}: {} below {shortest}", found.makespan_ns);
         worst = worst.max(found.makespan_ns as f64 / shortest as f64);

@@ -1,6 +1,7 @@
 //! Tests the balancer's public claims: one module per kind.
 
 mod context;
+mod context_pipeline;
 mod families;
 mod oracle;
 mod own_strategy;

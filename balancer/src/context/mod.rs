@@ -10,13 +10,16 @@
 //!
 //! Ranks that meet in every module (FSDP) take, slot by slot, the slowest rank's time in each module. Other
 //! ranks wait for each other at the end of the step; ranks that share an item also begin and end its
-//! microbatch together.
+//! microbatch together. Ranks may be pipelines, which then begin and end every pass of the microbatch in the
+//! LLM together.
 
+mod pipeline;
 mod problem;
 mod search;
 mod start;
 mod state;
 
+pub use pipeline::context_pipeline_ns;
 pub use problem::{ContextItem, ContextProblem, ContextSlice};
 
 use crate::budget::Budget;
@@ -24,6 +27,7 @@ use crate::error::{Error, Result};
 use crate::partition::LowerBound;
 use crate::pipeline::shard_groups_ns;
 use state::State;
+use std::cmp::Reverse;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
@@ -60,7 +64,8 @@ pub struct ContextPlace {
 /// their number of ranks and exchange places, as long as the budget allows. The result is never longer than
 /// `whole`, and small problems have all starts without a budget.
 ///
-/// - `whole`: items by rank and slot without splits, as [`balance_lockstep`](crate::balance_lockstep) returns
+/// - `whole`: items by rank and slot without splits, as [`balance_lockstep`](crate::balance_lockstep) or
+///   [`balance_pipeline`](crate::balance_pipeline) returns
 ///
 /// # Errors
 /// [`Error::CapItem`] if an item is above a cap however it is split; [`Error::CapUnmet`] if no placement
@@ -95,7 +100,7 @@ pub fn balance_context(
     }
     let work_before = budget.work_spent();
     let bound = problem::lower_bound(problem);
-    let mean_ns = (bound.ns / problem.slots as u64).max(1);
+    let mean_ns = (problem::mean_ns(problem) / problem.slots as u64).max(1);
     let share = budget.steps_left() / 2;
     let start = budget.within(share, |budget| start::best(problem, whole, mean_ns, budget));
     let unmet = Error::CapUnmet { items: problem.items.len(), groups: problem.ranks * problem.slots };
@@ -134,17 +139,10 @@ pub fn context_step_ns(
     let mut done_ns = vec![0_u64; ranks_ns.len()];
     let slots = ranks_ns.iter().map(Vec::len).max().unwrap_or(0);
     for slot in 0..slots {
-        let mut group_of: Vec<Range<usize>> = (0..ranks_ns.len()).map(|rank| rank..rank + 1).collect();
-        for meeting in meetings.get(slot).into_iter().flatten() {
-            for own in &mut group_of[meeting.clone()] {
-                if own.len() < meeting.len() {
-                    own.clone_from(meeting);
-                }
-            }
-        }
+        let mut groups = largest_groups(meetings.get(slot).map_or(&[], Vec::as_slice)).into_iter().peekable();
         let mut rank = 0;
         while rank < ranks_ns.len() {
-            let group = group_of[rank].clone();
+            let group = groups.next_if(|group| group.start == rank).unwrap_or(rank..rank + 1);
             let slot_ns = |rank: usize| -> u64 { ranks_ns[rank].get(slot).map_or(0, |own| own.iter().sum()) };
             let start = done_ns[group.clone()].iter().copied().max().unwrap_or(0);
             let longest = group.clone().map(slot_ns).max().unwrap_or(0);
@@ -153,6 +151,19 @@ pub fn context_step_ns(
         }
     }
     done_ns.into_iter().max().unwrap_or(0)
+}
+
+/// Returns the groups that no other group contains, by first rank.
+fn largest_groups(meetings: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut sorted: Vec<Range<usize>> = meetings.iter().filter(|group| group.len() > 1).cloned().collect();
+    sorted.sort_by_key(|group| (group.start, Reverse(group.end)));
+    let mut largest: Vec<Range<usize>> = Vec::new();
+    for group in sorted {
+        if largest.last().is_none_or(|last| last.end <= group.start) {
+            largest.push(group);
+        }
+    }
+    largest
 }
 
 fn place(state: &State<'_>, item: usize) -> ContextPlace {

@@ -1,9 +1,11 @@
 //! Problem of placing whole and split items: checked once, when it is built; and a lower bound on the step
 //! time under every placement.
 
+use super::pipeline::PipelinePasses;
 use crate::error::{Error, Result};
 use crate::instance::Caps;
 use crate::partition::{BoundKind, LowerBound};
+use crate::pipeline::PipelineConfig;
 use dflop_costmodel::{MessageLatency, ModelConstants, random};
 use std::num::NonZeroUsize;
 
@@ -38,7 +40,8 @@ pub struct ContextSlice {
     pub bytes: u64,
 }
 
-/// Checked problem: items, and ranks that run all modules in a number of microbatches (*slots*).
+/// Checked problem: items, and ranks that run all modules, or [pipelines](Self::pipeline) of them, in a number
+/// of microbatches (*slots*).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContextProblem {
     pub(super) ranks: usize,
@@ -53,6 +56,7 @@ pub struct ContextProblem {
     /// First medium of every item among all media, `[items + 1]`.
     pub(super) media_starts: Vec<usize>,
     pub(super) shard_ranks: usize,
+    pub(super) pipeline: Option<PipelinePasses>,
     /// Logarithms of the smallest and largest group.
     pub(super) logs: [u8; 2],
     pub(super) caps: Caps,
@@ -91,11 +95,7 @@ impl ContextProblem {
             if own.slices.is_empty() {
                 return Err(Error::Length { field: "slices", found: 0, expected: 1 });
             }
-            let largest = |(log, slice): (usize, &ContextSlice)| {
-                (u128::from(slice.ns) + u128::from(slice.message_ns.unsigned_abs())) << log.min(32)
-            };
-            let slice = own.slices.iter().enumerate().map(largest).max().unwrap_or(0);
-            sum += slice + own.media_ns.iter().flatten().map(|ns| u128::from(*ns)).sum::<u128>();
+            sum += largest_ns(own);
             if sum > SUM_MAX {
                 return Err(Error::Overflow { field: "slices", item });
             }
@@ -122,6 +122,7 @@ impl ContextProblem {
             media_starts,
             items,
             shard_ranks: 1,
+            pipeline: None,
             logs: [0, 0],
             caps: Caps::default(),
             constants: ModelConstants::default(),
@@ -140,7 +141,51 @@ impl ContextProblem {
             return Err(Error::Config { setting: "shard_ranks", reason });
         }
         self.shard_ranks = ranks.get();
+        self.check_meeting()
+    }
+
+    /// Makes every rank a pipeline: times of items and constants are per stage of each module. Default: a rank
+    /// runs one module after the other.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the DP size is not the number of ranks in every module, stages or schedule do not
+    /// fit the modules, memory is limited, or ranks meet in every module; [`Error::Overflow`] if the times of
+    /// all stages do not fit 62 bits.
+    pub fn pipeline(mut self, config: &PipelineConfig) -> Result<Self> {
+        let passes = PipelinePasses::new(config, [self.ranks, self.slots], self.modules)?;
+        let stages: usize = config.stages.iter().sum();
+        if self.largest_sum().saturating_mul(stages as u128) > SUM_MAX {
+            return Err(Error::Overflow { field: "slices", item: self.items.len().saturating_sub(1) });
+        }
+        self.pipeline = Some(passes);
+        self.check_meeting()
+    }
+
+    fn check_meeting(self) -> Result<Self> {
+        if self.shard_ranks > 1 && self.pipeline.is_some() {
+            let reason = "ranks with a pipeline do not meet in every module".to_owned();
+            return Err(Error::Config { setting: "shard_ranks", reason });
+        }
         Ok(self)
+    }
+
+    /// Returns what all items take at most, in nanoseconds over all ranks.
+    fn largest_sum(&self) -> u128 {
+        self.items.iter().map(largest_ns).sum()
+    }
+
+    /// Whether the step gets shorter if every slot is even, not only the sum over slots.
+    pub(super) const fn balances_slots(&self) -> bool {
+        self.shard_ranks > 1 || self.pipeline.is_some()
+    }
+
+    /// Combines times in the LLM and in the encoders: their sum, or the longest if they are stages of a
+    /// pipeline.
+    pub(super) fn combined_ns(&self, llm_ns: u64, encoders_ns: impl Iterator<Item = u64>) -> u64 {
+        if self.pipeline.is_some() {
+            return encoders_ns.fold(llm_ns, u64::max);
+        }
+        llm_ns + encoders_ns.sum::<u64>()
     }
 
     /// Sets the smallest and the largest number of ranks that an item is split over. Groups are aligned:
@@ -266,31 +311,27 @@ impl ContextProblem {
     }
 }
 
+/// Returns what an item takes at most, in nanoseconds over all ranks.
+fn largest_ns(item: &ContextItem) -> u128 {
+    let largest = |(log, slice): (usize, &ContextSlice)| {
+        (u128::from(slice.ns) + u128::from(slice.message_ns.unsigned_abs())) << log.min(32)
+    };
+    let slice = item.slices.iter().enumerate().map(largest).max().unwrap_or(0);
+    slice + item.media_ns.iter().flatten().map(|ns| u128::from(*ns)).sum::<u128>()
+}
+
 /// Returns the mean rank's work, each item split where that takes least work altogether, or the time of an
 /// item that takes long however it is split.
 ///
 /// No placement is faster: every rank in a group takes its slice, so a group spends at least the least work
 /// of the item, and the slowest rank of all at least the mean. With ranks that meet in every module, this
 /// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean.
-/// Messages that may be hidden count as nothing.
+/// A pipeline takes as long as its slowest stage; an item passes all stages. Messages that may be hidden count
+/// as nothing.
 pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
-    let (mut llm_ns, mut longest_ns) = (0_u64, 0_u64);
-    for item in 0..problem.items.len() {
-        let work = |log: u8| problem.slice(item, log).ns << log;
-        llm_ns = llm_ns.saturating_add(problem.item_logs(item).map(work).min().unwrap_or(0));
-        let alone = problem.item_logs(item).map(|log| alone_ns(problem, item, log)).min();
-        longest_ns = longest_ns.max(alone.unwrap_or(0));
-    }
-    let encoders = problem.modules - 1;
-    let encoder_ns = |module: usize| -> u64 {
-        (0..problem.items.len()).map(|item| problem.encoder_ns(item)[module]).sum()
-    };
-    let ranks = problem.ranks as u64;
-    let mean_ns: u64 = if problem.shard_ranks > 1 {
-        (0..encoders).map(|module| encoder_ns(module).div_ceil(ranks)).sum::<u64>() + llm_ns.div_ceil(ranks)
-    } else {
-        ((0..encoders).map(encoder_ns).sum::<u64>() + llm_ns).div_ceil(ranks)
-    };
+    let alone = |item: usize| problem.item_logs(item).map(|log| alone_ns(problem, item, log)).min();
+    let longest_ns = (0..problem.items.len()).filter_map(alone).max().unwrap_or(0);
+    let mean_ns = mean_ns(problem);
     if longest_ns > mean_ns {
         LowerBound { ns: longest_ns, kind: BoundKind::LargestItem }
     } else {
@@ -298,13 +339,39 @@ pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
     }
 }
 
+/// Returns the mean rank's work in its slowest stage or in all modules, each item split where that takes least
+/// work altogether.
+pub(super) fn mean_ns(problem: &ContextProblem) -> u64 {
+    let mut llm_ns = 0_u64;
+    for item in 0..problem.items.len() {
+        let work = |log: u8| problem.slice(item, log).ns << log;
+        llm_ns = llm_ns.saturating_add(problem.item_logs(item).map(work).min().unwrap_or(0));
+    }
+    let encoders = problem.modules - 1;
+    let encoder_ns = |module: usize| -> u64 {
+        (0..problem.items.len()).map(|item| problem.encoder_ns(item)[module]).sum()
+    };
+    let ranks = problem.ranks as u64;
+    if problem.balances_slots() {
+        let mean = |module: usize| encoder_ns(module).div_ceil(ranks);
+        return problem.combined_ns(llm_ns.div_ceil(ranks), (0..encoders).map(mean));
+    }
+    ((0..encoders).map(encoder_ns).sum::<u64>() + llm_ns).div_ceil(ranks)
+}
+
 /// Returns the least time of a group that has nothing but an item.
 fn alone_ns(problem: &ContextProblem, item: usize, log: u8) -> u64 {
     let (slice_ns, ranks) = (problem.slice(item, log).ns, 1_u64 << log);
     let media = &problem.items[item].media_ns;
     let largest = |media: &Vec<u64>| media.iter().copied().max().unwrap_or(0);
+    let encoder = |media: &Vec<u64>| largest(media).max(media.iter().sum::<u64>().div_ceil(ranks));
+    if let Some(pipeline) = &problem.pipeline {
+        let mut stage_ns: Vec<u64> = media.iter().map(encoder).collect();
+        stage_ns.resize(problem.modules - 1, 0);
+        stage_ns.push(slice_ns);
+        return pipeline.through_ns(&stage_ns);
+    }
     if problem.shard_ranks > 1 {
-        let encoder = |media: &Vec<u64>| largest(media).max(media.iter().sum::<u64>().div_ceil(ranks));
         return media.iter().map(encoder).sum::<u64>() + slice_ns;
     }
     let media_ns: u64 = media.iter().flatten().sum();

@@ -71,8 +71,12 @@ pub(super) fn search<'a>(
 }
 
 fn steps_per_change(problem: &ContextProblem) -> u64 {
-    let read = if problem.shard_ranks == 1 { problem.slots * problem.ranks } else { 2 * problem.shard_ranks };
-    STEPS_PER_CHANGE + (read * problem.modules) as u64 / LOADS_PER_STEP
+    let read = match &problem.pipeline {
+        Some(passes) => passes.passes() * problem.ranks,
+        None if problem.shard_ranks == 1 => problem.slots * problem.ranks * problem.modules,
+        None => 2 * problem.shard_ranks * problem.modules,
+    };
+    STEPS_PER_CHANGE + read as u64 / LOADS_PER_STEP
 }
 
 /// A search from a placement.
@@ -179,14 +183,14 @@ fn draw_item(state: &State<'_>, random: &mut SplitMix64) -> Option<usize> {
     (!members.is_empty()).then(|| members[random.below(members.len())] as usize)
 }
 
-/// Returns the group with the least work in a slot, or in all slots if ranks do not meet in modules.
+/// Returns the group with the least work in a slot, or in all slots if these need not be even.
 fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
     let problem = state.problem;
     let load = |rank: usize| -> u64 {
-        if problem.shard_ranks == 1 {
-            return state.done_ns[rank];
+        if problem.balances_slots() {
+            return state.load_ns(state.bin(slot, rank));
         }
-        state.load_ns(state.bin(slot, rank))
+        state.done_ns[rank]
     };
     let slowest = |group: &usize| (group << log..(group + 1) << log).map(load).max();
     (0..problem.ranks >> log).min_by_key(slowest).unwrap_or(0)

@@ -4,6 +4,7 @@
 use super::problem::ContextProblem;
 use super::state::{Placement, Spot, State};
 use crate::budget::Budget;
+use crate::pipeline::peak_order;
 use std::cmp::Reverse;
 
 /// Limits to the length of a slice, in hundredths of the mean work of a rank and slot.
@@ -159,11 +160,11 @@ fn choices(problem: &ContextProblem, mean_ns: u64) -> Vec<(u64, Vec<u8>)> {
 
 /// Returns the group sizes that an item may have, with the time of a group that has nothing else.
 fn alone_times(problem: &ContextProblem, item: usize) -> Vec<(u8, u64)> {
-    let encoder_ns: u64 = problem.encoder_ns(item).iter().sum();
     let time = |log: u8| {
         let slice = problem.slice(item, log);
         let wait_ns = if log > 0 { problem.wait_ns(log, slice.message_ns) } else { 0 };
-        (log, slice.ns + (encoder_ns >> log) + wait_ns)
+        let encoders_ns = problem.encoder_ns(item).iter().map(|ns| ns >> log);
+        (log, problem.combined_ns(slice.ns + wait_ns, encoders_ns))
     };
     problem.item_logs(item).map(time).collect()
 }
@@ -173,8 +174,12 @@ fn least_ns(problem: &ContextProblem, logs: &[u8]) -> u64 {
     let (mut work_ns, mut longest_ns) = (0_u64, 0_u64);
     for (item, &log) in logs.iter().enumerate() {
         let ns = problem.slice(item, log).ns;
-        work_ns = work_ns.saturating_add((ns << log) + problem.encoder_ns(item).iter().sum::<u64>());
+        work_ns = work_ns.saturating_add(ns << log);
         longest_ns = longest_ns.max(ns);
+        // Encoders are stages of their own in a pipeline.
+        if problem.pipeline.is_none() {
+            work_ns = work_ns.saturating_add(problem.encoder_ns(item).iter().sum());
+        }
     }
     longest_ns.max(work_ns / problem.ranks as u64)
 }
@@ -199,12 +204,28 @@ fn place(state: &mut State<'_>, logs: &[u8]) -> bool {
     if problem.fills() && !fill(state) {
         return false;
     }
+    if problem.pipeline.is_some() {
+        put_small_slots_at_ends(state);
+    }
     state.recount();
     true
 }
 
-/// Work of the slowest rank in every possible group: in a slot if ranks meet in modules; otherwise in all
-/// slots.
+/// Orders slots of pipelines so that fill and drain are short.
+fn put_small_slots_at_ends(state: &mut State<'_>) {
+    let problem = state.problem;
+    let largest = |slot| (0..problem.ranks).map(|rank| state.load_ns(state.bin(slot, rank))).max().unwrap_or(0);
+    let order = peak_order(&(0..problem.slots).map(largest).collect::<Vec<u64>>());
+    let mut place = vec![0; problem.slots];
+    order.into_iter().enumerate().for_each(|(at, slot)| place[slot as usize] = at as u32);
+    let spots = state.placement.spots.clone();
+    state.clear();
+    for (item, spot) in spots.into_iter().enumerate() {
+        state.insert_shares(item, Spot { slot: place[spot.slot as usize], ..spot });
+    }
+}
+
+/// Work of the slowest rank in every possible group: in a slot if slots are to be even; otherwise in all slots.
 struct GroupWork {
     /// By group size, as a logarithm.
     levels: Vec<Level>,
@@ -242,7 +263,7 @@ impl Level {
 
 impl GroupWork {
     fn new(problem: &ContextProblem) -> Self {
-        let slots = if problem.shard_ranks == 1 { 1 } else { problem.slots };
+        let slots = if problem.balances_slots() { problem.slots } else { 1 };
         let level = |log: u8| {
             let slot_groups = problem.ranks >> log;
             let groups = slots * slot_groups;
@@ -266,7 +287,7 @@ impl GroupWork {
     /// Counts the work on a group's ranks anew, after an item was put there.
     fn update(&mut self, state: &State<'_>, spot: Spot) {
         let problem = state.problem;
-        let is_apart = problem.shard_ranks == 1;
+        let is_apart = !problem.balances_slots();
         let slot = if is_apart { 0 } else { spot.slot as usize };
         for rank in spot.ranks() {
             let ns = if is_apart {
@@ -295,7 +316,7 @@ fn spot(state: &State<'_>, item: usize, log: u8, group: usize) -> Option<Spot> {
     let problem = state.problem;
     let groups = problem.ranks >> log;
     let place = |slot: usize| Spot { slot: slot as u32, first: ((group % groups) << log) as u32, log };
-    if problem.shard_ranks > 1 {
+    if problem.balances_slots() {
         return Some(place(group / groups)).filter(|spot| state.fits(item, *spot));
     }
     let fitting = (0..problem.slots).map(place).filter(|spot| state.fits(item, *spot));

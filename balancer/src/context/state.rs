@@ -1,7 +1,9 @@
 //! Loads of all ranks and slots under a placement, and the step time that follows from them.
 
+use super::pipeline::PipelineTimes;
 use super::problem::ContextProblem;
 use std::cmp::Reverse;
+use std::ops::Range;
 
 /// Group of ranks in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub(super) struct State<'a> {
     slot_ns: Vec<u64>,
     /// Otherwise: time at which every rank is done, `[ranks]`.
     pub(super) done_ns: Vec<u64>,
+    /// Times of the passes of pipelines.
+    pipeline: PipelineTimes,
 }
 
 impl<'a> State<'a> {
@@ -69,6 +73,7 @@ impl<'a> State<'a> {
             groups: vec![[GroupItems::default(); LOGS]; bins],
             slot_ns: vec![0; problem.ranks / problem.shard_ranks * problem.slots],
             done_ns: vec![0; problem.ranks],
+            pipeline: problem.pipeline.as_ref().map(|passes| passes.times(problem.ranks)).unwrap_or_default(),
         }
     }
 
@@ -123,8 +128,8 @@ impl<'a> State<'a> {
         self.add_placed_media(item, spot);
     }
 
-    /// Returns the place in a group of the rank with the least work in an encoder, or in all modules if ranks
-    /// do not meet in modules.
+    /// Returns the place in a group of the rank with the least work in an encoder, or in all modules if a rank
+    /// runs them in turn and waits for others at the end of the step.
     fn least_loaded(&self, first: usize, log: u8, encoder: usize) -> usize {
         if log == 0 {
             return 0;
@@ -132,7 +137,7 @@ impl<'a> State<'a> {
         let modules = self.problem.modules;
         let load = |offset: usize| {
             let load = &self.loads[(first + offset) * modules..(first + offset + 1) * modules];
-            if self.problem.shard_ranks > 1 { load[encoder] } else { load.iter().sum() }
+            if self.problem.balances_slots() { load[encoder] } else { load.iter().sum() }
         };
         (0..1 << log).min_by_key(|offset| load(*offset)).unwrap_or(0)
     }
@@ -294,7 +299,9 @@ impl<'a> State<'a> {
 
     /// Computes the times of all slots anew.
     pub(super) fn recount(&mut self) {
-        if self.problem.shard_ranks > 1 {
+        if self.problem.pipeline.is_some() {
+            self.count_pipelines(0..self.problem.slots);
+        } else if self.problem.shard_ranks > 1 {
             for slot in 0..self.problem.slots {
                 for shard in 0..self.problem.ranks / self.problem.shard_ranks {
                     self.count_slot(shard, slot);
@@ -307,6 +314,9 @@ impl<'a> State<'a> {
 
     /// Computes the times anew after changes in some groups.
     pub(super) fn count_spots(&mut self, spots: &[Spot]) {
+        if self.problem.pipeline.is_some() {
+            return self.count_pipelines(spots.iter().map(|spot| spot.slot as usize));
+        }
         if self.problem.shard_ranks == 1 {
             return self.count_ranks();
         }
@@ -328,22 +338,42 @@ impl<'a> State<'a> {
         self.slot_ns[shard * self.problem.slots + slot] = slot_ns;
     }
 
+    /// Computes when every pipeline is done, after changes in some slots.
+    fn count_pipelines(&mut self, slots: impl Iterator<Item = usize> + Clone) {
+        let Some(passes) = &self.problem.pipeline else { return };
+        let mut times = std::mem::take(&mut self.pipeline);
+        for slot in slots.clone() {
+            let module_ns = |rank: usize, module: usize| self.module_ns(self.bin(slot, rank), module);
+            passes.set_slot(&mut times, slot, module_ns, self.slot_groups(slot).filter(|own| own.len() > 1));
+        }
+        passes.finish(&mut times, slots, &mut self.done_ns);
+        self.pipeline = times;
+    }
+
+    /// Returns the groups of ranks that share items in a slot, single ranks included.
+    fn slot_groups(&self, slot: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut rank = 0;
+        std::iter::from_fn(move || {
+            let own = (rank < self.problem.ranks).then(|| &self.groups[self.bin(slot, rank)])?;
+            let log = own.iter().rposition(|own| own.items > 0).unwrap_or(0);
+            rank += 1 << log;
+            Some(rank - (1 << log)..rank)
+        })
+    }
+
     /// Computes when every rank is done. Ranks that share an item begin and end a microbatch together,
     /// because they wait for each other's keys in every layer.
     fn count_ranks(&mut self) {
         self.done_ns.fill(0);
+        let mut done_ns = std::mem::take(&mut self.done_ns);
         for slot in 0..self.problem.slots {
-            let mut rank = 0;
-            while rank < self.problem.ranks {
-                let bin = self.bin(slot, rank);
-                let log = self.groups[bin].iter().rposition(|own| own.items > 0).unwrap_or(0);
-                let group = rank..rank + (1 << log);
-                let start = self.done_ns[group.clone()].iter().copied().max().unwrap_or(0);
+            for group in self.slot_groups(slot) {
+                let start = done_ns[group.clone()].iter().copied().max().unwrap_or(0);
                 let slowest = group.clone().map(|rank| self.bin_ns(self.bin(slot, rank))).max().unwrap_or(0);
-                self.done_ns[group.clone()].fill(start + slowest);
-                rank = group.end;
+                done_ns[group].fill(start + slowest);
             }
         }
+        self.done_ns = done_ns;
     }
 
     /// Returns the step time.

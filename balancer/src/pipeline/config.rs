@@ -252,6 +252,24 @@ impl PipelineConfig {
         Ok(())
     }
 
+    /// Checks that there are stages for so many modules.
+    pub(crate) fn check_stages(&self, modules: usize) -> Result<()> {
+        let invalid = |reason| Err(Error::Config { setting: "stages", reason });
+        let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
+        if stages > STAGES_MAX {
+            return invalid(format!("a pipeline has at most {STAGES_MAX}, got {stages}"));
+        }
+        if self.stages.len() != modules || self.stages.contains(&0) {
+            let found = &self.stages;
+            return invalid(format!("expected {modules} numbers of at least 1, one per module, got {found:?}"));
+        }
+        if self.has_parallel_encoders && modules > ENCODERS_MAX + 1 {
+            let encoders = modules - 1;
+            return invalid(format!("expected at most {ENCODERS_MAX} encoders side by side, got {encoders}"));
+        }
+        Ok(())
+    }
+
     pub(super) fn check(&self, instance: &Instance) -> Result<()> {
         let invalid = |setting, reason| Err(Error::Config { setting, reason });
         let (groups, modules) = (instance.groups(), instance.modules());
@@ -261,20 +279,7 @@ impl PipelineConfig {
                 format!("must divide the number of groups, {groups}, got {}", self.dp_size),
             );
         }
-        let stages = self.stages.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
-        if stages > STAGES_MAX {
-            return invalid("stages", format!("a pipeline has at most {STAGES_MAX}, got {stages}"));
-        }
-        if self.stages.len() != modules || self.stages.contains(&0) {
-            let reason =
-                format!("expected {modules} numbers of at least 1, one per module, got {:?}", self.stages);
-            return invalid("stages", reason);
-        }
-        if self.has_parallel_encoders && modules > ENCODERS_MAX + 1 {
-            let reason =
-                format!("expected at most {ENCODERS_MAX} encoders side by side, got {}", modules - 1);
-            return invalid("stages", reason);
-        }
+        self.check_stages(modules)?;
         self.check_schedule()?;
         let sizes = &self.module_dp_sizes;
         if !sizes.is_empty() && (sizes.len() != modules || sizes.contains(&0)) {

@@ -26,4 +26,5 @@ pub use balance::{PipelineAssignment, balance_pipeline, search_pipeline};
 pub use config::{PipelineConfig, PipelineMemoryLimits, PipelineObjective, StageMemoryLimit};
 pub use lockstep::{balance_lockstep, lockstep_ns};
 pub use order::{assign_ranks, peak_order};
+pub(crate) use pass_graph::{Pass, PassGraph, PassShape};
 pub use shard_groups::{RankStep, balance_shard_groups, rank_step, shard_groups_ns};

@@ -7,15 +7,15 @@ use crate::schedule::{LanePasses, StageLanes, StepLanes, StepNodes, StepShape, S
 
 /// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pass {
-    pub(super) microbatch: usize,
+pub(crate) struct Pass {
+    pub(crate) microbatch: usize,
     /// Index into the times.
-    pub(super) time: u32,
+    pub(crate) time: u32,
     /// Previous pass on the rank's lanes and the pass that sends the input, or the number of passes.
-    pub(super) before: [u32; 2],
+    pub(crate) before: [u32; 2],
     /// Next pass on the rank's lanes and the pass that receives the output, or the number of passes; for a
     /// fan, both receivers.
-    pub(super) after: [u32; 2],
+    pub(crate) after: [u32; 2],
 }
 
 /// Stages, ranks and microbatches in a step.
@@ -46,8 +46,8 @@ impl PassShape<'_> {
 
 /// Ordered passes in a step.
 #[derive(Debug)]
-pub(super) struct PassGraph {
-    pub(super) passes: Vec<Pass>,
+pub(crate) struct PassGraph {
+    pub(crate) passes: Vec<Pass>,
     /// Passes on every lane, in order, including fans at shared stages.
     pub(super) lanes: Vec<Vec<u32>>,
     /// Lanes on each rank, shared lanes included.
@@ -68,7 +68,7 @@ struct Builder<'a> {
 const NONE: u32 = u32::MAX;
 
 impl PassGraph {
-    pub(super) fn new(shape: PassShape<'_>) -> Self {
+    pub(crate) fn new(shape: PassShape<'_>) -> Self {
         let ranks = shape.ranks;
         // Passes are timed by cell, and messages take no time.
         let stage = |module: &usize| {

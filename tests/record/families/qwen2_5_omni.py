@@ -258,7 +258,7 @@ def record_model(name, config, device, lengths):
         flops.append({"part": "vision.tower"} | of | count(encode, [empty(patches, 3 * 2 * patch**2)]))
         flops.append({"part": "vision.projector"} | of | count(visual.merger, [empty(patches, visual.config.hidden_size, grad=True)]))
     chunk = 2 * parsed.audio_config.n_window
-    for frames in ([5 * chunk // 2, chunk // 2], [5 * chunk, 3 * chunk]):
+    for frames in ([12 * chunk // 5, 2 * chunk // 5], [5 * chunk, 3 * chunk]):
         of = {"audio": [160 * length for length in frames]}
         encode = Audio(tower, frames)
         flops.append({"part": "audio.tower"} | of | count(encode, [empty(tower.num_mel_bins, sum(frames))]))
