@@ -140,7 +140,8 @@ fn a_long_item_is_split_and_no_result_is_longer_than_whole_items() {
                 item.slices.fill(whole);
             });
         } else {
-            own[0].slices = (0..=3).map(|log| ContextSlice { ns: 20_000 >> log, ..own[0].slices[0] }).collect();
+            own[0].slices =
+                (0..=3).map(|log| ContextSlice { ns: 20_000 >> log, ..own[0].slices[0] }).collect();
         }
         let times = own.iter().flat_map(|item| [item.media_ns[0][0], item.slices[0].ns]).collect();
         let instance = Instance::new(ranks * slots, 2, times).unwrap();

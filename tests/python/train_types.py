@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from dflop._description import checkpoint, media
 from dflop.errors import ModelError
-from dflop.hugging_face import Inputs
+from dflop.hugging_face import Inputs, sample_rate_hz
 from PIL import Image
 
 SAMPLES, STEPS, GLOBAL_BATCH, MICROBATCHES = 16, 2, 4, 2
@@ -27,8 +27,8 @@ TOLERANCE = 2e-4
 LEARNING_RATE = 1e-2
 
 
-def write_shards(directory, medium, every):
-    """Writes a shard of conversations with a medium, in all samples or in three of four."""
+def write_shards(directory, medium, every, rate_hz):
+    """Writes a shard of conversations with a medium, in all samples or in three of four; clips have a sample rate."""
     directory.mkdir(parents=True)
     rng = random.Random(0)
     with tarfile.open(directory / "0.tar", "w") as tar:
@@ -41,7 +41,7 @@ def write_shards(directory, medium, every):
                 Image.fromarray(noise).save(file := io.BytesIO(), "png")
                 entries["png"] = file.getvalue()
             elif has:
-                entries["wav"] = clip(number)
+                entries["wav"] = clip(number, rate_hz)
             words = lambda most: " ".join(rng.choices(WORDS, k=rng.randint(4, most)))
             mark = f"<{medium}>\n" if has else ""
             turns = [{"from": "human", "value": mark + words(20)}, {"from": "gpt", "value": words(60)}]
@@ -52,11 +52,11 @@ def write_shards(directory, medium, every):
                 tar.addfile(member, io.BytesIO(content))
 
 
-def clip(number):
-    """Returns a clip of noise, 16 kHz, as a WAV file."""
-    samples = np.random.default_rng(number).integers(-3000, 3000, int(SECONDS[number % len(SECONDS)] * 16_000), dtype=np.int16)
+def clip(number, rate_hz):
+    """Returns a clip of noise as a WAV file."""
+    samples = np.random.default_rng(number).integers(-3000, 3000, int(SECONDS[number % len(SECONDS)] * rate_hz), dtype=np.int16)
     with wave.open(file := io.BytesIO(), "wb") as out:
-        out.setnchannels(1), out.setsampwidth(2), out.setframerate(16_000)
+        out.setnchannels(1), out.setsampwidth(2), out.setframerate(rate_hz)
         out.writeframes(samples.tobytes())
     return file.getvalue()
 
@@ -66,7 +66,7 @@ def template(processor, medium, mark=None):
     if mark is None and medium is None:
         mark = ""
     elif mark is None:
-        value = media.image(112, 112) if medium == "image" else media.clip(media.sample_rate_hz(processor))
+        value = media.image(112, 112) if medium == "image" else media.clip(sample_rate_hz(processor))
         mark = media.processed(processor, medium, value)[1]
     return (
         "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}{% for part in m['content'] %}{% if part['type'] == 'text' %}"
@@ -87,7 +87,7 @@ def trained(description, config, processor, directory, medium, mark, arguments):
     problems = []
     for every in ((True,) if medium is None else (False, True)):
         shards = directory / f"shards-{every}"
-        write_shards(shards, medium, every)
+        write_shards(shards, medium, every, sample_rate_hz(processor))
         for is_packed in (True, False):
             try:
                 run(description, copy.deepcopy(model), processor, shards, template(processor, medium, mark), is_packed, arguments)

@@ -53,7 +53,10 @@ impl PipelinePasses {
     pub(super) fn new(config: &PipelineConfig, [ranks, slots]: [usize; 2], modules: usize) -> Result<Self> {
         let refused = |setting, reason: String| Err(Error::Config { setting, reason });
         if config.dp_size != ranks {
-            return refused("dp_size", format!("must be {ranks}, the number of ranks, got {}", config.dp_size));
+            return refused(
+                "dp_size",
+                format!("must be {ranks}, the number of ranks, got {}", config.dp_size),
+            );
         }
         if config.module_dp_sizes.iter().any(|dp_size| *dp_size != ranks) {
             return refused("module_dp_sizes", "ranks that share items have all modules".to_owned());

@@ -161,6 +161,12 @@ impl ContextProblem {
         self.check_meeting()
     }
 
+    /// Returns the number of ranks.
+    #[must_use]
+    pub const fn ranks(&self) -> usize {
+        self.ranks
+    }
+
     fn check_meeting(self) -> Result<Self> {
         if self.shard_ranks > 1 && self.pipeline.is_some() {
             let reason = "ranks with a pipeline do not meet in every module".to_owned();

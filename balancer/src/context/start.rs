@@ -214,7 +214,8 @@ fn place(state: &mut State<'_>, logs: &[u8]) -> bool {
 /// Orders slots of pipelines so that fill and drain are short.
 fn put_small_slots_at_ends(state: &mut State<'_>) {
     let problem = state.problem;
-    let largest = |slot| (0..problem.ranks).map(|rank| state.load_ns(state.bin(slot, rank))).max().unwrap_or(0);
+    let largest =
+        |slot| (0..problem.ranks).map(|rank| state.load_ns(state.bin(slot, rank))).max().unwrap_or(0);
     let order = peak_order(&(0..problem.slots).map(largest).collect::<Vec<u64>>());
     let mut place = vec![0; problem.slots];
     order.into_iter().enumerate().for_each(|(at, slot)| place[slot as usize] = at as u32);

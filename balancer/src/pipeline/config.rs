@@ -261,7 +261,9 @@ impl PipelineConfig {
         }
         if self.stages.len() != modules || self.stages.contains(&0) {
             let found = &self.stages;
-            return invalid(format!("expected {modules} numbers of at least 1, one per module, got {found:?}"));
+            return invalid(format!(
+                "expected {modules} numbers of at least 1, one per module, got {found:?}"
+            ));
         }
         if self.has_parallel_encoders && modules > ENCODERS_MAX + 1 {
             let encoders = modules - 1;

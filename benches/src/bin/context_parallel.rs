@@ -5,6 +5,9 @@
 //! number of ranks, which no placement reaches unless work can be divided at will. Samples on the same ranks
 //! share messages, in all rows. Then the CPU time of planning, with splits over without.
 //!
+//! A second table has pipelines, with 1, 2 and 4 samples in each of the microbatches of a rank; times are over
+//! the mean work of the slowest stage, which fill and drain exceed.
+//!
 //! Usage: `context_parallel MODEL TABLE.csv...`; a table has the columns `tiles,seq_len`, `frame_count` with
 //! `width,height` (videos at 30 frames per second, of which 2 are sampled), `duration_s`, or `width,height`.
 #![expect(clippy::print_stdout, reason = "the table is what the program is for")]
@@ -16,7 +19,8 @@ use std::process::ExitCode;
 
 use dflop_balancer::{
     Budget, Caps, ContextAssignment, ContextItem, ContextProblem, ContextSlice, Instance, PipelineAssignment,
-    Strategy, balance, balance_context, balance_lockstep, context_step_ns, lockstep_ns,
+    PipelineConfig, Strategy, balance, balance_context, balance_lockstep, balance_pipeline, context_step_ns,
+    lockstep_ns,
 };
 use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::tokens::EncoderWork;
@@ -33,6 +37,11 @@ const RANKS: usize = 64;
 const SAMPLES_PER_RANK: [usize; 4] = [1, 2, 4, 8];
 /// Largest number of ranks for a sample.
 const GROUP_RANKS: usize = 8;
+/// Pipelines, their microbatches, and stages of an encoder and of the LLM.
+const PIPELINES: usize = 8;
+const MICROBATCHES: usize = 8;
+const STAGES: [usize; 2] = [1, 4];
+const SAMPLES_PER_MICROBATCH: [usize; 3] = [1, 2, 4];
 /// Steps per row.
 const STEPS: usize = 6;
 const SEED: u64 = 5;
@@ -116,7 +125,103 @@ fn run(model: &str, table: &Path) -> Result<(), BoxError> {
             split_ms / whole_ms
         );
     }
+    run_pipelines(&model, &samples, &exchange)
+}
+
+fn run_pipelines(model: &CostModel, samples: &[Sample], exchange: &KeyExchange) -> Result<(), BoxError> {
+    let [encoder, llm] = STAGES;
+    println!("  {PIPELINES} pipelines, {encoder} + {llm} stages, {MICROBATCHES} microbatches, 1F1B");
+    println!(
+        "  samples/microbatch  data-blind  dflop whole   CP2    CP4    CP8   dflop split  bound  split %   CPU ms \
+         whole, split (ratio)"
+    );
+    for per_microbatch in SAMPLES_PER_MICROBATCH {
+        let mut random = SplitMix64::new(SEED);
+        let mut sums = [0.0; 10];
+        for _ in 0..STEPS {
+            let count = PIPELINES * MICROBATCHES * per_microbatch;
+            let step: Vec<Sample> =
+                (0..count).map(|_| samples[random.below(samples.len())].clone()).collect();
+            let row = compare_pipelines(model, &step, exchange)?;
+            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value / STEPS as f64);
+        }
+        let [blind, whole, two, four, eight, split, bound, share, whole_ms, split_ms] = sums;
+        println!(
+            "  {per_microbatch:>18}  {blind:>10.3}  {whole:>11.3}  {two:.3}  {four:.3}  {eight:.3}  {split:>11.3}  \
+             {bound:.3}  {:>7.0}   {whole_ms:.1}, {split_ms:.1} ({:.2})",
+            100.0 * share,
+            split_ms / whole_ms
+        );
+    }
     Ok(())
+}
+
+/// Returns the step times over the mean work of the slowest stage: data-blind, whole, of fixed degrees,
+/// split, the certified bound; the fraction of samples that are split; and the CPU milliseconds to plan whole
+/// samples, and to split them after that.
+fn compare_pipelines(
+    model: &CostModel,
+    step: &[Sample],
+    exchange: &KeyExchange,
+) -> Result<[f64; 10], BoxError> {
+    let modules = step[0].item.media_ns.len() + 1;
+    let stages: Vec<usize> = (0..modules).map(|module| STAGES[usize::from(module + 1 == modules)]).collect();
+    let config = PipelineConfig::new(PIPELINES, stages.clone()).parallel_encoders();
+    let shared = |ns: u64, module: usize| ns.div_ceil(stages[module] as u64);
+    let stage = |sample: &Sample| {
+        let mut item = sample.item.clone();
+        for (module, media) in item.media_ns.iter_mut().enumerate() {
+            media.iter_mut().for_each(|ns| *ns = shared(*ns, module));
+        }
+        for slice in &mut item.slices {
+            let message_ns = slice.message_ns / STAGES[1] as i64;
+            *slice = ContextSlice { ns: shared(slice.ns, modules - 1), message_ns, ..*slice };
+        }
+        Sample { item, ..*sample }
+    };
+    let step: Vec<Sample> = step.iter().map(stage).collect();
+    let times = |sample: &Sample| {
+        let encoders = sample.item.media_ns.iter().map(|media| media.iter().sum::<u64>());
+        encoders.chain([sample.item.slices[0].ns]).collect::<Vec<u64>>()
+    };
+    let times_ns: Vec<u64> = step.iter().flat_map(times).collect();
+    let sum = |module: usize| times_ns.iter().skip(module).step_by(modules).sum::<u64>() as f64;
+    let mean = (0..modules).map(sum).fold(0.0, f64::max) / PIPELINES as f64;
+    let instance = Instance::new(PIPELINES * MICROBATCHES, modules, times_ns)?;
+    let solve = |strategy: Strategy| {
+        balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(WORK))
+    };
+    let begin = cpu_ms();
+    let whole = solve(Strategy::SEARCH)?;
+    let middle = cpu_ms();
+    let problem = |groups: [usize; 2]| -> Result<ContextProblem, BoxError> {
+        let latency = |ranks| model.message_latencies(ranks, exchange);
+        let mut latencies: Vec<MessageLatency> =
+            [1, 2, 4, 8].map(latency).into_iter().collect::<Result<_, _>>()?;
+        for own in &mut latencies {
+            own.exposed_ns = shared(own.exposed_ns, modules - 1);
+            own.hidden_ns = shared(own.hidden_ns, modules - 1);
+        }
+        let items = step.iter().map(|sample| sample.item.clone()).collect();
+        let problem = ContextProblem::new([PIPELINES, MICROBATCHES], modules - 1, items)?;
+        Ok(problem.pipeline(&config)?.group_ranks(groups)?.latencies(latencies)?)
+    };
+    let split = split(&problem([1, GROUP_RANKS])?, &whole)?;
+    let split_ms = cpu_ms() - begin;
+    let mut row = [0.0; 10];
+    row[0] = solve(Strategy::ROUND_ROBIN)?.makespan_ns as f64 / mean;
+    row[1] = whole.makespan_ns as f64 / mean;
+    for (at, ranks) in [2, 4, 8].into_iter().enumerate() {
+        let work = whole.work_spent.min(WORK / SEARCH_DIVISOR) / 2;
+        let fixed = balance_context(&problem([ranks; 2])?, None, &mut Budget::work(work))?;
+        row[2 + at] = fixed.makespan_ns as f64 / mean;
+    }
+    row[5] = split.makespan_ns as f64 / mean;
+    row[6] = split.bound.ns as f64 / mean;
+    let count = split.places.iter().filter(|place| place.ranks.len() > 1).count();
+    row[7] = count as f64 / step.len() as f64;
+    [row[8], row[9]] = [middle - begin, split_ms];
+    Ok(row)
 }
 
 /// Returns the step times over the divisible bound: data-blind, by tokens, whole, of fixed degrees, split,

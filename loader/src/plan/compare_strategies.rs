@@ -57,9 +57,10 @@ impl StepSums {
     ///
     /// - `step_ns`: time of the step, and its bound
     /// - `times_ns`: by rank, microbatch and module
-    pub(super) fn add_shared(&mut self, step_ns: [u64; 2], times_ns: &[Vec<Vec<u64>>]) {
+    /// - `devices`: of all ranks
+    pub(super) fn add_shared(&mut self, step_ns: [u64; 2], times_ns: &[Vec<Vec<u64>>], devices: usize) {
         let busy_ns = times_ns.iter().flatten().flatten().copied().map(u128::from).sum();
-        self.add_times(step_ns, busy_ns, times_ns.len());
+        self.add_times(step_ns, busy_ns, devices);
     }
 
     /// Adds a step of ranks that run all modules.
@@ -125,6 +126,10 @@ fn summarize(
     let mut sums = StepSums::default();
     for step in steps {
         let plan = planner.plan(step)?;
+        if let (Some(context), false) = (&plan.context, planner.is_lockstep()) {
+            sums.add_shared([plan.makespan_ns, plan.bound.ns], &context.times_ns, planner.devices());
+            continue;
+        }
         if planner.is_lockstep() {
             sums.add_lockstep(&plan);
             continue;

@@ -6,6 +6,7 @@ use dflop_costmodel::{ModelConstants, SampleCost};
 use super::config::PadTo;
 use super::padding::Padding;
 use super::planner::StepPlanner;
+use super::step_context::StepContext;
 use super::step_plan::{StepPartition, StepPlan};
 use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;
@@ -138,6 +139,9 @@ impl StepPlanner {
         if self.config.synchronization.is_some() {
             return self.as_lockstep_run(plan);
         }
+        if let Some(context) = &plan.context {
+            return self.as_shared_run(context);
+        }
         let plain = self.instance(&plan.samples, &plan.costs, &plan.constants)?;
         let mut ranks = plan.ranks.clone();
         if plan.padding_ns.is_empty() {
@@ -153,6 +157,29 @@ impl StepPlanner {
             places.push((items + number) as u32);
         }
         Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?.like(&plain)?, ranks))
+    }
+
+    /// Makes a problem with one item per microbatch, whose LLM takes the longest of the ranks that share
+    /// samples.
+    fn as_shared_run(&self, context: &StepContext) -> Result<(Instance, Ranks), dflop_balancer::Error> {
+        let mut ranks_ns = context.times_ns.clone();
+        let Some(llm) = self.config.stages.len().checked_sub(1) else { unreachable!("models have an LLM") };
+        for place in context.places.iter().filter(|place| place.is_split()) {
+            let ns = |rank: usize| context.times_ns[rank][place.microbatch][llm];
+            let longest_ns = place.ranks.clone().map(ns).max().unwrap_or(0);
+            for rank in place.ranks.clone() {
+                let own = &mut ranks_ns[rank][place.microbatch][llm];
+                *own = longest_ns.max(*own);
+            }
+        }
+        let stage_ns = |(ns, stages): (&u64, &usize)| ns.div_ceil(*stages as u64);
+        let slots = ranks_ns.iter().flatten();
+        let times_ns: Vec<u64> =
+            slots.flat_map(|slot| slot.iter().zip(&self.config.stages).map(stage_ns)).collect();
+        let (microbatches, groups) = (self.config.microbatches, self.config.microbatches * ranks_ns.len());
+        let items: Vec<Vec<u32>> = (0..groups as u32).map(|item| vec![item]).collect();
+        let ranks = items.chunks(microbatches).map(<[_]>::to_vec).collect();
+        Ok((Instance::new(groups, llm + 1, times_ns)?, ranks))
     }
 
     /// Makes a problem of one module, with one item for what each microbatch takes besides its samples.

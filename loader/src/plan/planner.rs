@@ -236,6 +236,12 @@ impl StepPlanner {
         Ok(plan)
     }
 
+    /// Returns the devices of all ranks: one each, or one per stage.
+    pub(super) fn devices(&self) -> usize {
+        let stages: usize = self.config.stages.iter().sum();
+        self.config.dp_size * stages / self.config.schedule.chunks()
+    }
+
     /// Returns whether all modules of a rank share the device and run in sequence, without a pipeline.
     #[must_use]
     pub fn is_lockstep(&self) -> bool {

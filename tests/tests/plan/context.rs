@@ -3,12 +3,13 @@
 use std::num::NonZeroUsize;
 
 use dflop_balancer::Caps;
+use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::memory::ReplicaMemory;
 use dflop_costmodel::{DevicePreset, KeyExchange, KeyExchangeKind, ModelSpec};
 use dflop_loader::sample::BatchLayout;
 use dflop_loader::{
     ContextGroups, ContextPlan, Error, RankTraining, StepPlanner, StepPlannerBuilder, Synchronization,
-    compare_context,
+    compare_context, simulate_plan,
 };
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::loaders;
@@ -70,6 +71,40 @@ fn one_sample_a_rank_is_faster_if_ranks_share_samples() {
     }
 }
 
+/// Stages of ranks that share a sample wait for each other in every pass.
+#[test]
+fn pipelines_are_faster_if_they_share_samples() {
+    let data = data();
+    for (microbatches, stages, schedule) in [
+        (1, vec![1, 1, 4], ScheduleKind::OneForwardOneBackward),
+        (2, vec![2, 1, 2], ScheduleKind::GPipe),
+        (2, vec![1, 1, 2], ScheduleKind::Interleaved { chunks: 2 }),
+    ] {
+        let planner = |context: Option<ContextGroups>| {
+            let batch = 8 * microbatches as u64;
+            let planner = builder(&data).global_batch(batch).microbatches(microbatches);
+            let planner = planner.stages(stages.clone()).schedule(schedule);
+            context.into_iter().fold(planner, StepPlannerBuilder::context).build().unwrap()
+        };
+        for step in 0..3 {
+            let plan = planner(None).plan_context(step, &groups(1, 8)).unwrap();
+            check(&plan, microbatches);
+            assert!(plan.makespan_ns < plan.whole.makespan_ns, "{schedule}, step {step}");
+            assert!(plan.split_samples() > 0);
+            let split = planner(Some(groups(1, 8)));
+            let step_plan = split.plan(step).unwrap();
+            assert_eq!(step_plan.makespan_ns, plan.makespan_ns);
+            // Every rank for itself, with the longest slices of its groups, does not wait for the others.
+            let alone = simulate_plan(&split, &step_plan, schedule).unwrap();
+            let longest_ns = alone.iter().map(|own| own.makespan_ns).max().unwrap();
+            assert!((plan.makespan_ns / 2..=plan.makespan_ns).contains(&longest_ns), "{longest_ns}");
+        }
+        // Without splits, the step takes what the simulation of its pipelines says.
+        let whole = planner(None).plan_context(0, &groups(1, 1)).unwrap();
+        assert!(whole.makespan_ns <= whole.whole.makespan_ns);
+    }
+}
+
 /// The plan without splits is the one of whole samples, in time.
 #[test]
 fn groups_of_one_rank_are_whole_samples() {
@@ -118,13 +153,17 @@ fn a_sample_above_the_token_cap_is_split() {
 #[test]
 fn plans_without_slices_are_refused_by_name() {
     let data = data();
-    let pipeline = builder(&data).build().unwrap();
+    let shared = builder(&data).module_dp_sizes(vec![4, 8, 8]).build().unwrap();
+    let layers = vec![vec![9, 9, 0], vec![9, 9, 0], vec![0, 9, 18]];
+    let joint = builder(&data).stage_layers(layers).build().unwrap();
     let fixed = builder(&data)
         .one_device(Synchronization::PerMicrobatch)
         .pad_to_tokens(65_536, BatchLayout::Packed)
         .build()
         .unwrap();
-    for (planner, part) in [(pipeline, "pipeline"), (fixed, "fixed length")] {
+    for (planner, part) in
+        [(shared, "module_dp_sizes"), (joint, "layers of several modules"), (fixed, "fixed length")]
+    {
         let refused = planner.plan_context(0, &groups(1, 8)).unwrap_err();
         assert!(
             matches!(&refused, Error::Config { setting: "context", reason } if reason.contains(part)),
@@ -150,10 +189,13 @@ fn fixed_degrees_and_splits_are_compared() {
         assert_eq!(summary.steps.step_seconds.len(), 3);
         assert!(summary.steps.bound_seconds <= summary.steps.mean_seconds());
         assert!((0.0..1.0).contains(&summary.steps.bubble_fraction));
-        assert!(summary.exposed_seconds.is_some() && summary.memory.total() > 0);
+        assert!(summary.exposed_seconds.is_some() && summary.memory.unwrap().total() > 0);
     }
     let seconds: f64 = (0..3).map(|step| planner.plan(step).unwrap().makespan_ns as f64 / 1e9).sum();
     assert!(3.0 * split.steps.mean_seconds() < seconds);
-    let pipeline = builder(&data).build().unwrap();
-    assert!(compare_context(&pipeline, &[groups(1, 2)], 0..1, &training).is_err());
+    let pipelines = builder(&data).stages(vec![1, 1, 4]).build().unwrap();
+    let found = compare_context(&pipelines, &[groups(8, 8), groups(1, 8)], 0..2, &training).unwrap();
+    assert!(found.iter().all(|own| own.memory.is_none() && own.exposed_seconds.is_none()));
+    assert!(found.iter().all(|own| (0.0..1.0).contains(&own.steps.bubble_fraction)));
+    assert!(found[1].steps.mean_seconds() <= found[0].steps.mean_seconds());
 }

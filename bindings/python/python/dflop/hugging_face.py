@@ -89,6 +89,12 @@ def media_of(sample: Sample) -> dict[str, list[Any]]:
     return media
 
 
+def sample_rate_hz(processor: Any) -> int:
+    """Returns the sample rate of a processor's clips: 16 kHz unless it tells."""
+    parts = (getattr(processor, name, None) for name in ("feature_extractor", "audio_processor"))
+    return int(next((part.sampling_rate for part in parts if hasattr(part, "sampling_rate")), 16_000))
+
+
 def describe(
     checkpoint_directory: str | os.PathLike[str],
     trust_remote_code: bool = False,
@@ -318,7 +324,7 @@ class Inputs:
             arguments["video_metadata"] = [_metadata(video) for video in videos]
         clips = [clip for media in of_samples for clip in media["audio"]]
         if clips:
-            rate = self._processor.feature_extractor.sampling_rate
+            rate = sample_rate_hz(self._processor)
             arguments |= {"audio": [_waveform(clip, rate) for clip in clips], "sampling_rate": rate}
         return arguments
 

@@ -212,8 +212,8 @@ impl StepPlannerBuilder {
     }
 
     /// Lets ranks share samples where that shortens the step, or where a sample is above the token cap:
-    /// context parallelism, see [`StepPlanner::plan_context`]. Needs [`Self::one_device`]; fixed lengths and
-    /// cost functions have no slices. Default: every sample is whole on one rank.
+    /// context parallelism, see [`StepPlanner::plan_context`]. Fixed lengths, cost functions and stages with
+    /// layers of several modules have no slices. Default: every sample is whole on one rank.
     #[must_use]
     pub fn context(mut self, groups: ContextGroups) -> Self {
         self.config.context = Some(groups);

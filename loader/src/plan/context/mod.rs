@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use dflop_balancer::{
-    Budget, Caps, ContextAssignment, ContextPlace, ContextProblem, LowerBound, Strategy, balance_context,
-    context_step_ns,
+    Budget, Caps, ContextAssignment, ContextItem, ContextPlace, ContextProblem, ContextSlice, LowerBound,
+    PipelineConfig, Strategy, balance_context, context_pipeline_ns, context_step_ns,
 };
-use dflop_costmodel::{CostModel, MessageLatency};
+use dflop_costmodel::{CostModel, MessageLatency, ModelConstants};
 
 use super::config::ContextGroups;
 use super::lockstep::Synchronization;
@@ -70,26 +70,35 @@ impl StepPlanner {
     /// anew. The result is never slower than whole samples if these are allowed.
     ///
     /// # Errors
-    /// [`Error::Config`] for pipelines, fixed lengths, cost functions, and groups that do not fit the ranks;
-    /// the errors of [`Self::plan`], but for samples above the caps that fit when split.
+    /// [`Error::Config`] for pipelines whose modules have different DP sizes or share stages, fixed lengths, cost
+    /// functions, and groups that do not fit the ranks; the errors of [`Self::plan`], but for samples above the caps that fit when split.
     pub fn plan_context(&self, step: u64, groups: &ContextGroups) -> Result<ContextPlan> {
-        let synchronization = self.check_context(groups)?;
-        let (whole, work_spent) = self.whole_step(step)?;
+        self.check_context(groups)?;
+        self.split_samples(self.whole_step(step)?, groups)
+    }
+
+    /// Splits the samples of a step.
+    ///
+    /// - `whole`: whole samples, and the work units of their search; `None` if they do not fit
+    fn split_samples(
+        &self,
+        (whole, work_spent): (StepPlan, Option<u64>),
+        groups: &ContextGroups,
+    ) -> Result<ContextPlan> {
+        let meeting = self.check_context(groups)?;
+        let step = whole.step;
         let model = self.step_model(step);
         let mut samples = self.context_samples(&whole, &model, groups)?;
         let plan_error = |source| Error::Plan(PlanError::Unsolved { step, source });
-        let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
-        let [ranks, slots] = [self.config.dp_size, self.config.microbatches];
-        let latency = |log: u32| model.message_latencies(1 << log, &groups.exchange);
+        let slots = self.config.microbatches;
+        let latency = |log: u32| Ok(meeting.latency(model.message_latencies(1 << log, &groups.exchange)?));
         let latencies: Vec<MessageLatency> =
             (0..=groups.ranks[1].ilog2()).map(latency).collect::<Result<_, _>>().map_err(Error::Model)?;
-        let items = samples.iter().map(|sample| sample.item.clone()).collect();
-        let problem = ContextProblem::new([ranks, slots], model.modules().len() - 1, items)
-            .and_then(|problem| {
-                problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks)?.latencies(latencies)
-            })
+        let items = samples.iter().map(|sample| meeting.item(&sample.item)).collect();
+        let problem = ContextProblem::new([self.config.dp_size, slots], model.modules().len() - 1, items)
+            .and_then(|problem| meeting.set(problem)?.group_ranks(groups.ranks)?.latencies(latencies))
             .map_err(plan_error)?
-            .constants(whole.constants.clone());
+            .constants(meeting.constants(&whole.constants));
         let given = work_spent.filter(|_| groups.ranks[0] == 1).map(|_| &whole.ranks[..]);
         // Searching for splits takes no longer than the search for whole samples took.
         let work = work_spent.unwrap_or(u64::MAX).min(self.config.work / SEARCH_DIVISOR);
@@ -97,8 +106,12 @@ impl StepPlanner {
         let work = if groups.ranks[0] == groups.ranks[1] { work / 2 } else { work };
         let mut found = self.place(problem, &whole, given, work).map_err(plan_error)?;
         let timed = |places: &[ContextPlace]| -> Result<(Table, Table, u64)> {
-            let (times_ns, tokens) = self.context_times(&whole, &model, &samples, places, groups)?;
-            let makespan_ns = context_step_ns(&times_ns, &meetings(places, slots), shard_ranks);
+            let (mut times_ns, tokens) = self.context_times(&whole, &model, &samples, places, groups)?;
+            let makespan_ns =
+                meeting.step_ns(&times_ns, &meetings(places, slots), &whole.constants).map_err(plan_error)?;
+            for times in times_ns.iter_mut().flatten() {
+                *times = whole.constants.microbatch_ns(std::mem::take(times));
+            }
             Ok((times_ns, tokens, makespan_ns))
         };
         let mut table = timed(&found.places)?;
@@ -122,12 +135,7 @@ impl StepPlanner {
     }
 
     /// Checks that samples can be split over ranks.
-    pub(super) fn check_context(&self, groups: &ContextGroups) -> Result<Synchronization> {
-        let Some(synchronization) = self.config.synchronization else {
-            let reason = "needs ranks that run all modules, with `schedule` step or microbatch, and these have a \
-                          pipeline";
-            return Err(refused(reason));
-        };
+    pub(super) fn check_context(&self, groups: &ContextGroups) -> Result<Meeting> {
         if self.config.pad_to.is_some() {
             return Err(refused("microbatches of a fixed length have no room for slices"));
         }
@@ -137,11 +145,18 @@ impl StepPlanner {
         if self.config.context.is_some() && self.config.strategy.is_blind() {
             return Err(refused("a data-blind strategy splits no sample"));
         }
-        let shard_ranks = synchronization.shard_ranks(self.config.dp_size);
-        ContextProblem::new([self.config.dp_size, 1], 0, Vec::new())
-            .and_then(|problem| problem.shard_ranks(shard_ranks)?.group_ranks(groups.ranks))
+        if self.config.stage_layers.is_some() {
+            return Err(refused("stages with layers of several modules have no slices"));
+        }
+        let meeting = match self.config.synchronization {
+            Some(synchronization) => Meeting::Ranks(synchronization),
+            None => Meeting::Pipelines(self.pipeline()),
+        };
+        let encoders = self.model.modules().len() - 1;
+        ContextProblem::new([self.config.dp_size, 1], encoders, Vec::new())
+            .and_then(|problem| meeting.set(problem)?.group_ranks(groups.ranks))
             .map_err(|error| refused(&error.to_string()))?;
-        Ok(synchronization)
+        Ok(meeting)
     }
 
     /// Places samples within the caps of microbatches.
@@ -195,8 +210,8 @@ impl StepPlanner {
         Caps { tokens_max: Some((mean + mean / 4).max(mean + longest)), ..caps }
     }
 
-    /// Predicts every rank's microbatches: media where they are encoded, and the slices of all samples on the
-    /// same ranks with their messages together.
+    /// Predicts the samples in every rank's microbatches: media where they are encoded, and the slices of all
+    /// samples on the same ranks with their messages together.
     fn context_times(
         &self,
         whole: &StepPlan,
@@ -229,10 +244,102 @@ impl StepPlanner {
                 *own += u64::from(slice.tokens);
             }
         }
-        for times in times_ns.iter_mut().flatten() {
-            *times = whole.constants.microbatch_ns(std::mem::take(times));
-        }
         Ok((times_ns, tokens))
+    }
+}
+
+/// What ranks wait for.
+pub(super) enum Meeting {
+    /// Each other, where they run all modules.
+    Ranks(Synchronization),
+    /// The stages before and after, in pipelines.
+    Pipelines(PipelineConfig),
+}
+
+impl Meeting {
+    /// Sets where the ranks of a problem meet.
+    fn set(&self, problem: ContextProblem) -> dflop_balancer::Result<ContextProblem> {
+        match self {
+            Self::Ranks(synchronization) => {
+                let ranks = synchronization.shard_ranks(problem.ranks());
+                problem.shard_ranks(ranks)
+            }
+            Self::Pipelines(config) => problem.pipeline(config),
+        }
+    }
+
+    /// Returns the stages of a module whose time is counted.
+    fn stages(&self, module: usize) -> u64 {
+        match self {
+            Self::Ranks(_) => 1,
+            Self::Pipelines(config) => config.stages[module] as u64,
+        }
+    }
+
+    /// Returns the times of an item in a stage of every module, from those in all stages.
+    fn item(&self, item: &ContextItem) -> ContextItem {
+        let mut item = item.clone();
+        for (encoder, media_ns) in item.media_ns.iter_mut().enumerate() {
+            let stages = self.stages(encoder);
+            // Media are rounded together.
+            let mut before = 0;
+            for ns in media_ns {
+                let all = before + *ns;
+                *ns = all.div_ceil(stages) - u64::div_ceil(before, stages);
+                before = all;
+            }
+        }
+        let stages = self.stages(item.media_ns.len());
+        for slice in &mut item.slices {
+            let message_ns = slice.message_ns.div_euclid(stages as i64);
+            *slice = ContextSlice { ns: slice.ns.div_ceil(stages), message_ns, ..*slice };
+        }
+        item
+    }
+
+    /// Returns the latency of the messages in a stage of the LLM, from that in all stages.
+    fn latency(&self, of_all: MessageLatency) -> MessageLatency {
+        let stages = match self {
+            Self::Ranks(_) => 1,
+            Self::Pipelines(config) => config.stages.last().map_or(1, |stages| *stages as u64),
+        };
+        let MessageLatency { exposed_ns, hidden_ns } = of_all;
+        MessageLatency { exposed_ns: exposed_ns.div_ceil(stages), hidden_ns: hidden_ns.div_ceil(stages) }
+    }
+
+    /// Returns the constants of a stage of every module.
+    fn constants(&self, constants: &ModelConstants) -> ModelConstants {
+        match self {
+            Self::Ranks(_) => constants.clone(),
+            Self::Pipelines(_) => {
+                let modules = constants.modules.iter().enumerate();
+                let modules = modules.map(|(module, own)| own.share([1, self.stages(module)]));
+                ModelConstants { modules: modules.collect(), whole: None }
+            }
+        }
+    }
+
+    /// Returns the time of the step.
+    ///
+    /// - `ranks_ns`: time of the samples by rank, slot and module
+    fn step_ns(
+        &self,
+        ranks_ns: &[Vec<Vec<u64>>],
+        meetings: &[Vec<Range<usize>>],
+        constants: &ModelConstants,
+    ) -> dflop_balancer::Result<u64> {
+        let constants = self.constants(constants);
+        let stage = |(module, ns): (usize, &u64)| ns.div_ceil(self.stages(module));
+        let slot = |ns: &Vec<u64>| constants.microbatch_ns(ns.iter().enumerate().map(stage).collect());
+        let ranks_ns: Vec<Vec<Vec<u64>>> =
+            ranks_ns.iter().map(|slots| slots.iter().map(slot).collect()).collect();
+        match self {
+            Self::Ranks(synchronization) => {
+                let shard_ranks = synchronization.shard_ranks(ranks_ns.len());
+                Ok(context_step_ns(&ranks_ns, meetings, shard_ranks))
+            }
+            Self::Pipelines(config) => context_pipeline_ns(&ranks_ns, meetings, config),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Rows of `dflop simulate --gpus` for GPUs that share samples: context parallelism.
+//! Rows of `dflop simulate` for GPUs or pipelines that share samples: context parallelism.
 //!
 //! Fills the `dflop simulate` report.
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::io::Write;
 
 /// Largest number of GPUs that share a sample.
-const GROUP_RANKS_MAX: usize = 8;
+pub(super) const GROUP_RANKS_MAX: usize = 8;
 /// Bytes of an element of keys and values.
 const ELEMENT_BYTES: u32 = 2;
 /// Row names of fixed degrees, by the logarithm.
@@ -37,7 +37,8 @@ struct ContextRow {
     split_fraction: f64,
     /// Mean seconds per step in which GPUs wait for parameters and gradients; not part of the step time.
     exposed_communication_seconds: Option<f64>,
-    memory_bytes: u64,
+    /// `None` for pipelines.
+    memory_bytes: Option<u64>,
     fits: bool,
 }
 
@@ -54,7 +55,8 @@ impl ContextReport {
     ) -> Result<Option<Self>, Failure> {
         let Some(links) = training.links else { return Ok(None) };
         // Groups with a power of two of GPUs do not cross nodes whose size they divide.
-        let shard_ranks = planner.synchronization().unwrap_or_default().shard_ranks(planner.dp_size()).get();
+        let synchronization = planner.synchronization();
+        let shard_ranks = synchronization.map_or(1, |own| own.shard_ranks(planner.dp_size()).get());
         let is_possible = |ranks: &usize| {
             (training.gpus_per_node as usize).is_multiple_of(*ranks)
                 && planner.dp_size().is_multiple_of(*ranks)
@@ -90,7 +92,12 @@ impl ContextReport {
                 out,
                 "{name:<12} {step_seconds:>12.5} {step_seconds_p95:>12.5} {idle:>6.1} % {speedup:>8.2}x"
             )?;
-            writeln!(out, " {exposed:>10} {:>8}{}", gib(*memory_bytes), excess(*fits, memory_gib))?;
+            match memory_bytes {
+                Some(bytes) => {
+                    writeln!(out, " {exposed:>10} {:>8}{}", gib(*bytes), excess(*fits, memory_gib))?
+                }
+                None => writeln!(out)?,
+            }
         }
         let bound = self.lower_bound_seconds;
         let speedup = if bound > 0.0 { blind_seconds / bound } else { 1.0 };
@@ -99,11 +106,13 @@ impl ContextReport {
     }
 
     /// Describes the split samples for people.
-    pub(super) fn about(&self) -> String {
+    ///
+    /// - `ranks`: what shares samples
+    pub(super) fn about(&self, ranks: &str) -> String {
         let split = self.strategies.last().map_or(0.0, |row| row.split_fraction);
         format!(
-            "split: {:.0} % of the samples over 2 to {} GPUs of a node, keys and values in a ring; CP N, all: every \
-             sample over N GPUs, balanced by dflop",
+            "split: {:.0} % of the samples over 2 to {} {ranks}, keys and values in a ring; CP N, all: every sample \
+             over N, balanced by dflop",
             100.0 * split,
             self.group_gpus
         )
@@ -114,13 +123,13 @@ impl ContextRow {
     fn new(summary: &ContextSummary, blind_seconds: f64, memory_max: u64) -> Self {
         let [least, most] = summary.group_ranks;
         let name = if least == most { FIXED[least.ilog2() as usize] } else { "dflop, split" };
-        let memory_bytes = summary.memory.total();
+        let memory_bytes = summary.memory.map(|memory| memory.total());
         Self {
             strategy: StrategyReport::new(name, &summary.steps, blind_seconds),
             split_fraction: summary.split_fraction,
             exposed_communication_seconds: summary.exposed_seconds,
             memory_bytes,
-            fits: memory_bytes <= memory_max,
+            fits: memory_bytes.is_none_or(|bytes| bytes <= memory_max),
         }
     }
 }

@@ -18,10 +18,12 @@ use clap::builder::ArgPredicate;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use context::{ContextReport, GROUP_RANKS_MAX};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::LaunchLimit;
-use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
+use dflop_costmodel::memory::ReplicaMemory;
+use dflop_costmodel::{DevicePreset, LaunchLimit};
+use dflop_loader::{RankTraining, StepPlanner, StrategySummary, compare_strategies};
 use given::{HAS_MICROBATCHES, is_degrees};
 use serde::Serialize;
 use shapes::{OF_DATASET, OF_SHAPES, ShapesArgs, SimulatedSteps};
@@ -90,6 +92,9 @@ struct SimulateReport {
     /// Lower bound on the step time for every cut, mean over the steps.
     lower_bound_seconds: f64,
     strategies: Vec<StrategyReport>,
+    /// Steps in which pipelines share samples; `None` if the links are unknown, pipelines cannot share samples,
+    /// or the schedule is `zb-h1`.
+    context: Option<ContextReport>,
 }
 
 /// Simulated results for a strategy.
@@ -224,6 +229,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         return ranks::run(args, &settings, &planner.schedule(schedule)?, steps, out);
     }
     let strategies = compare(&planner, steps, schedule)?;
+    let context = share_samples(args, &planner, steps, schedule, &strategies)?;
     let report = SimulateReport {
         steps,
         layout: ranks::layout(&planner),
@@ -234,6 +240,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         launch_limits: planner.model().launch_limits(),
         lower_bound_seconds: strategies.last().map_or(0.0, |ours| ours.bound_seconds),
         strategies,
+        context,
     };
     if let Some(path) = args.report.path() {
         let SimulateReport { layout, model, device, is_measured, launch_limits, .. } = &report;
@@ -255,6 +262,28 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 
+/// Simulates steps in which pipelines share samples.
+fn share_samples(
+    args: &SimulateArgs,
+    planner: &StepPlanner,
+    steps: u64,
+    schedule: ScheduleKind,
+    strategies: &[StrategyReport],
+) -> Result<Option<ContextReport>, Failure> {
+    let model = &args.planned.plan.model;
+    let config = planner.pipeline();
+    let has_equal_ranks = config.module_dp_sizes.iter().all(|dp_size| *dp_size == config.dp_size);
+    let has_slices = has_equal_ranks && config.has_parallel_encoders;
+    if model.profile.is_given() || !has_slices || schedule == ScheduleKind::ZeroBubble {
+        return Ok(None);
+    }
+    let links = DevicePreset::named(&model.device())?.links();
+    let memory = ReplicaMemory::new(planner.model().spec());
+    let training = RankTraining { memory, links, gpus_per_node: GROUP_RANKS_MAX as u32 };
+    let blind_seconds = strategies.first().map_or(0.0, |blind| blind.step_seconds);
+    ContextReport::simulate(&planner.clone().schedule(schedule)?, steps, &training, blind_seconds, u64::MAX)
+}
+
 /// Simulates the first `steps` steps with every strategy in [`COMPARED`].
 pub(crate) fn compare(
     planner: &StepPlanner,
@@ -274,6 +303,10 @@ fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
     let source = if *is_measured { "measured" } else { "a stated rate" };
     writeln!(out, "simulated: {layout}, {steps} {schedule} steps, {model} on {device} ({source})")?;
     print_strategies(out, &report.strategies)?;
+    if let (Some(context), Some(blind)) = (&report.context, report.strategies.first()) {
+        context.print(out, blind.step_seconds, 0.0)?;
+        writeln!(out, "{}", context.about("pipelines, whose stages have NVLink between them"))?;
+    }
     print_launch_limits(out, &report.launch_limits)?;
     let ours = report.strategies.last().filter(|ours| ours.launch_limited > 0.0);
     ours.map_or(Ok(()), |ours| {

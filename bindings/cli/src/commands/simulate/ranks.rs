@@ -373,7 +373,7 @@ fn print_strategies(out: &mut impl Write, report: &RanksReport, memory_gib: f64)
     print_mean("lower bound", report.lower_bound_seconds)?;
     report.context.as_ref().map_or(Ok(()), |context| {
         context.print(out, blind, memory_gib)?;
-        Ok(writeln!(out, "{}", context.about())?)
+        Ok(writeln!(out, "{}", context.about("GPUs of a node"))?)
     })
 }
 

@@ -97,7 +97,11 @@ fn timeline(
         Some(meet) if meet.meets_in_layers() || plan.context.is_some() => {
             (lockstep_rows(planner, plan, meet), plan.makespan_ns)
         }
-        _ => pipeline_rows(planner, plan, schedule)?,
+        _ => {
+            let (rows, makespan_ns) = pipeline_rows(planner, plan, schedule)?;
+            // Ranks that share samples also wait for each other.
+            (rows, if plan.context.is_some() { plan.makespan_ns } else { makespan_ns })
+        }
     };
     Ok(Timeline {
         strategy,

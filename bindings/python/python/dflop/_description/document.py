@@ -13,6 +13,7 @@ from typing import Any
 
 from dflop._description import checkpoint, decoder, encoder, fits, parts, token_rules
 from dflop.errors import ModelError
+from dflop.hugging_face import sample_rate_hz
 
 FORMAT, VERSION = "dflop model", 1
 # Sizes in configurations that planning needs beside the counts: names in the document, in configurations.
@@ -184,7 +185,7 @@ def _running(opened: checkpoint.Checkpoint, medium: str) -> list[str] | None:
     values = {"image": media.image(448, 448), "video": media.video(4, 112, 112)}
     value = values.get(medium)
     if value is None:
-        value = media.clip(2 * media.sample_rate_hz(opened.processor))
+        value = media.clip(2 * sample_rate_hz(opened.processor))
     try:
         made = dict(media.processed(opened.processor, medium, value)[0])
         with counting.executed(opened.model) as ran, shapes_only(), torch.no_grad():
@@ -267,7 +268,7 @@ def _clip_counter(opened: checkpoint.Checkpoint, function: Any, width: int) -> t
     from dflop._description.shape_mode import shapes_only
 
     processor = opened.processor
-    second = media.clip(media.sample_rate_hz(processor))
+    second = media.clip(sample_rate_hz(processor))
     if media.repeated_placeholders(processor, "audio", second) > 1:
         return lambda clip: media.repeated_placeholders(processor, "audio", clip), "processor"
 

@@ -12,6 +12,7 @@ import torch
 from dflop._description import checkpoint, counting, fits, media, parts
 from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
+from dflop.hugging_face import sample_rate_hz
 
 # Images and clips that counts are fitted on and checked with: width and height in pixels; seconds.
 IMAGES = ((448, 448), (672, 448), (336, 616), (896, 700), (1008, 1008), (1400, 640))
@@ -90,7 +91,7 @@ def _holders(model: Any) -> list[str]:
 def features_inputs(processor: Any, medium: str, size: Any, function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the arguments of a features function for an image of a size or a clip of some seconds."""
     if medium == "audio":
-        value = media.clip(int(size * media.sample_rate_hz(processor)))
+        value = media.clip(int(size * sample_rate_hz(processor)))
     else:
         value = media.image(*size)
     return media.features_inputs(processor, medium, value, function)
@@ -260,7 +261,8 @@ def _run(
 
 def _tower_units(tokens: int, inputs: dict[str, Any]) -> fits.Units:
     """Returns the units of a tower without a list of layers, which begins at the medium, by its embeddings."""
-    items = max(1, _item_count(inputs))
+    # Several frames of a patch make one embedding in some towers.
+    items = max(1, min(tokens, _item_count(inputs)))
     return fits.Units(items, tokens // items, _grids(inputs))
 
 

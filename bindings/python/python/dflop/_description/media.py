@@ -14,8 +14,8 @@ import torch
 
 from dflop._description.shape_mode import shapes_only
 from dflop.errors import ModelError
+from dflop.hugging_face import sample_rate_hz
 
-SAMPLE_RATE_HZ = 16_000
 # Roles of placeholders in processors and tokenizers, by medium.
 _PLACEHOLDERS = {
     "image": ("image_token", "boi_token", "fake_image_token", "image_placeholder"),
@@ -57,11 +57,6 @@ def video_metadata(frames: int, frames_per_second: float = 2.0) -> dict[str, Any
 def clip(samples: int) -> Any:
     """Returns an audio clip of noise at `sample_rate_hz`."""
     return np.random.default_rng(0).normal(0, 0.1, samples).astype(np.float32)
-
-
-def sample_rate_hz(processor: Any) -> int:
-    """Returns the sample rate of a processor's clips."""
-    return int(getattr(getattr(processor, "feature_extractor", None), "sampling_rate", SAMPLE_RATE_HZ))
 
 
 def placeholders(processor: Any, medium: str) -> list[str]:

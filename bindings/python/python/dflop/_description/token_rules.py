@@ -8,6 +8,7 @@ from typing import Any
 import dflop
 from dflop._description import encoder, media
 from dflop.errors import Error, ModelError
+from dflop.hugging_face import sample_rate_hz
 
 # Sides of the images in the table, in pixels: all pairs if the processor counts by size, else the pairs of
 # some, whose images are made.
@@ -111,7 +112,7 @@ def audio_rule(
         source: what is counted.
         work: counts the work of clips in the encoder.
     """
-    rate = media.sample_rate_hz(processor)
+    rate = sample_rate_hz(processor)
     rows = []
     for seconds in CLIP_SECONDS:
         samples = int(seconds * rate)
