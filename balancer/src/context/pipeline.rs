@@ -36,7 +36,8 @@ struct RankPass {
 /// Times of all ranks under a placement.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PipelineTimes {
-    /// Forward and backward time of a stage, `[slots * ranks * modules]`; in the LLM the longest in the group.
+    /// Forward and backward time of a stage, `[slots * ranks * modules]`; in the LLM the longest in the
+    /// group.
     stage_ns: Vec<[u64; 2]>,
     /// Groups of more than one rank that share items, by slot.
     groups: Vec<Vec<Range<usize>>>,

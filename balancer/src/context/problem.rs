@@ -40,8 +40,8 @@ pub struct ContextSlice {
     pub bytes: u64,
 }
 
-/// Checked problem: items, and ranks that run all modules, or [pipelines](Self::pipeline) of them, in a number
-/// of microbatches (*slots*).
+/// Checked problem: items, and ranks that run all modules, or [pipelines](Self::pipeline) of them, in a
+/// number of microbatches (*slots*).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ContextProblem {
     pub(super) ranks: usize,
@@ -144,8 +144,8 @@ impl ContextProblem {
         self.check_meeting()
     }
 
-    /// Makes every rank a pipeline: times of items and constants are per stage of each module. Default: a rank
-    /// runs one module after the other.
+    /// Makes every rank a pipeline: times of items and constants are per stage of each module. Default: a
+    /// rank runs one module after the other.
     ///
     /// # Errors
     /// [`Error::Config`] if the DP size is not the number of ranks in every module, stages or schedule do not
@@ -331,8 +331,8 @@ fn largest_ns(item: &ContextItem) -> u128 {
 ///
 /// No placement is faster: every rank in a group takes its slice, so a group spends at least the least work
 /// of the item, and the slowest rank of all at least the mean. With ranks that meet in every module, this
-/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean.
-/// A pipeline takes as long as its slowest stage; an item passes all stages. Messages that may be hidden count
+/// holds for each module. A group encodes a medium on one rank, and all media in no less than the mean. A
+/// pipeline takes as long as its slowest stage; an item passes all stages. Messages that may be hidden count
 /// as nothing.
 pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
     let alone = |item: usize| problem.item_logs(item).map(|log| alone_ns(problem, item, log)).min();
@@ -345,8 +345,8 @@ pub(super) fn lower_bound(problem: &ContextProblem) -> LowerBound {
     }
 }
 
-/// Returns the mean rank's work in its slowest stage or in all modules, each item split where that takes least
-/// work altogether.
+/// Returns the mean rank's work in its slowest stage or in all modules, each item split where that takes
+/// least work altogether.
 pub(super) fn mean_ns(problem: &ContextProblem) -> u64 {
     let mut llm_ns = 0_u64;
     for item in 0..problem.items.len() {

@@ -226,7 +226,8 @@ fn put_small_slots_at_ends(state: &mut State<'_>) {
     }
 }
 
-/// Work of the slowest rank in every possible group: in a slot if slots are to be even; otherwise in all slots.
+/// Work of the slowest rank in every possible group: in a slot if slots are to be even; otherwise in all
+/// slots.
 struct GroupWork {
     /// By group size, as a logarithm.
     levels: Vec<Level>,

@@ -128,8 +128,8 @@ impl<'a> State<'a> {
         self.add_placed_media(item, spot);
     }
 
-    /// Returns the place in a group of the rank with the least work in an encoder, or in all modules if a rank
-    /// runs them in turn and waits for others at the end of the step.
+    /// Returns the place in a group of the rank with the least work in an encoder, or in all modules if a
+    /// rank runs them in turn and waits for others at the end of the step.
     fn least_loaded(&self, first: usize, log: u8, encoder: usize) -> usize {
         if log == 0 {
             return 0;

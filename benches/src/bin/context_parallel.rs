@@ -5,8 +5,8 @@
 //! number of ranks, which no placement reaches unless work can be divided at will. Samples on the same ranks
 //! share messages, in all rows. Then the CPU time of planning, with splits over without.
 //!
-//! A second table has pipelines, with 1, 2 and 4 samples in each of the microbatches of a rank; times are over
-//! the mean work of the slowest stage, which fill and drain exceed.
+//! A second table has pipelines, with 1, 2 and 4 samples in each of the microbatches of a rank; times are
+//! over the mean work of the slowest stage, which fill and drain exceed.
 //!
 //! Usage: `context_parallel MODEL TABLE.csv...`; a table has the columns `tiles,seq_len`, `frame_count` with
 //! `width,height` (videos at 30 frames per second, of which 2 are sampled), `duration_s`, or `width,height`.

@@ -92,8 +92,8 @@ struct SimulateReport {
     /// Lower bound on the step time for every cut, mean over the steps.
     lower_bound_seconds: f64,
     strategies: Vec<StrategyReport>,
-    /// Steps in which pipelines share samples; `None` if the links are unknown, pipelines cannot share samples,
-    /// or the schedule is `zb-h1`.
+    /// Steps in which pipelines share samples; `None` if the links are unknown, pipelines cannot share
+    /// samples, or the schedule is `zb-h1`.
     context: Option<ContextReport>,
 }
 
