@@ -70,8 +70,9 @@ impl StepPlanner {
     /// anew. The result is never slower than whole samples if these are allowed.
     ///
     /// # Errors
-    /// [`Error::Config`] for pipelines whose modules have different DP sizes or share stages, fixed lengths, cost
-    /// functions, and groups that do not fit the ranks; the errors of [`Self::plan`], but for samples above the caps that fit when split.
+    /// [`Error::Config`] for pipelines whose modules have different DP sizes or share stages, fixed lengths,
+    /// cost functions, and groups that do not fit the ranks; the errors of [`Self::plan`], but for samples
+    /// above the caps that fit when split.
     pub fn plan_context(&self, step: u64, groups: &ContextGroups) -> Result<ContextPlan> {
         self.check_context(groups)?;
         self.split_samples(self.whole_step(step)?, groups)
