@@ -169,6 +169,43 @@ fn a_long_item_is_split_and_no_result_is_longer_than_whole_items() {
     }
 }
 
+/// Few long samples among many short ones, with budgets from none to large: no fixed degree is much shorter.
+#[test]
+fn no_fixed_degree_is_shorter() {
+    let mut worst = 1.0_f64;
+    for seed in 0..12 {
+        let mut random = SplitMix64::new(seed);
+        let (ranks, slots, count) = (8, 8, 64);
+        let mut item = |_| {
+            let length = 1.0 / (0.01 + random.below(1000) as f64 / 1000.0);
+            let ns = (length * 400.0 + length * length * 30.0) as u64;
+            let slice =
+                |log: u32| ContextSlice { ns: (ns >> log) + 20 * u64::from(log), ..Default::default() };
+            ContextItem { media_ns: Vec::new(), slices: (0..=3).map(slice).collect() }
+        };
+        let items: Vec<ContextItem> = (0..count).map(&mut item).collect();
+        let times = items.iter().map(|item| item.slices[0].ns).collect();
+        let instance = Instance::new(ranks * slots, 1, times).unwrap();
+        let config = PipelineConfig::new(ranks, vec![4]);
+        for work in [10, 400, 4_000] {
+            let mut budget = Budget::work(work);
+            let whole = balance_pipeline(&instance, &config, Strategy::SEARCH, &Caps::default(), &mut budget)
+                .unwrap();
+            let solve = |groups: [usize; 2], whole: Option<&[Vec<Vec<u32>>]>, work: u64| {
+                let problem = ContextProblem::new([ranks, slots], 0, items.clone()).unwrap();
+                let problem = problem.pipeline(&config).unwrap().group_ranks(groups).unwrap();
+                balance_context(&problem, whole, &mut Budget::work(work)).unwrap().makespan_ns
+            };
+            let split = solve([1, 8], Some(&whole.ranks), work);
+            for degree in [2, 4, 8] {
+                let fixed = solve([degree; 2], None, work / 2);
+                worst = worst.max(split as f64 / fixed as f64);
+            }
+        }
+    }
+    assert!(worst <= 1.005, "{worst}");
+}
+
 #[test]
 fn pipelines_that_do_not_fit_are_refused() {
     let item = ContextItem { media_ns: vec![vec![1]], slices: vec![ContextSlice::default(); 2] };

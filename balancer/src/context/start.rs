@@ -59,8 +59,13 @@ pub(super) fn best<'a>(
     if state.total_ns() != best_ns || state.placement != placement {
         state = State::restore(problem, &placement);
     }
-    let others = starts.filter(|(ns, _)| *ns <= best_ns + best_ns / OTHER_DIVISOR);
-    Some((state, others.map(|(_, placement)| placement).take(OTHERS).collect()))
+    let is_near = |ns: u64| ns <= best_ns + best_ns / OTHER_DIVISOR;
+    let rest: Vec<(u64, Placement)> = starts.collect();
+    // Pipelines that share all items never wait for a part of their group, which small changes do not reach.
+    let alike = rest.iter().position(|(_, own)| problem.pipeline.is_some() && own.is_alike());
+    let others = rest.into_iter().enumerate();
+    let others = others.filter(|(at, (ns, _))| (*at < OTHERS && is_near(*ns)) || Some(*at) == alike);
+    Some((state, others.map(|(_, (_, placement))| placement).collect()))
 }
 
 /// Puts whole items where they were placed; returns `false` if the problem has no groups of one rank, or a
@@ -109,7 +114,12 @@ fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64,
             }
             drafts.push((state.total_ns(), state.placement.clone(), is_settled));
             drafts.sort_by_key(|(ns, ..)| *ns);
-            drafts.truncate(DRAFTS);
+            let alike = drafts.iter().position(|(_, own, _)| problem.pipeline.is_some() && own.is_alike());
+            let mut at = 0;
+            drafts.retain(|_| {
+                at += 1;
+                at <= DRAFTS || Some(at - 1) == alike
+            });
         }
     }
     drafts

@@ -31,6 +31,15 @@ pub(super) struct Placement {
     pub(super) media: Vec<u8>,
 }
 
+impl Placement {
+    /// Whether all items have equally many ranks, more than one.
+    pub(super) fn is_alike(&self) -> bool {
+        self.spots
+            .first()
+            .is_some_and(|first| first.log > 0 && self.spots.iter().all(|own| own.log == first.log))
+    }
+}
+
 /// A group's items, on each rank.
 #[derive(Debug, Clone, Copy, Default)]
 struct GroupItems {
