@@ -181,26 +181,42 @@ impl<'a> Ranks<'a> {
     /// to the first position.
     fn find_swap(&self, [slow, other]: [usize; 2], module: usize, gives: usize, best: &mut Swap) {
         let given = self.groups[slow][gives];
-        // Both ranks stay below the best value in the module, which leaves a range of loads.
-        let [of_slow, of_other] = [slow, other].map(|rank| self.sum(rank)[module]);
-        let load = self.load(given)[module];
-        let least = (of_other + load).saturating_sub(best.value);
-        let Some(most) = (best.value + load).checked_sub(of_slow) else { return };
+        let [slow_ns, other_ns] = [slow, other].map(|rank| self.sum(rank)[module]);
+        // Both ranks have as much after a swap as before; the slower one at least half of it.
+        if (slow_ns + other_ns).div_ceil(2) >= best.value {
+            return;
+        }
+        // Without the given group. The larger the load that is taken, the longer the one and the shorter the
+        // other: loads are tried from where both are equal, to each side until one of them is too long.
+        let (slow_ns, other_ns) = (slow_ns - self.load(given)[module], other_ns + self.load(given)[module]);
         let candidates = &self.by_load[other * self.modules + module];
-        let start = candidates.partition_point(|(load, _)| *load < least);
-        for &(_, takes) in candidates[start..].iter().take_while(|(load, _)| *load <= most) {
-            let (takes, taken) = (takes as usize, self.groups[other][takes as usize]);
-            let value = self.value_swapped(slow, given, taken);
-            if value > best.value {
-                continue;
+        let middle = candidates.partition_point(|(load, _)| slow_ns + load < other_ns - load);
+        for &(load, takes) in &candidates[middle..] {
+            if slow_ns + load > best.value {
+                break;
             }
-            let value = value.max(self.value_swapped(other, taken, given));
-            let is_earlier = best.places.is_some_and(|(rank, give, take)| {
-                (rank, give) == (other, gives) && takes < take && value == best.value
-            });
-            if value < best.value || is_earlier {
-                *best = Swap { value, places: Some((other, gives, takes)) };
+            self.try_swap([slow, other], [gives, takes as usize], best);
+        }
+        for &(load, takes) in candidates[..middle].iter().rev() {
+            if other_ns - load > best.value {
+                break;
             }
+            self.try_swap([slow, other], [gives, takes as usize], best);
+        }
+    }
+
+    fn try_swap(&self, [slow, other]: [usize; 2], [gives, takes]: [usize; 2], best: &mut Swap) {
+        let (given, taken) = (self.groups[slow][gives], self.groups[other][takes]);
+        let value = self.value_swapped(slow, given, taken);
+        if value > best.value {
+            return;
+        }
+        let value = value.max(self.value_swapped(other, taken, given));
+        let is_earlier = best.places.is_some_and(|(rank, give, take)| {
+            (rank, give) == (other, gives) && takes < take && value == best.value
+        });
+        if value < best.value || is_earlier {
+            *best = Swap { value, places: Some((other, gives, takes)) };
         }
     }
 }
