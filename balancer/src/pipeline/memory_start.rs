@@ -39,9 +39,11 @@ pub(super) fn improve(
     ];
     let passes = 2 * (problem.groups * config.rows().len()) as u64;
     for groups in partitions.into_iter().flatten() {
+        let loads = limiting.loads(&groups);
+        let ranks = order::assign_ranks(&loads, limiting.width, config.dp_size);
         for is_spread in [true, false] {
             budget.spend(passes);
-            let slots = limiting.order(&groups, config.dp_size, is_spread);
+            let slots = limiting.order((&groups, &loads), &ranks, is_spread);
             let before = state.value();
             let present = state.replace(Partition::from_groups(problem, slots));
             if state.value() >= before {
@@ -97,9 +99,8 @@ impl Limiting {
         Some(partition::assign(&problem, Strategy::MULTI_LPT, budget).ok()?.into_groups())
     }
 
-    /// Assigns groups evenly to ranks and orders each rank, spread or in peak order; returns the groups rank
-    /// by rank.
-    fn order(&self, groups: &[Vec<u32>], ranks: usize, is_spread: bool) -> Vec<Vec<u32>> {
+    /// Returns the columns of every group, `[groups * width]`.
+    fn loads(&self, groups: &[Vec<u32>]) -> Vec<u64> {
         let mut loads = vec![0; groups.len() * self.width];
         for (load, items) in loads.chunks_exact_mut(self.width).zip(groups) {
             for &item in items {
@@ -107,8 +108,18 @@ impl Limiting {
                 load.iter_mut().zip(row).for_each(|(load, value)| *load += value);
             }
         }
+        loads
+    }
+
+    /// Orders the groups of each rank, spread or in peak order; returns them rank by rank.
+    fn order(
+        &self,
+        (groups, loads): (&[Vec<u32>], &[u64]),
+        ranks: &[Vec<u32>],
+        is_spread: bool,
+    ) -> Vec<Vec<u32>> {
         let mut slots = Vec::with_capacity(groups.len());
-        for (rank, own) in order::assign_ranks(&loads, self.width, ranks).into_iter().enumerate() {
+        for (rank, own) in ranks.iter().enumerate() {
             let load = |group: &u32| &loads[*group as usize * self.width..][..self.width];
             let order = if is_spread {
                 let sizes: Vec<u64> = own.iter().map(|group| load(group)[self.width - 1]).collect();
