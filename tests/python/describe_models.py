@@ -54,7 +54,7 @@ LAYERS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
 SECONDS_MAX = int(os.environ.get("SECONDS_MAX", "150"))
 
 
-def shrunk(values, layers=3):
+def shrunk(values, layers=6):
     """Returns configuration values with few layers."""
     values = copy.deepcopy(values)
     for part in parts(values):
