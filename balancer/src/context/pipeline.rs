@@ -202,10 +202,11 @@ pub fn context_pipeline_ns(
     }
     let passes = PipelinePasses::new(config, [ranks, slots], modules)?;
     let (mut times, mut done_ns) = (passes.times(ranks), vec![0; ranks]);
-    for slot in 0..slots {
+    (0..slots).for_each(|slot| {
         let groups = super::largest_groups(meetings.get(slot).map_or(&[], Vec::as_slice));
-        passes.set_slot(&mut times, slot, |rank, module| ranks_ns[rank][slot][module], groups.into_iter());
-    }
+        let module_ns = |rank: usize, module: usize| ranks_ns[rank][slot][module];
+        passes.set_slot(&mut times, slot, module_ns, groups.into_iter());
+    });
     passes.finish(&mut times, 0..slots, &mut done_ns);
     Ok(done_ns.into_iter().max().unwrap_or(0))
 }

@@ -136,8 +136,8 @@ class ContextParallelTest(WithData):
         except ImportError:
             self.skipTest("this version of PyTorch has no load balancer of context parallelism")
         for plan in (
-            dflop.Plan(context=2, tokens_max=150, schedule="microbatch"),
-            dflop.Plan(context=2, tokens_max=150, stages=[1, 4]),
+            dflop.Plan(context=2, tokens_max=120, schedule="microbatch"),
+            dflop.Plan(context=2, tokens_max=120, stages=[1, 4]),
         ):
             found = 0
             for rank in range(2):
