@@ -171,7 +171,9 @@ fn compare_pipelines(
     let stage = |sample: &Sample| {
         let mut item = sample.item.clone();
         for (module, media) in item.media_ns.iter_mut().enumerate() {
-            media.iter_mut().for_each(|ns| *ns = shared(*ns, module));
+            for ns in media {
+                *ns = shared(*ns, module);
+            }
         }
         for slice in &mut item.slices {
             let message_ns = slice.message_ns / STAGES[1] as i64;

@@ -94,7 +94,7 @@ impl ContextReport {
             )?;
             match memory_bytes {
                 Some(bytes) => {
-                    writeln!(out, " {exposed:>10} {:>8}{}", gib(*bytes), excess(*fits, memory_gib))?
+                    writeln!(out, " {exposed:>10} {:>8}{}", gib(*bytes), excess(*fits, memory_gib))?;
                 }
                 None => writeln!(out)?,
             }
