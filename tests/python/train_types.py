@@ -15,8 +15,9 @@ import dflop
 import numpy as np
 import torch
 from dflop._description import checkpoint, media
+from dflop._measured_tokens import sample_rate_hz
 from dflop.errors import ModelError
-from dflop.hugging_face import Inputs, sample_rate_hz
+from dflop.hugging_face import Inputs
 from PIL import Image
 
 SAMPLES, STEPS, GLOBAL_BATCH, MICROBATCHES = 16, 2, 4, 2

@@ -13,6 +13,12 @@ CHECKED = ((112, 112), (640, 200), (224, 448))
 TURNS = ({"from": "human", "value": "a"}, {"from": "gpt", "value": "b"})
 
 
+def sample_rate_hz(processor: Any) -> int:
+    """Returns the sample rate of a processor's clips: 16 kHz unless it tells."""
+    parts = (getattr(processor, name, None) for name in ("feature_extractor", "audio_processor"))
+    return int(next((part.sampling_rate for part in parts if hasattr(part, "sampling_rate")), 16_000))
+
+
 class MeasuredTokens:
     """Tokens that a function from samples to model inputs delivers, beside those of the texts.
 

@@ -20,6 +20,7 @@ from difflib import SequenceMatcher
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from dflop._measured_tokens import MeasuredTokens, sample_rate_hz
 from dflop.batches import Audio, Video
 
 if TYPE_CHECKING:
@@ -87,12 +88,6 @@ def media_of(sample: Sample) -> dict[str, list[Any]]:
         ):
             media["image"].append(value)
     return media
-
-
-def sample_rate_hz(processor: Any) -> int:
-    """Returns the sample rate of a processor's clips: 16 kHz unless it tells."""
-    parts = (getattr(processor, name, None) for name in ("feature_extractor", "audio_processor"))
-    return int(next((part.sampling_rate for part in parts if hasattr(part, "sampling_rate")), 16_000))
 
 
 def describe(
@@ -218,8 +213,6 @@ class Inputs:
             >>> tokens([{"text_tokens": 100, "images": [], "audio": [], "videos": []}])
             [{'llm': 100}]
         """
-        from dflop._measured_tokens import MeasuredTokens
-
         has_counts = hasattr(self._processor, "_get_num_multimodal_tokens")
         count = _ImageCounts(self._processor) if has_counts else None
         measured = MeasuredTokens(self._padded, _TextCounts(self._tokenizer), count)

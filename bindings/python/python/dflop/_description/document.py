@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dflop._description import checkpoint, decoder, encoder, fits, parts, token_rules
+from dflop._measured_tokens import sample_rate_hz
 from dflop.errors import ModelError
-from dflop.hugging_face import sample_rate_hz
 
 FORMAT, VERSION = "dflop model", 1
 # Sizes in configurations that planning needs beside the counts: names in the document, in configurations.

@@ -11,8 +11,8 @@ import torch
 
 from dflop._description import checkpoint, counting, fits, media, parts
 from dflop._description.shape_mode import shapes_only
+from dflop._measured_tokens import sample_rate_hz
 from dflop.errors import ModelError
-from dflop.hugging_face import sample_rate_hz
 
 # Images and clips that counts are fitted on and checked with: width and height in pixels; seconds.
 IMAGES = ((448, 448), (672, 448), (336, 616), (896, 700), (1008, 1008), (1400, 640))

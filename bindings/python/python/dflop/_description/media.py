@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from dflop._description.shape_mode import shapes_only
+from dflop._measured_tokens import sample_rate_hz
 from dflop.errors import ModelError
-from dflop.hugging_face import sample_rate_hz
 
 # Roles of placeholders in processors and tokenizers, by medium.
 _PLACEHOLDERS = {

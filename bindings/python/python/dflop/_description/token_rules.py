@@ -7,8 +7,8 @@ from typing import Any
 
 import dflop
 from dflop._description import encoder, media
+from dflop._measured_tokens import sample_rate_hz
 from dflop.errors import Error, ModelError
-from dflop.hugging_face import sample_rate_hz
 
 # Sides of the images in the table, in pixels: all pairs if the processor counts by size, else the pairs of
 # some, whose images are made.
