@@ -135,10 +135,10 @@ fn a_long_item_is_split_and_no_result_is_longer_than_whole_items() {
         let mut own = items(&mut random, count, 3, 1);
         if seed == 2 {
             // Every slice takes as long as the whole item.
-            own.iter_mut().for_each(|item| {
+            for item in &mut own {
                 let whole = item.slices[0];
                 item.slices.fill(whole);
-            });
+            }
         } else {
             own[0].slices =
                 (0..=3).map(|log| ContextSlice { ns: 20_000 >> log, ..own[0].slices[0] }).collect();
