@@ -18,7 +18,7 @@ const CHANGES_PER_ITEM: u64 = 256;
 /// One change in this many moves a single medium, if there is one in a group.
 const MEDIUM_CHANCE: usize = 8;
 
-/// How often the search starts at least.
+/// How often the search starts.
 const CYCLES: usize = 4;
 
 /// A change: an item goes to a group, and an item from there takes its place, if there is one.
@@ -51,15 +51,13 @@ pub(super) fn search<'a>(
     let mut random = SplitMix64::new(problem.seed());
     let changes = budget.steps_left() / CYCLES as u64 / steps_per_change(problem);
     let is_long = changes >= CHANGES_PER_ITEM * problem.items.len() as u64;
-    // The best placement changes in every way once at least.
-    let cycles = CYCLES.max(others.len() + 2);
-    for cycle in 0..cycles {
+    for cycle in 0..CYCLES {
         if cycle > 0 {
             let start = others.get(cycle - 1).unwrap_or(&best.1);
             state = State::restore(problem, start);
         }
         let kinds = if cycle <= others.len() && !is_long { 1..4 } else { 0..4 };
-        let steps = budget.steps_left() / (cycles - cycle) as u64;
+        let steps = budget.steps_left() / (CYCLES - cycle) as u64;
         let now_ns = state.total_ns();
         let threshold_ns = if is_long {
             now_ns / problem.items.len().div_ceil(problem.ranks) as u64 / MEAN_DIVISOR
@@ -74,8 +72,7 @@ pub(super) fn search<'a>(
 
 fn steps_per_change(problem: &ContextProblem) -> u64 {
     let read = match &problem.pipeline {
-        // A pass reads its inputs and its time, and writes its end.
-        Some(passes) => 4 * passes.passes() * problem.ranks,
+        Some(passes) => passes.passes() * problem.ranks,
         None if problem.shard_ranks == 1 => problem.slots * problem.ranks * problem.modules,
         None => 2 * problem.shard_ranks * problem.modules,
     };

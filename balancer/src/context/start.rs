@@ -60,11 +60,11 @@ pub(super) fn best<'a>(
         state = State::restore(problem, &placement);
     }
     let is_near = |ns: u64| ns <= best_ns + best_ns / OTHER_DIVISOR;
+    let rest: Vec<(u64, Placement)> = starts.collect();
     // Pipelines that share all items never wait for a part of their group, which small changes do not reach.
-    let is_other = |(at, (ns, own)): &(usize, (u64, Placement))| {
-        (*at < OTHERS && is_near(*ns)) || (problem.pipeline.is_some() && own.is_alike())
-    };
-    let others = starts.enumerate().filter(is_other);
+    let alike = rest.iter().position(|(_, own)| problem.pipeline.is_some() && own.is_alike());
+    let others = rest.into_iter().enumerate();
+    let others = others.filter(|(at, (ns, _))| (*at < OTHERS && is_near(*ns)) || Some(*at) == alike);
     Some((state, others.map(|(_, (_, placement))| placement).collect()))
 }
 
@@ -114,10 +114,11 @@ fn drafts(state: &mut State<'_>, mean_ns: u64, budget: &mut Budget) -> Vec<(u64,
             }
             drafts.push((state.total_ns(), state.placement.clone(), is_settled));
             drafts.sort_by_key(|(ns, ..)| *ns);
-            let mut kept = 0;
-            drafts.retain(|(_, own, _)| {
-                kept += 1;
-                kept <= DRAFTS || (problem.pipeline.is_some() && own.is_alike())
+            let alike = drafts.iter().position(|(_, own, _)| problem.pipeline.is_some() && own.is_alike());
+            let mut at = 0;
+            drafts.retain(|_| {
+                at += 1;
+                at <= DRAFTS || Some(at - 1) == alike
             });
         }
     }
