@@ -1,4 +1,4 @@
-//! Computes the time of a step on pipelines whose ranks share items.
+//! Computes step times on pipelines whose ranks share items.
 //!
 //! Every rank runs the same passes in the same order. Ranks that share an item of a microbatch begin and end
 //! its passes in the LLM together, because they wait for each other's keys in every layer: such a pass begins
@@ -6,22 +6,22 @@
 //! ranks in the group before its first pass in the LLM.
 
 use crate::error::{Error, Result};
-use crate::pipeline::{PassGraph, PassShape, PipelineConfig};
+use crate::pipeline::{Pass, PassGraph, PassShape, PipelineConfig};
 use crate::simulate::split_time;
 use std::ops::Range;
 
-/// Passes of a pipeline, listed after their inputs.
+/// Pipeline passes, listed after their inputs.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PipelinePasses {
     passes: Vec<RankPass>,
-    /// First pass of every slot.
+    /// First pass in every slot.
     first: Vec<usize>,
     /// Passes without a receiver.
     last: Vec<usize>,
     modules: usize,
-    /// Stages of every module.
+    /// Stages per module.
     stages: Vec<usize>,
-    pub(super) has_parallel_encoders: bool,
+    has_parallel_encoders: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -29,28 +29,27 @@ struct RankPass {
     slot: usize,
     /// Module and direction, 0 for forward; `None` takes no time.
     work: Option<(usize, usize)>,
-    /// Rows of [`PipelineTimes::ends_ns`], 0 for the start of the step.
+    /// Rows in [`PipelineTimes::ends_ns`], 0 for the start of the step.
     before: [usize; 2],
 }
 
-/// Times of all ranks under a placement.
+/// Rank times under a placement.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PipelineTimes {
-    /// Forward and backward time of a stage, `[slots * ranks * modules]`; in the LLM the longest in the
-    /// group.
+    /// Stage time forward and backward, `[slots * ranks * modules]`; in the LLM the longest in the group.
     stage_ns: Vec<[u64; 2]>,
-    /// Groups of more than one rank that share items, by slot.
+    /// Groups with more than one rank that share items, by slot.
     groups: Vec<Vec<Range<usize>>>,
-    /// End of every pass, `[(1 + passes) * ranks]`, after a row of zeros.
+    /// Pass ends, `[(1 + passes) * ranks]`, after a row with zeros.
     ends_ns: Vec<u64>,
 }
 
 impl PipelinePasses {
-    /// Lists the passes of one rank.
+    /// Lists one rank's passes.
     ///
     /// # Errors
-    /// [`Error::Config`] if stages and modules do not match, the schedule does not fit them, a module has a
-    /// DP size of its own, or memory is limited.
+    /// [`Error::Config`] if stages and modules do not match, the schedule does not fit them, a module has
+    /// its own DP size, or memory is limited.
     pub(super) fn new(config: &PipelineConfig, [ranks, slots]: [usize; 2], modules: usize) -> Result<Self> {
         let refused = |setting, reason: String| Err(Error::Config { setting, reason });
         if config.dp_size != ranks {
@@ -71,7 +70,7 @@ impl PipelinePasses {
         let shape = PassShape { step, rows: &rows, is_shared: &vec![false; modules], ranks: 1 };
         let graph = PassGraph::new(shape);
         let nothing = graph.passes.len() as u32;
-        let pass = |pass: &crate::pipeline::Pass| RankPass {
+        let pass = |pass: &Pass| RankPass {
             slot: pass.microbatch,
             work: ((pass.time as usize) < shape.cells())
                 .then(|| (pass.time as usize / 2 % modules, pass.time as usize % 2)),
@@ -90,12 +89,12 @@ impl PipelinePasses {
         })
     }
 
-    /// Returns the number of passes on a rank.
+    /// Counts the passes on a rank.
     pub(super) fn passes(&self) -> usize {
         self.passes.len()
     }
 
-    /// Returns the time of an item that passes all stages alone, from its time in a stage of every module.
+    /// Returns an item's time through all stages alone, from its time in one stage per module.
     pub(super) fn through_ns(&self, stage_ns: &[u64]) -> u64 {
         let mut modules = stage_ns.iter().zip(&self.stages).map(|(ns, stages)| ns * *stages as u64);
         let llm_ns = modules.next_back().unwrap_or(0);
@@ -112,9 +111,9 @@ impl PipelinePasses {
         }
     }
 
-    /// Sets the times of a slot.
+    /// Sets a slot's times.
     ///
-    /// - `module_ns`: time of a stage by rank and module
+    /// - `module_ns`: stage time by rank and module
     /// - `groups`: disjoint groups of ranks that share items
     pub(super) fn set_slot(
         &self,
@@ -137,7 +136,7 @@ impl PipelinePasses {
         }
     }
 
-    /// Computes when every rank is done, after the times of slots have changed.
+    /// Computes when every rank is done, after slot times have changed.
     ///
     /// - `slots`: the changed slots
     pub(super) fn finish(
@@ -173,7 +172,7 @@ impl PipelinePasses {
     }
 }
 
-/// Returns the time of a step on pipelines from the times of all ranks, in nanoseconds.
+/// Returns the step time on pipelines from all ranks' times, in nanoseconds.
 ///
 /// - `ranks_ns`: time in a stage by rank, slot and module
 /// - `meetings`: groups of ranks that share an item, by slot, disjoint or nested
