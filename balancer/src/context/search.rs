@@ -10,6 +10,11 @@ use std::ops::Range;
 const STEPS_PER_CHANGE: u64 = 8;
 /// Loads that are read in an elementary step.
 const LOADS_PER_STEP: u64 = 16;
+/// The same for pipelines, whose passes are computed on the changed ranks.
+const PIPELINE_STEPS_PER_CHANGE: u64 = 24;
+const PASSES_PER_STEP: u64 = 4;
+/// Divisor of the bound for what a placement may be above it to end the search.
+const GOAL_DIVISOR: u64 = 1024;
 /// Divisor of the gap to the bound for the first threshold below which a change for the worse is accepted.
 const GAP_DIVISOR: u64 = 32;
 /// The same of the mean item, where there are so many changes for each item that a start need not be kept.
@@ -44,12 +49,13 @@ pub(super) fn search<'a>(
 ) -> State<'a> {
     let problem = state.problem;
     let bins = problem.slots * problem.ranks;
-    if problem.items.is_empty() || bins < 2 || state.total_ns() <= bound_ns || budget.is_spent() {
+    let goal_ns = bound_ns + bound_ns / GOAL_DIVISOR;
+    if problem.items.is_empty() || bins < 2 || state.total_ns() <= goal_ns || budget.is_spent() {
         return state;
     }
     let mut best = (state.total_ns(), state.placement.clone());
     let mut random = SplitMix64::new(problem.seed());
-    let changes = budget.steps_left() / CYCLES as u64 / steps_per_change(problem);
+    let changes = budget.steps_left() / CYCLES as u64 / steps_most(problem);
     let is_long = changes >= CHANGES_PER_ITEM * problem.items.len() as u64;
     for cycle in 0..CYCLES {
         if cycle > 0 {
@@ -64,58 +70,98 @@ pub(super) fn search<'a>(
         } else {
             now_ns.saturating_sub(bound_ns) / GAP_DIVISOR
         };
-        let mut cycle = Cycle { bound_ns, kinds, threshold_ns, random: &mut random };
+        let media_before = [const { Vec::new() }; 2];
+        let mut cycle = Cycle { goal_ns, kinds, threshold_ns, random: &mut random, media_before };
         budget.within(steps, |budget| cycle.run(&mut state, &mut best, budget));
     }
     State::restore(problem, &best.1)
 }
 
-fn steps_per_change(problem: &ContextProblem) -> u64 {
+/// Returns the steps of a change on all ranks, which is the most.
+fn steps_most(problem: &ContextProblem) -> u64 {
     let read = match &problem.pipeline {
         Some(passes) => passes.passes() * problem.ranks,
         None if problem.shard_ranks == 1 => problem.slots * problem.ranks * problem.modules,
         None => 2 * problem.shard_ranks * problem.modules,
     };
+    steps(problem, read)
+}
+
+/// Returns the steps of a change that reads some loads, or computes some ends of passes.
+fn steps(problem: &ContextProblem, read: usize) -> u64 {
+    if problem.pipeline.is_some() {
+        return PIPELINE_STEPS_PER_CHANGE + read as u64 / PASSES_PER_STEP;
+    }
     STEPS_PER_CHANGE + read as u64 / LOADS_PER_STEP
 }
 
 /// A search from a placement.
 struct Cycle<'a> {
-    bound_ns: u64,
+    /// Step time that ends the search.
+    goal_ns: u64,
     /// Kinds to draw changes from.
     kinds: Range<usize>,
     /// First threshold below which a change for the worse is accepted.
     threshold_ns: u64,
     random: &'a mut SplitMix64,
+    /// Places of the changed items' media before a change.
+    media_before: [Vec<u8>; 2],
 }
 
 impl Cycle<'_> {
     /// Accepts ever smaller changes for the worse, and none in the last third.
     fn run(&mut self, state: &mut State<'_>, best: &mut (u64, Placement), budget: &mut Budget) {
         let mut now_ns = state.total_ns();
-        let steps = steps_per_change(state.problem);
         let budget_steps = budget.steps_left();
-        while best.0 > self.bound_ns && !budget.is_spent() {
-            budget.spend(steps);
+        while best.0 > self.goal_ns && !budget.is_spent() {
+            budget.spend(steps(state.problem, 0));
             let Some(change) = draw(state, self.kinds.clone(), self.random) else { continue };
             let from = state.placement.spots[change.item];
-            let media = save_media(state, change);
-            if !apply(state, change, from) {
-                undo(state, change, from, &media);
+            self.save_media(state, change);
+            let Some(read) = apply(state, change, from) else {
+                self.undo(state, change, from);
                 continue;
-            }
+            };
+            budget.spend(steps(state.problem, read) - steps(state.problem, 0));
             let after_ns = state.total_ns();
             // The threshold falls to zero over two thirds of the search, alike on every machine.
             let left = u128::from(budget.steps_left()) * 3 / 2;
             let share = left.saturating_sub(u128::from(budget_steps) / 2);
             let threshold = (u128::from(self.threshold_ns) * share / u128::from(budget_steps.max(1))) as u64;
             if after_ns > now_ns.saturating_add(threshold) {
-                undo(state, change, from, &media);
+                self.undo(state, change, from);
+                state.uncount();
                 continue;
             }
             now_ns = after_ns;
             if now_ns < best.0 {
-                *best = (now_ns, state.placement.clone());
+                best.0 = now_ns;
+                best.1.copy_from(&state.placement);
+            }
+        }
+    }
+
+    /// Copies the media places of the changed items.
+    fn save_media(&mut self, state: &State<'_>, change: Change) {
+        for (before, item) in self.media_before.iter_mut().zip([Some(change.item), change.other]) {
+            before.clear();
+            if let Some(item) = item {
+                before.extend_from_slice(&state.placement.media[item_media(state, item)]);
+            }
+        }
+    }
+
+    /// Takes a change of loads back, with the media where they were.
+    fn undo(&self, state: &mut State<'_>, change: Change, from: Spot) {
+        let items = [(Some(change.item), from), (change.other, change.to)];
+        for item in items.into_iter().filter_map(|(item, _)| item) {
+            state.remove(item);
+        }
+        for (before, (item, spot)) in self.media_before.iter().zip(items) {
+            if let Some(item) = item {
+                let media = item_media(state, item);
+                state.placement.media[media].copy_from_slice(before);
+                state.insert_placed(item, spot);
             }
         }
     }
@@ -133,8 +179,9 @@ fn draw(state: &State<'_>, kinds: Range<usize>, random: &mut SplitMix64) -> Opti
     }
     let kind = kinds.start + random.below(kinds.len());
     let log = if kind == 0 {
-        let logs: Vec<u8> = problem.item_logs(item).filter(|log| *log != from.log).collect();
-        if logs.is_empty() { from.log } else { logs[random.below(logs.len())] }
+        let logs = || problem.item_logs(item).filter(|log| *log != from.log);
+        let count = logs().count();
+        if count == 0 { from.log } else { logs().nth(random.below(count)).unwrap_or(from.log) }
     } else {
         from.log
     };
@@ -196,16 +243,15 @@ fn lightest_group(state: &State<'_>, slot: usize, log: u8) -> usize {
     (0..problem.ranks >> log).min_by_key(slowest).unwrap_or(0)
 }
 
-/// Applies a change and computes the times; returns whether it is within the caps and leaves no rank empty.
-fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
+/// Applies a change, and computes the times if it is within the caps and leaves no rank empty. Returns the
+/// number of loads that this read.
+fn apply(state: &mut State<'_>, change: Change, from: Spot) -> Option<usize> {
     if let Some((medium, offset)) = change.medium {
-        let own = item_media(state, change.item);
-        let mut media = state.placement.media[own].to_vec();
-        media[medium] = offset;
         state.remove(change.item);
-        state.insert_placed(change.item, from, &media);
-        state.count_spots(&[from]);
-        return true;
+        let media = item_media(state, change.item);
+        state.placement.media[media][medium] = offset;
+        state.insert_placed(change.item, from);
+        return Some(state.count_spots(&[from]));
     }
     state.remove(change.item);
     if let Some(other) = change.other {
@@ -220,32 +266,9 @@ fn apply(state: &mut State<'_>, change: Change, from: Spot) -> bool {
     if fits && state.problem.fills() {
         fits = from.ranks().all(|rank| !state.members[state.bin(from.slot as usize, rank)].is_empty());
     }
-    if fits {
-        state.count_spots(&[from, change.to]);
-    }
-    fits
-}
-
-/// Copies the media places of the changed items.
-fn save_media(state: &State<'_>, change: Change) -> [Vec<u8>; 2] {
-    [Some(change.item), change.other].map(|item| {
-        item.map_or_else(Vec::new, |item| state.placement.media[item_media(state, item)].to_vec())
-    })
+    fits.then(|| state.count_spots(&[from, change.to]))
 }
 
 fn item_media(state: &State<'_>, item: usize) -> std::ops::Range<usize> {
     state.problem.media_starts[item]..state.problem.media_starts[item + 1]
-}
-
-/// Takes a change back, with the media where they were.
-fn undo(state: &mut State<'_>, change: Change, from: Spot, media: &[Vec<u8>; 2]) {
-    state.remove(change.item);
-    if let Some(other) = change.other {
-        state.remove(other);
-    }
-    state.insert_placed(change.item, from, &media[0]);
-    if let Some(other) = change.other {
-        state.insert_placed(other, change.to, &media[1]);
-    }
-    state.count_spots(&[from, change.to]);
 }

@@ -32,6 +32,11 @@ pub(super) struct Placement {
 }
 
 impl Placement {
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        self.spots.copy_from_slice(&other.spots);
+        self.media.copy_from_slice(&other.media);
+    }
+
     /// Whether all items have equally many ranks, more than one.
     pub(super) fn is_alike(&self) -> bool {
         self.spots
@@ -66,6 +71,9 @@ pub(super) struct State<'a> {
     pub(super) done_ns: Vec<u64>,
     /// Times of the passes of pipelines.
     pipeline: PipelineTimes,
+    /// Times before the last change: of slots by number, and at which every rank is done.
+    slots_before_ns: Vec<(usize, u64)>,
+    done_before_ns: Vec<u64>,
 }
 
 impl<'a> State<'a> {
@@ -83,6 +91,8 @@ impl<'a> State<'a> {
             slot_ns: vec![0; problem.ranks / problem.shard_ranks * problem.slots],
             done_ns: vec![0; problem.ranks],
             pipeline: problem.pipeline.as_ref().map(|passes| passes.times(problem.ranks)).unwrap_or_default(),
+            slots_before_ns: Vec::new(),
+            done_before_ns: vec![0; problem.ranks],
         }
     }
 
@@ -100,8 +110,7 @@ impl<'a> State<'a> {
         let mut state = Self::empty(problem);
         state.placement.media.clone_from(&placement.media);
         for (item, spot) in placement.spots.iter().enumerate() {
-            state.add(item, *spot);
-            state.add_placed_media(item, *spot);
+            state.insert_placed(item, *spot);
         }
         state.recount();
         state
@@ -129,10 +138,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Puts an item on a group, with the media on given ranks.
-    pub(super) fn insert_placed(&mut self, item: usize, spot: Spot, media: &[u8]) {
-        let start = self.problem.media_starts[item];
-        self.placement.media[start..start + media.len()].copy_from_slice(media);
+    /// Puts an item on a group, with the media on the ranks in the placement.
+    pub(super) fn insert_placed(&mut self, item: usize, spot: Spot) {
         self.add(item, spot);
         self.add_placed_media(item, spot);
     }
@@ -309,8 +316,10 @@ impl<'a> State<'a> {
     /// Computes the times of all slots anew.
     pub(super) fn recount(&mut self) {
         if self.problem.pipeline.is_some() {
-            self.count_pipelines(0..self.problem.slots);
+            let ranks = self.problem.ranks;
+            self.count_pipelines((0..self.problem.slots).map(|slot| (slot, 0..ranks)));
         } else if self.problem.shard_ranks > 1 {
+            self.slots_before_ns.clear();
             for slot in 0..self.problem.slots {
                 for shard in 0..self.problem.ranks / self.problem.shard_ranks {
                     self.count_slot(shard, slot);
@@ -321,14 +330,19 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Computes the times anew after changes in some groups.
-    pub(super) fn count_spots(&mut self, spots: &[Spot]) {
+    /// Computes the times anew after changes in some groups, which [`State::uncount`] takes back.
+    ///
+    /// Returns the number of read loads and computed ends of passes.
+    pub(super) fn count_spots(&mut self, spots: &[Spot]) -> usize {
         if self.problem.pipeline.is_some() {
-            return self.count_pipelines(spots.iter().map(|spot| spot.slot as usize));
+            return self.count_pipelines(spots.iter().map(|spot| (spot.slot as usize, spot.ranks())));
         }
         if self.problem.shard_ranks == 1 {
-            return self.count_ranks();
+            self.done_before_ns.clone_from(&self.done_ns);
+            self.count_ranks();
+            return self.loads.len();
         }
+        self.slots_before_ns.clear();
         for (at, spot) in spots.iter().enumerate() {
             let shard = |spot: &Spot| (spot.first as usize / self.problem.shard_ranks, spot.slot as usize);
             let (own, slot) = shard(spot);
@@ -336,6 +350,7 @@ impl<'a> State<'a> {
                 self.count_slot(own, slot);
             }
         }
+        spots.len() * self.problem.shard_ranks * self.problem.modules
     }
 
     /// Computes the time of a slot whose ranks meet in every module.
@@ -344,29 +359,51 @@ impl<'a> State<'a> {
         let bins = first..first + self.problem.shard_ranks;
         let slowest = |module: usize| bins.clone().map(|bin| self.module_ns(bin, module)).max().unwrap_or(0);
         let slot_ns = (0..self.problem.modules).map(slowest).sum();
-        self.slot_ns[shard * self.problem.slots + slot] = slot_ns;
+        let at = shard * self.problem.slots + slot;
+        self.slots_before_ns.push((at, std::mem::replace(&mut self.slot_ns[at], slot_ns)));
     }
 
-    /// Computes when every pipeline is done, after changes in some slots.
-    fn count_pipelines(&mut self, slots: impl Iterator<Item = usize> + Clone) {
-        let Some(passes) = &self.problem.pipeline else { return };
-        let mut times = std::mem::take(&mut self.pipeline);
-        for slot in slots.clone() {
-            let module_ns = |rank: usize, module: usize| self.module_ns(self.bin(slot, rank), module);
-            passes.set_slot(&mut times, slot, module_ns, self.slot_groups(slot).filter(|own| own.len() > 1));
+    /// Takes the last change of times back.
+    pub(super) fn uncount(&mut self) {
+        if self.problem.pipeline.is_some() {
+            self.pipeline.undo();
+            self.done_ns.copy_from_slice(self.pipeline.done_ns());
+        } else if self.problem.shard_ranks == 1 {
+            self.done_ns.copy_from_slice(&self.done_before_ns);
+        } else {
+            for (at, ns) in self.slots_before_ns.drain(..) {
+                self.slot_ns[at] = ns;
+            }
         }
-        passes.finish(&mut times, slots, &mut self.done_ns);
+    }
+
+    /// Computes when every pipeline is done, after changes on some ranks in some slots.
+    fn count_pipelines(&mut self, changed: impl Iterator<Item = (usize, Range<usize>)>) -> usize {
+        let Some(passes) = &self.problem.pipeline else { return 0 };
+        let mut times = std::mem::take(&mut self.pipeline);
+        let module_ns =
+            |slot: usize, rank: usize, module: usize| self.module_ns(self.bin(slot, rank), module);
+        let computed = passes.change(&mut times, changed, module_ns, |slot, rank| self.group(slot, rank));
+        self.done_ns.copy_from_slice(times.done_ns());
         self.pipeline = times;
+        computed
+    }
+
+    /// Returns the ranks that share items with a rank in a slot, and the rank itself.
+    fn group(&self, slot: usize, rank: usize) -> Range<usize> {
+        let own = &self.groups[self.bin(slot, rank)];
+        let log = own.iter().rposition(|own| own.items > 0).unwrap_or(0);
+        let first = rank >> log << log;
+        first..first + (1 << log)
     }
 
     /// Returns the groups of ranks that share items in a slot, single ranks included.
     fn slot_groups(&self, slot: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         let mut rank = 0;
         std::iter::from_fn(move || {
-            let own = (rank < self.problem.ranks).then(|| &self.groups[self.bin(slot, rank)])?;
-            let log = own.iter().rposition(|own| own.items > 0).unwrap_or(0);
-            rank += 1 << log;
-            Some(rank - (1 << log)..rank)
+            let group = (rank < self.problem.ranks).then(|| self.group(slot, rank))?;
+            rank = group.end;
+            Some(group)
         })
     }
 

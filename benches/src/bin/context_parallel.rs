@@ -193,9 +193,6 @@ fn compare_pipelines(
     let solve = |strategy: Strategy| {
         balance_pipeline(&instance, &config, strategy, &Caps::default(), &mut Budget::work(WORK))
     };
-    let begin = cpu_ms();
-    let whole = solve(Strategy::SEARCH)?;
-    let middle = cpu_ms();
     let problem = |groups: [usize; 2]| -> Result<ContextProblem, BoxError> {
         let latency = |ranks| model.message_latencies(ranks, exchange);
         let mut latencies: Vec<MessageLatency> =
@@ -208,7 +205,11 @@ fn compare_pipelines(
         let problem = ContextProblem::new([PIPELINES, MICROBATCHES], modules - 1, items)?;
         Ok(problem.pipeline(&config)?.group_ranks(groups)?.latencies(latencies)?)
     };
-    let split = split(&problem([1, GROUP_RANKS])?, &whole)?;
+    let groups = problem([1, GROUP_RANKS])?;
+    let begin = cpu_ms();
+    let whole = solve(Strategy::SEARCH)?;
+    let middle = cpu_ms();
+    let split = split(&groups, &whole)?;
     let split_ms = cpu_ms() - begin;
     let mut row = [0.0; 10];
     row[0] = solve(Strategy::ROUND_ROBIN)?.makespan_ns as f64 / mean;
