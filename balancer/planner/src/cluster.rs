@@ -167,17 +167,18 @@ impl Cluster {
     /// The largest groups fill the nodes in order; smaller groups use the remaining GPUs in each node.
     #[must_use]
     pub fn has_room(&self, modules: &[(u32, u64)]) -> bool {
-        if let [one, other] = modules {
-            return self.has_room_for_two(*one, *other);
-        }
-        let node = u64::from(self.gpus_per_node.min(self.gpus));
-        let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
-        let is_part = |(tp, _): &(u32, u64)| tp.is_power_of_two() && u64::from(*tp) <= node;
-        if short == 0 && node.is_power_of_two() && modules.iter().all(is_part) {
+        let node = self.gpus_per_node.min(self.gpus);
+        let is_part = |(tp, _): &(u32, u64)| tp.is_power_of_two() && *tp <= node;
+        if node.is_power_of_two() && self.gpus.is_multiple_of(node) && modules.iter().all(is_part) {
             // Such groups leave no gaps.
             let gpus = modules.iter().map(|(tp, groups)| u64::from(*tp).saturating_mul(*groups));
             return gpus.fold(0, u64::saturating_add) <= u64::from(self.gpus);
         }
+        if let [one, other] = modules {
+            return self.has_room_for_two(*one, *other);
+        }
+        let node = u64::from(node);
+        let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
         let mut modules = modules.to_vec();
         modules.sort_unstable_by(|one, other| other.cmp(one));
         // Free GPUs in a node, and number of nodes with as many.

@@ -9,6 +9,7 @@ use super::search::{self, Search, Start};
 use super::space::SearchSpace;
 use super::suggestion::suggestion;
 use dflop_balancer::{Error, Result};
+use rayon::prelude::*;
 
 /// Finds the fastest plan.
 ///
@@ -76,16 +77,17 @@ impl<'a> Part<'a> {
         let space = first.space()?;
         let others = others.iter().map(|problem| (problem, space.with_expert_parallel(problem.llm)));
         let spaces: Vec<_> = others.chain([(first, space.clone())]).collect();
-        let starts = spaces.into_iter().flat_map(|(problem, space)| {
-            let start = move |options| {
-                let space = space.only(options);
-                let start = Start::new(&space);
-                (PlanProblem { options, ..problem.clone() }, space, start)
-            };
-            problem.options.each_placement().map(start).collect::<Vec<_>>()
+        let alone = spaces.into_iter().flat_map(|(problem, space)| {
+            let alone = move |options| (PlanProblem { options, ..problem.clone() }, space.only(options));
+            problem.options.each_placement().map(alone).collect::<Vec<_>>()
         });
+        let alone: Vec<_> = alone.collect();
+        let start = |(problem, space)| {
+            let start = Start::new(&space);
+            (problem, space, start)
+        };
         // The most promising first, whose time rules out the others early.
-        let mut starts: Vec<_> = starts.collect();
+        let mut starts: Vec<_> = alone.into_par_iter().map(start).collect();
         starts.sort_by(|(.., one), (.., other)| one.least_ns.total_cmp(&other.least_ns));
         let mut parts: Vec<Self> = Vec::with_capacity(starts.len());
         let mut rival: Option<Score> = None;
@@ -175,9 +177,12 @@ impl PlanReport {
 
     /// Sets the bound and the counts of the whole space.
     fn count(&mut self, parts: &[Part<'_>]) {
-        let mut least_ns = self.step_seconds * 1e9;
+        // The bounds of plans that the sweeps found rule out most others.
+        let found_ns = parts.iter().map(|part| part.search.least_bound_ns);
+        let found_ns = found_ns.fold(self.step_seconds * 1e9, f64::min);
+        let least = parts.par_iter().map(|part| search::least_bound_ns(&part.space, found_ns));
+        let least_ns = least.reduce(|| found_ns, f64::min);
         for Part { space, search, .. } in parts {
-            least_ns = search::least_bound_ns(space, least_ns);
             self.plans_bounded += search.bounded;
             self.plans_simulated += search.simulated;
             // Only the fastest plans are tried under other schedules.

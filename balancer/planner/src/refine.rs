@@ -5,7 +5,6 @@ use super::cluster::Placement;
 use super::compare::{joint, paper, uniform};
 use super::problem::{ParallelismPlan, PlanProblem};
 use super::score;
-use super::score::step_timeline::StepTimeline;
 use super::score::{FAR_BEHIND, Score, ScoredPlan, refined};
 use super::search::Search;
 use super::space::memory::MemoryRequirement;
@@ -13,6 +12,7 @@ use super::space::shape::StageShape;
 use super::space::{Candidate, Family, SearchSpace, bound, memory};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Error, Result};
+use rayon::prelude::*;
 
 /// Maximum number of scored finalists.
 const FINALISTS: usize = 64;
@@ -66,7 +66,7 @@ pub(super) fn refine(
     search: &Search,
     rival: Option<&Score>,
 ) -> Result<Vec<ScoredPlan>> {
-    let (mut timeline, finals) = (StepTimeline::default(), &search.finals);
+    let finals = &search.finals;
     let trial = space.workload.batches_like(TRIAL_BATCHES);
     let best_ns = finals.first().map_or(0.0, |best| best.score.mean_ns());
     // Of a small space, all plans are scored, greedily, which says little about few samples.
@@ -85,15 +85,13 @@ pub(super) fn refine(
     // If few plans fit, the search knows least about those of other methods, and greedy balancing as well.
     let near = if search.is_tight { NEAR_IF_TIGHT } else { NEAR };
     let worth = space.workload.worth_refining(search.is_tight);
-    for candidate in promising(space, others, (best_ns, near, worth), (trial, rival), &mut timeline) {
+    for candidate in promising(space, others, (best_ns, near, worth), (trial, rival)) {
         if !seeds.contains(&candidate) {
             seeds.push(candidate);
         }
     }
-    let mut trials = Trials { space, batches: trial, timeline, rival, done: Vec::with_capacity(seeds.len()) };
-    for candidate in seeds {
-        trials.add(candidate)?;
-    }
+    let mut trials = Trials { space, batches: trial, rival, done: Vec::with_capacity(seeds.len()) };
+    trials.add_all(&seeds)?;
     let mut more = ahead(space, &trials.sorted());
     more.extend(other_schedules(space, &trials.sorted()));
     if space.workload.has_few_samples() {
@@ -101,9 +99,7 @@ pub(super) fn refine(
     } else if search.is_tight {
         more.extend(other_counts(space, &trials.sorted(), 1));
     }
-    for candidate in more {
-        trials.add(candidate)?;
-    }
+    trials.add_all(&more)?;
     trials.settle()?;
     let sorted = trials.sorted();
     if let Some((score, candidate)) = sorted.first()
@@ -111,7 +107,7 @@ pub(super) fn refine(
     {
         return Ok(vec![ScoredPlan { candidate: *candidate, score: score.clone() }]);
     }
-    let mut scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+    let mut scored = choose(space, &sorted, rival)?;
     let mut untried = finals.iter().chain(&search.other).map(|plan| plan.candidate).take(RUNNERS_UP_TRIED);
     while let Some(best) = scored.first() {
         let is_other =
@@ -134,11 +130,11 @@ pub(super) fn refine(
         let Some(candidate) = untried.find(|candidate| is_other(candidate) && !trials.has(candidate)) else {
             break;
         };
-        trials.add(candidate)?;
+        trials.add_all(&[candidate])?;
         trials.settle()?;
         let sorted = trials.sorted();
         if sorted.first().is_some_and(|(_, first)| *first == candidate) {
-            scored = choose(space, &sorted, rival, &mut trials.timeline)?;
+            scored = choose(space, &sorted, rival)?;
         }
     }
     Ok(scored)
@@ -151,18 +147,19 @@ fn promising(
     candidates: impl Iterator<Item = Candidate>,
     (best_ns, near, worth): (f64, f64, f64),
     (batches, rival): (usize, Option<&Score>),
-    timeline: &mut StepTimeline,
 ) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     let mut least = Score::default();
-    for candidate in candidates {
-        let first = score::score(space, &candidate, 0..1, timeline);
+    let first = |candidate: Candidate| (candidate, score::score(space, &candidate, 0..1));
+    let candidates: Vec<Candidate> = candidates.collect();
+    let candidates: Vec<_> = candidates.into_par_iter().map(first).collect();
+    for (candidate, first) in candidates {
         let first = first.filter(|first| !is_outrun(first, rival, near * worth));
         // A single batch is enough to discard a plan that is far slower.
         let Some(first) = first.filter(|first| !first.is_slower_by(near * FAR_BEHIND, &least)) else {
             continue;
         };
-        let score = score::score(space, &candidate, 0..batches, timeline);
+        let score = score::score(space, &candidate, 0..batches);
         let score = score.filter(|score| !is_outrun(score, rival, worth));
         found.extend(score.map(|score| (score.mean_ns(), candidate)));
         if least.makespans_ns.is_empty() || first.mean_ns() < least.mean_ns() {
@@ -185,19 +182,23 @@ struct Trials<'a> {
     space: &'a SearchSpace<'a>,
     /// Number of batches.
     batches: usize,
-    timeline: StepTimeline,
     rival: Option<&'a Score>,
     done: Vec<(Score, Candidate)>,
 }
 
 impl Trials<'_> {
-    /// Scores a plan; only on the first batch if that is far slower than another plan.
-    fn add(&mut self, candidate: Candidate) -> Result<()> {
-        let mut score = refined(self.space, &candidate, 0..1, &mut self.timeline)?;
+    /// Scores plans; only on the first batch if that is far slower than another plan.
+    fn add_all(&mut self, candidates: &[Candidate]) -> Result<()> {
+        let first = candidates.par_iter().map(|candidate| refined(self.space, candidate, 0..1));
+        let first: Vec<Score> = first.collect::<Result<_>>()?;
+        candidates.iter().zip(first).try_for_each(|(candidate, first)| self.add(*candidate, first))
+    }
+
+    fn add(&mut self, candidate: Candidate, mut score: Score) -> Result<()> {
         let fits = |score: &Score| score.requirement().most() <= self.space.budget_bytes;
         let is_behind = |(other, _): &(Score, Candidate)| fits(other) && score.is_far_behind(other);
         if !is_outrun(&score, self.rival, OUTRUN) && !self.done.iter().any(is_behind) {
-            score.append(refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?);
+            score.append(refined(self.space, &candidate, 1..self.batches)?);
         }
         self.done.push((score, candidate));
         Ok(())
@@ -219,7 +220,7 @@ impl Trials<'_> {
             };
             let Some((_, candidate)) = sorted.iter().filter(is_left).find(is_near) else { return Ok(()) };
             let candidate = *candidate;
-            let more = refined(self.space, &candidate, 1..self.batches, &mut self.timeline)?;
+            let more = refined(self.space, &candidate, 1..self.batches)?;
             let batches = self.batches;
             let is_it = |(score, known): &&mut (Score, Candidate)| {
                 *known == candidate && score.makespans_ns.len() < batches
@@ -247,13 +248,12 @@ fn choose(
     space: &SearchSpace<'_>,
     trials: &[(Score, Candidate)],
     rival: Option<&Score>,
-    timeline: &mut StepTimeline,
 ) -> Result<Vec<ScoredPlan>> {
     let batches = space.workload.batches().len();
     let fits = |plan: &ScoredPlan| plan.score.requirement().most() <= space.budget_bytes;
-    let mut more = |plan: &mut ScoredPlan, batches: usize| -> Result<()> {
+    let more = |plan: &mut ScoredPlan, batches: usize| -> Result<()> {
         let done = plan.score.makespans_ns.len();
-        plan.score.append(refined(space, &plan.candidate, done..batches, timeline)?);
+        plan.score.append(refined(space, &plan.candidate, done..batches)?);
         Ok(())
     };
     let plan =
@@ -425,7 +425,7 @@ pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Eva
 }
 
 fn evaluate_at_degree(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
-    let (space, mut timeline) = (problem.space()?, StepTimeline::default());
+    let space = problem.space()?;
     let outside =
         || Error::Config { setting: "plan", reason: format!("{plan:?} is outside the search space") };
     let candidate = plan.candidate(&space).ok_or_else(outside)?;
@@ -433,7 +433,7 @@ fn evaluate_at_degree(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Resu
         return Err(outside());
     }
     let all = 0..space.workload.batches().len();
-    let score = score::refined(&space, &candidate, all, &mut timeline)?;
+    let score = score::refined(&space, &candidate, all)?;
     let MemoryRequirement { encoder_bytes, llm_bytes } = score.requirement();
     Ok(Evaluation {
         makespans_ns: score.makespans_ns,

@@ -179,7 +179,7 @@ impl Workload {
 }
 
 /// Minimum and maximum number of batches that plans are judged on by default.
-const BATCHES_MIN: usize = 8;
+const BATCHES_MIN: usize = 4;
 const BATCHES_MAX: usize = 50;
 
 /// Number of samples in a batch above which fewer batches are enough to compare plans.

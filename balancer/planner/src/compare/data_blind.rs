@@ -4,7 +4,6 @@ use super::outcome::{self, Outcome};
 use crate::score::batch_balance::batch_rng;
 use crate::score::encoder_shares::MediaLoad;
 use crate::score::slot_assignment::SlotAssignment;
-use crate::score::step_timeline::StepTimeline;
 use crate::space::memory::MemoryRequirement;
 use crate::space::{Candidate, Family, SearchSpace};
 use crate::workload::ItemSize;
@@ -55,12 +54,11 @@ pub(super) fn run_pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     pipelines: &[SlotAssignment],
-    timeline: &mut StepTimeline,
 ) -> Outcome {
     let alone = alone(candidate);
     let mut all = Outcome { makespan_ns: 0, busy_ns: 0.0, requirement: MemoryRequirement::default() };
     for assignment in pipelines {
-        let outcome = outcome::run(space, &alone, assignment, timeline);
+        let outcome = outcome::run(space, &alone, assignment);
         all.makespan_ns = all.makespan_ns.max(outcome.makespan_ns);
         all.busy_ns += outcome.busy_ns;
         let requirement = assignment.memory_requirement(space, &alone, &candidate.family);

@@ -22,7 +22,7 @@ use super::data_blind::alone;
 use super::outcome::Outcome;
 use crate::cluster::Placement;
 use crate::score::slot_assignment::SlotAssignment;
-use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
+use crate::score::step_timeline::{self, ChainTimes, StepTimes};
 use crate::space::{Candidate, SearchSpace};
 use dflop_balancer::schedule::{EncoderChain, StepShape};
 use std::ops::AddAssign;
@@ -60,7 +60,6 @@ pub(super) fn for_job(
     candidate: &Candidate,
     assignment: &SlotAssignment,
     outcome: &Outcome,
-    timeline: &mut StepTimeline,
 ) -> WaitTimes {
     let phase_ns = match candidate.family.placement {
         Placement::Colocated => assignment.phases_ns(space, candidate),
@@ -72,7 +71,7 @@ pub(super) fn for_job(
         makespan_ns: outcome.makespan_ns,
         computing_ns: outcome.busy_ns / f64::from(space.gpus(&candidate.family)),
     };
-    step.waits(timeline)
+    step.waits()
 }
 
 /// Returns the idle times for a batch whose DP ranks are separate pipelines.
@@ -81,7 +80,6 @@ pub(super) fn for_pipelines(
     candidate: &Candidate,
     pipelines: &[SlotAssignment],
     outcome: &Outcome,
-    timeline: &mut StepTimeline,
 ) -> WaitTimes {
     let alone = alone(candidate);
     let step = RunStep {
@@ -90,7 +88,7 @@ pub(super) fn for_pipelines(
         makespan_ns: outcome.makespan_ns,
         computing_ns: outcome.busy_ns / f64::from(space.gpus(&candidate.family)),
     };
-    step.waits(timeline)
+    step.waits()
 }
 
 /// Step with a simulated makespan.
@@ -105,12 +103,12 @@ struct RunStep {
 }
 
 impl RunStep {
-    fn waits(mut self, timeline: &mut StepTimeline) -> WaitTimes {
+    fn waits(mut self) -> WaitTimes {
         let phase_ns = self.phase_ns as f64;
         let mut free_ns = 0;
         for job in &mut self.jobs {
             free_links(job);
-            free_ns = free_ns.max(timeline.makespan_ns(job));
+            free_ns = free_ns.max(step_timeline::makespan_ns(job));
         }
         let free_ns = free_ns as f64 + phase_ns;
         let MeanChain { mut chain, stage_ns } = MeanChain::new(&self.jobs);
@@ -122,7 +120,7 @@ impl RunStep {
         let llm_ns = mean(&stage_ns[chain.shape.encoder_stages()..]);
         let slowest_ns = stage_ns.iter().copied().fold(0.0, f64::max) + phase_ns;
         // Means are rounded down; the slowest stage's work is not.
-        let mut run = |chain: &StepTimes| (timeline.makespan_ns(chain) as f64 + phase_ns).max(slowest_ns);
+        let run = |chain: &StepTimes| (step_timeline::makespan_ns(chain) as f64 + phase_ns).max(slowest_ns);
         let equal_ranks_ns = run(&chain).min(free_ns);
         equalize_slots(&mut chain);
         let equal_slots_ns = run(&chain).min(equal_ranks_ns);
@@ -309,8 +307,7 @@ mod tests {
 
     /// Runs jobs with the given number of GPUs per encoder and LLM stage on each rank.
     fn run(jobs: Vec<StepTimes>, [encoder_gpus, llm_gpus]: [f64; 2]) -> RunStep {
-        let mut timeline = StepTimeline::default();
-        let makespan_ns = jobs.iter().map(|job| timeline.makespan_ns(job)).max().unwrap();
+        let makespan_ns = jobs.iter().map(|job| step_timeline::makespan_ns(job)).max().unwrap();
         let (mut busy_ns, mut gpus) = (0.0, 0.0);
         for job in &jobs {
             let modules =
@@ -325,7 +322,7 @@ mod tests {
 
     fn waits(step: RunStep) -> IdleBreakdown {
         let makespan_ns = step.makespan_ns as f64;
-        step.waits(&mut StepTimeline::default()).over(makespan_ns)
+        step.waits().over(makespan_ns)
     }
 
     /// Job with one encoder stage and at least one LLM stage, without links.

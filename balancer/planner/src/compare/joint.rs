@@ -1,7 +1,6 @@
 //! Finds data-blind plans in which every rank holds the whole model, as trainers for one model do.
 
 use super::data_blind;
-use crate::score::step_timeline::StepTimeline;
 use crate::space::{Candidate, SearchSpace};
 use crate::space::{bound, memory};
 
@@ -53,7 +52,6 @@ pub(crate) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
         let llm = space.llm_shape(&plan.family);
         (llm.gpus(), llm.pp)
     });
-    let mut timeline = StepTimeline::default();
     let fits = |plan: &&Candidate| {
         if !memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches) {
             return false;
@@ -61,7 +59,7 @@ pub(crate) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
         let batches = space.workload.batches().iter().take(BATCHES);
         let mut bytes = batches.map(|batch| {
             let pipelines = data_blind::pipelines(space, plan, batch);
-            data_blind::run_pipelines(space, plan, &pipelines, &mut timeline).requirement.most()
+            data_blind::run_pipelines(space, plan, &pipelines).requirement.most()
         });
         bytes.all(|bytes| bytes <= space.budget_bytes)
     };
@@ -73,13 +71,12 @@ pub(super) fn fastest(
     space: &SearchSpace<'_>,
     candidates: impl Iterator<Item = Candidate>,
 ) -> Option<Candidate> {
-    let mut timeline = StepTimeline::default();
     let mut best: Option<((bool, u128), Candidate)> = None;
     for candidate in candidates {
         let (mut sum_ns, mut bytes) = (0_u128, 0.0_f64);
         for batch in space.workload.batches().iter().take(BATCHES) {
             let pipelines = data_blind::pipelines(space, &candidate, batch);
-            let outcome = data_blind::run_pipelines(space, &candidate, &pipelines, &mut timeline);
+            let outcome = data_blind::run_pipelines(space, &candidate, &pipelines);
             sum_ns += u128::from(outcome.makespan_ns);
             bytes = bytes.max(outcome.requirement.most());
         }

@@ -6,7 +6,7 @@ use crate::cluster::Placement;
 use crate::problem::PlanProblem;
 use crate::score::makespan_ns;
 use crate::score::slot_assignment::SlotAssignment;
-use crate::score::step_timeline::{LanePass, StepTimeline};
+use crate::score::step_timeline::{self, LanePass};
 use crate::space::{Candidate, SearchSpace};
 use dflop_balancer::{Error, Result, split_time};
 
@@ -57,18 +57,15 @@ fn step_at_degree(problem: &PlanProblem<'_>, score: &MethodScore, batch: usize) 
         let reason = format!("there are {} batches, found {batch}", space.workload.batches().len());
         return Err(Error::Config { setting: "batch", reason });
     };
-    let mut timeline = StepTimeline::default();
-    let (makespan_ns, passes) = match assign(&space, score.method, &candidate, items, &mut timeline)? {
-        Assigned::Job(assignment) => (
-            makespan_ns(&space, &candidate, &assignment, &mut timeline),
-            job_passes(&space, &candidate, &assignment, 0, &mut timeline),
-        ),
+    let (makespan_ns, passes) = match assign(&space, score.method, &candidate, items)? {
+        Assigned::Job(assignment) => {
+            (makespan_ns(&space, &candidate, &assignment), job_passes(&space, &candidate, &assignment, 0))
+        }
         Assigned::Pipelines(pipelines) => {
-            let outcome = run_pipelines(&space, &candidate, &pipelines, &mut timeline);
+            let outcome = run_pipelines(&space, &candidate, &pipelines);
             let alone = alone(&candidate);
-            let of_rank = |(rank, assignment): (usize, &SlotAssignment)| {
-                job_passes(&space, &alone, assignment, rank, &mut timeline)
-            };
+            let of_rank =
+                |(rank, assignment): (usize, &SlotAssignment)| job_passes(&space, &alone, assignment, rank);
             (outcome.makespan_ns, pipelines.iter().enumerate().flat_map(of_rank).collect())
         }
     };
@@ -83,7 +80,6 @@ fn job_passes(
     candidate: &Candidate,
     assignment: &SlotAssignment,
     first_rank: usize,
-    timeline: &mut StepTimeline,
 ) -> Vec<MethodPass> {
     let (step, encoders) = (assignment.times(space, candidate), candidate.family.encoders.len());
     let chains = step.encoders.iter().enumerate().chain([(encoders, &step.llm)]);
@@ -109,7 +105,7 @@ fn job_passes(
         passes.push(pass);
     }
     let before_ns = now_ns;
-    for LanePass { stage, slot, lane, is_forward, start_ns, end_ns } in timeline.passes(&step) {
+    for LanePass { stage, slot, lane, is_forward, start_ns, end_ns } in step_timeline::passes(&step) {
         let (module, stage) = places[stage];
         let (rank, microbatch) = (first_rank + lane, slot as u32);
         let (start_ns, end_ns) = (before_ns + start_ns, before_ns + end_ns);

@@ -42,7 +42,6 @@ use super::report::{ModuleBytes, PlanReport};
 use super::score::Score;
 use super::score::batch_balance::GroupOrder;
 use super::score::slot_assignment::SlotAssignment;
-use super::score::step_timeline::StepTimeline;
 use super::space::memory::{self, MemoryRequirement};
 use super::space::{Candidate, SearchSpace, SearchSpaceOptions, bound};
 use super::workload::ItemSize;
@@ -210,12 +209,11 @@ fn at_degree(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Method
 
 fn judge(space: &SearchSpace<'_>, method: Method, candidate: &Candidate) -> Result<MethodScore> {
     let batches = space.workload.batches();
-    let mut timeline = StepTimeline::default();
     let (mut score, mut busy_ns) = (Score::default(), 0.0);
     let mut requirement = MemoryRequirement::default();
     let mut waits = WaitTimes::default();
     for batch in batches {
-        let (outcome, of_batch) = run_batch(space, method, candidate, batch, &mut timeline)?;
+        let (outcome, of_batch) = run_batch(space, method, candidate, batch)?;
         score.makespans_ns.push(outcome.makespan_ns);
         busy_ns += outcome.busy_ns;
         requirement = requirement.max(outcome.requirement);
@@ -244,16 +242,15 @@ fn run_batch(
     method: Method,
     candidate: &Candidate,
     batch: &[ItemSize],
-    timeline: &mut StepTimeline,
 ) -> Result<(Outcome, WaitTimes)> {
-    Ok(match assign(space, method, candidate, batch, timeline)? {
+    Ok(match assign(space, method, candidate, batch)? {
         Assigned::Pipelines(pipelines) => {
-            let outcome = data_blind::run_pipelines(space, candidate, &pipelines, timeline);
-            (outcome, idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome, timeline))
+            let outcome = data_blind::run_pipelines(space, candidate, &pipelines);
+            (outcome, idle_breakdown::for_pipelines(space, candidate, &pipelines, &outcome))
         }
         Assigned::Job(assignment) => {
-            let outcome = outcome::run(space, candidate, &assignment, timeline);
-            (outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome, timeline))
+            let outcome = outcome::run(space, candidate, &assignment);
+            (outcome, idle_breakdown::for_job(space, candidate, &assignment, &outcome))
         }
     })
 }
@@ -271,7 +268,6 @@ fn assign(
     method: Method,
     candidate: &Candidate,
     batch: &[ItemSize],
-    timeline: &mut StepTimeline,
 ) -> Result<Assigned> {
     let partition = |strategy, order| outcome::partitioned(space, candidate, batch, (strategy, order));
     Ok(Assigned::Job(match method {
@@ -279,7 +275,7 @@ fn assign(
             return Ok(Assigned::Pipelines(data_blind::pipelines(space, candidate, batch)));
         }
         Method::DataBlind => data_blind::one_job(space, candidate, batch),
-        Method::Ours => outcome::best(space, candidate, batch, timeline)?,
+        Method::Ours => outcome::best(space, candidate, batch)?,
         Method::Lpt => partition(Strategy::LPT, GroupOrder::Arbitrary)?,
         Method::LptSorted => partition(Strategy::LPT, GroupOrder::Sorted)?,
         Method::Paper => partition(Strategy::SEARCH, GroupOrder::Arbitrary)?,

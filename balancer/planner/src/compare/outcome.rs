@@ -4,7 +4,7 @@ use crate::cluster::Placement;
 use crate::score;
 use crate::score::batch_balance::{GroupOrder, WORK, balance_batch, cells};
 use crate::score::slot_assignment::SlotAssignment;
-use crate::score::step_timeline::{ChainTimes, StepTimeline, StepTimes};
+use crate::score::step_timeline::{ChainTimes, StepTimes};
 use crate::space::memory::MemoryRequirement;
 use crate::space::shape::StageShape;
 use crate::space::{Candidate, SearchSpace};
@@ -35,14 +35,9 @@ pub(super) fn partitioned(
 }
 
 /// Simulates a slot assignment.
-pub(super) fn run(
-    space: &SearchSpace<'_>,
-    candidate: &Candidate,
-    assignment: &SlotAssignment,
-    timeline: &mut StepTimeline,
-) -> Outcome {
+pub(super) fn run(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> Outcome {
     Outcome {
-        makespan_ns: score::makespan_ns(space, candidate, assignment, timeline),
+        makespan_ns: score::makespan_ns(space, candidate, assignment),
         busy_ns: busy_gpu_ns(space, candidate, assignment),
         requirement: assignment.requirement(space, candidate),
     }
@@ -76,7 +71,6 @@ pub(super) fn best(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    timeline: &mut StepTimeline,
 ) -> Result<SlotAssignment> {
-    Ok(balance_batch(space, candidate, batch, timeline)?.assignment)
+    Ok(balance_batch(space, candidate, batch)?.assignment)
 }

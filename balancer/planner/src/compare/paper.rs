@@ -122,8 +122,8 @@ fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
     while let Some((few, many)) = ranges.pop() {
         let upper_end = Candidate { family: *family, microbatches: many };
         let least_ns = (f64::from(few) + slots) * duration_ns(space, &upper_end);
-        let least_bytes = bytes(space, &upper_end) * (1.0 - ROUNDING);
-        if found.rules_out(0, least_ns) || least_bytes > space.budget_bytes {
+        let least_bytes = || bytes(space, &upper_end) * (1.0 - ROUNDING);
+        if found.rules_out(0, least_ns) || least_bytes() > space.budget_bytes {
             continue;
         }
         if few == many {

@@ -88,7 +88,7 @@ impl StageBytes {
 /// Times are nanoseconds for forward and backward together, for a whole tensor-parallel group, with
 /// everything trained; they must be finite and non-decreasing in units. Only degrees in
 /// [`ModuleCosts::tp_degrees`] are requested.
-pub trait ModuleCosts {
+pub trait ModuleCosts: Sync {
     /// Returns the module name, unique among a model's encoders.
     fn name(&self) -> &'static str {
         "encoder"
@@ -192,6 +192,8 @@ pub(crate) struct TimeTable {
     slopes: Vec<f64>,
     /// Units at the knot with the minimum time per unit.
     cheapest: f64,
+    /// Time per unit there.
+    cheapest_ns: f64,
 }
 
 impl TimeTable {
@@ -209,7 +211,13 @@ impl TimeTable {
         let slope = |at: usize| (ns[at + 1] - ns[at]) / (knot(at + 1) - knot(at)) as f64;
         let ratio = |at: usize| ns[at] / knot(at) as f64;
         let cheapest = (1..ns.len()).min_by(|one, other| ratio(*one).total_cmp(&ratio(*other))).unwrap_or(1);
-        Self { slopes: (0..ns.len() - 1).map(slope).collect(), cheapest: knot(cheapest) as f64, ns }
+        let (slopes, cheapest_ns) = ((0..ns.len() - 1).map(slope).collect(), ratio(cheapest));
+        Self { slopes, cheapest: knot(cheapest) as f64, cheapest_ns, ns }
+    }
+
+    /// Returns the least time for this many units, in parts of any size.
+    pub(crate) fn least(&self, total: f64) -> f64 {
+        total * self.cheapest_ns
     }
 
     /// Returns the minimum time for `total` units in equal parts with `low` to `high` units; the times are

@@ -16,7 +16,6 @@
 //! together; even orders spread them, and are tried if peaked orders do not fit into memory.
 
 use super::slot_assignment::{Order, SlotAssignment, cells_of_groups, greedy_groups};
-use super::step_timeline::StepTimeline;
 use super::{ItemTimes, describe, item_times, makespan_ns};
 use crate::cluster::Placement;
 use crate::space::memory::MemoryRequirement;
@@ -50,21 +49,20 @@ pub(crate) fn balance_batch(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batch: &[ItemSize],
-    timeline: &mut StepTimeline,
 ) -> Result<BalancedBatch> {
     let balancer = Balancer { space, candidate, batch, sizes: item_times(space, candidate, batch) };
     let mut cell_of = balancer.greedy(Order::Peak);
-    let mut found = balancer.judge(&cell_of, timeline);
+    let mut found = balancer.judge(&cell_of);
     for other in balancer.searched()? {
-        balancer.keep_better((&mut cell_of, &mut found), other, timeline);
+        balancer.keep_better((&mut cell_of, &mut found), other);
     }
     if !balancer.fits(&found) {
         for other in balancer.spread()? {
-            balancer.keep_better((&mut cell_of, &mut found), other, timeline);
+            balancer.keep_better((&mut cell_of, &mut found), other);
         }
     }
     if space.workload.has_few_samples() {
-        balancer.polish(&mut cell_of, &mut found, timeline);
+        balancer.polish(&mut cell_of, &mut found);
     }
     Ok(found)
 }
@@ -163,12 +161,12 @@ struct Balancer<'a> {
 }
 
 impl Balancer<'_> {
-    fn judge(&self, cell_of: &[u32], timeline: &mut StepTimeline) -> BalancedBatch {
+    fn judge(&self, cell_of: &[u32]) -> BalancedBatch {
         let cell = |item: usize| cell_of[item];
         let split = self.space.encoder_split;
         let assignment = SlotAssignment::new(self.space, self.candidate, self.batch, cell, split);
         let requirement = assignment.requirement(self.space, self.candidate);
-        let makespan_ns = makespan_ns(self.space, self.candidate, &assignment, timeline);
+        let makespan_ns = makespan_ns(self.space, self.candidate, &assignment);
         BalancedBatch { assignment, requirement, makespan_ns }
     }
 
@@ -182,9 +180,8 @@ impl Balancer<'_> {
         &self,
         (cell_of, found): (&mut Vec<u32>, &mut BalancedBatch),
         other_cells: Vec<u32>,
-        timeline: &mut StepTimeline,
     ) -> bool {
-        let other = self.judge(&other_cells, timeline);
+        let other = self.judge(&other_cells);
         let rank = |batch: &BalancedBatch| (!self.fits(batch), batch.makespan_ns);
         let is_better = rank(&other) < rank(found);
         if is_better {
@@ -195,17 +192,17 @@ impl Balancer<'_> {
 
     /// Moves samples to other cells, swaps samples, and moves microbatches to other slots, as long as that
     /// helps.
-    fn polish(&self, cell_of: &mut Vec<u32>, found: &mut BalancedBatch, timeline: &mut StepTimeline) {
+    fn polish(&self, cell_of: &mut Vec<u32>, found: &mut BalancedBatch) {
         let mut tried = 0;
         let mut is_better = true;
         while std::mem::take(&mut is_better) {
             for item in 0..cell_of.len() {
                 for change in self.changes_of_item(cell_of, item) {
-                    is_better |= self.try_change((cell_of, found), change, (&mut tried, timeline));
+                    is_better |= self.try_change((cell_of, found), change, &mut tried);
                 }
             }
             for change in self.changes_of_order() {
-                is_better |= self.try_change((cell_of, found), change, (&mut tried, timeline));
+                is_better |= self.try_change((cell_of, found), change, &mut tried);
             }
         }
     }
@@ -231,14 +228,14 @@ impl Balancer<'_> {
         &self,
         (cell_of, found): (&mut Vec<u32>, &mut BalancedBatch),
         change: Change,
-        (tried, timeline): (&mut usize, &mut StepTimeline),
+        tried: &mut usize,
     ) -> bool {
         let Some(changed) = change.apply(cell_of, self.candidate.family.llm_dp) else { return false };
         if *tried == POLISHED_MAX {
             return false;
         }
         *tried += 1;
-        self.keep_better((cell_of, found), changed, timeline)
+        self.keep_better((cell_of, found), changed)
     }
 
     /// Assigns groups evenly to ranks, in an order.

@@ -153,23 +153,23 @@ pub(super) fn phase_shares(
     let part = family.encoders[encoder];
     // Other batches are parts of these.
     let key = space.workload.position(batch).map(|at| (at, encoder, part, split == EncoderSplit::Tile));
-    if let Some((tiles, layer_ns)) = key.and_then(|key| space.phase_shares.borrow().get(&key).cloned()) {
-        return LargestShares { tiles, layer_ns };
-    }
-    let mut pools = MediaPools::empty(space, family, encoder, (1, part.dp), split);
-    if pools.is_native {
-        let share = (space.workload.media(encoder).batch_units / f64::from(part.dp)).max(1.0);
-        pools.tile_ns = pools.times.layer.at(share) / share;
-    }
-    for item in batch {
-        pools.add(0, item);
-    }
-    let shares = pools.largest();
-    if let Some(key) = key {
-        let known = (shares.tiles.clone(), shares.layer_ns.clone());
-        space.phase_shares.borrow_mut().insert(key, known);
-    }
-    shares
+    let compute = || {
+        let mut pools = MediaPools::empty(space, family, encoder, (1, part.dp), split);
+        if pools.is_native {
+            let share = (space.workload.media(encoder).batch_units / f64::from(part.dp)).max(1.0);
+            pools.tile_ns = pools.times.layer.at(share) / share;
+        }
+        for item in batch {
+            pools.add(0, item);
+        }
+        let LargestShares { tiles, layer_ns } = pools.largest();
+        (tiles, layer_ns)
+    };
+    let (tiles, layer_ns) = match key {
+        Some(key) => space.phase_shares.get_or_insert(key, compute),
+        None => compute(),
+    };
+    LargestShares { tiles, layer_ns }
 }
 
 /// Assigns media to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer media.

@@ -23,9 +23,9 @@ use dflop_balancer::{
 };
 use dflop_costmodel::nearest_rank;
 use encoder_shares::{MediaTimes, StageLoad, UnitTimes};
+use rayon::prelude::*;
 use slot_assignment::{Order, SlotAssignment, cells_of_groups, greedy_groups};
 use std::ops::Range;
-use step_timeline::StepTimeline;
 
 /// Work units for balancing one batch for a finalist.
 const SEARCH_WORK: u64 = 400;
@@ -50,12 +50,6 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// Adds the score for one more batch.
-    pub(super) fn push(&mut self, makespan_ns: u64, required: MemoryRequirement) {
-        self.makespans_ns.push(makespan_ns);
-        self.requirements.push(required);
-    }
-
     /// Adds the scores for more batches.
     pub(super) fn append(&mut self, mut more: Self) {
         self.makespans_ns.append(&mut more.makespans_ns);
@@ -100,6 +94,13 @@ impl Score {
     }
 }
 
+impl FromIterator<(u64, MemoryRequirement)> for Score {
+    fn from_iter<T: IntoIterator<Item = (u64, MemoryRequirement)>>(batches: T) -> Self {
+        let (makespans_ns, requirements) = batches.into_iter().unzip();
+        Self { makespans_ns, requirements }
+    }
+}
+
 /// Plan with its score.
 #[derive(Debug, Clone)]
 pub(super) struct ScoredPlan {
@@ -111,24 +112,17 @@ pub(super) struct ScoredPlan {
 /// the longest sample overall does not fit, which may not be in the batches.
 ///
 /// A batch that nearly fits uses the minimum memory over all orders: a search may make it fit.
-pub(super) fn score(
-    space: &SearchSpace<'_>,
-    candidate: &Candidate,
-    batches: Range<usize>,
-    timeline: &mut StepTimeline,
-) -> Option<Score> {
+pub(super) fn score(space: &SearchSpace<'_>, candidate: &Candidate, batches: Range<usize>) -> Option<Score> {
     if !memory::may_fit(space, &candidate.family, candidate.microbatches, candidate.microbatches) {
         return None;
     }
-    let mut score = Score::default();
-    for batch in &space.workload.batches()[batches] {
+    let score = |batch: &Vec<ItemSize>| {
         let (assignment, required) = greedy_that_fits(space, candidate, batch);
-        if required.most() > NEARLY * space.budget_bytes {
-            return None;
-        }
-        score.push(makespan_ns(space, candidate, &assignment, timeline), required);
-    }
-    Some(score)
+        let fits = required.most() <= NEARLY * space.budget_bytes;
+        fits.then(|| (makespan_ns(space, candidate, &assignment), required))
+    };
+    let scored = space.workload.batches()[batches].par_iter().map(score);
+    scored.collect::<Option<Vec<_>>>().map(Score::from_iter)
 }
 
 /// Balances a batch greedily in the first order that fits, or in the order with the minimum memory.
@@ -178,14 +172,13 @@ pub(super) fn refined(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     batches: Range<usize>,
-    timeline: &mut StepTimeline,
 ) -> Result<Score> {
-    let mut score = Score::default();
-    for batch in &space.workload.batches()[batches] {
-        let found = balance_batch(space, candidate, batch, timeline)?;
-        score.push(found.makespan_ns, found.requirement);
-    }
-    Ok(score)
+    let refine = |batch: &Vec<ItemSize>| {
+        let found = balance_batch(space, candidate, batch)?;
+        Ok((found.makespan_ns, found.requirement))
+    };
+    let refined = space.workload.batches()[batches].par_iter().map(refine);
+    refined.collect::<Result<Vec<_>>>().map(Score::from_iter)
 }
 
 /// Replaces greedy scores on some batches by [`Strategy::SEARCH`] scores, if these are better and fit, and by
@@ -198,25 +191,25 @@ pub(super) fn improve(
     candidate: &Candidate,
     batches: Range<usize>,
     score: &mut Score,
-    timeline: &mut StepTimeline,
 ) -> Result<()> {
-    for at in batches {
-        if score.requirements[at].most() > space.budget_bytes {
-            let found = balance_batch(space, candidate, &space.workload.batches()[at], timeline)?;
-            (score.makespans_ns[at], score.requirements[at]) = (found.makespan_ns, found.requirement);
-            continue;
+    let improve = |batch: &Vec<ItemSize>, greedy: (u64, MemoryRequirement)| {
+        if greedy.1.most() > space.budget_bytes {
+            let found = balance_batch(space, candidate, batch)?;
+            return Ok((found.makespan_ns, found.requirement));
         }
-        let searched = balance_by_search(space, candidate, &space.workload.batches()[at])?;
-        let Some((assignment, required)) =
-            searched.and_then(|assignment| fitting(space, candidate, assignment))
-        else {
-            continue;
-        };
-        let makespan_ns = makespan_ns(space, candidate, &assignment, timeline);
+        let searched = balance_by_search(space, candidate, batch)?;
+        let searched = searched.and_then(|assignment| fitting(space, candidate, assignment));
+        let searched =
+            searched.map(|(assignment, required)| (makespan_ns(space, candidate, &assignment), required));
         // The greedy assignment stays if the search is not better.
-        if makespan_ns < score.makespans_ns[at] {
-            (score.makespans_ns[at], score.requirements[at]) = (makespan_ns, required);
-        }
+        Ok(searched.filter(|(makespan_ns, _)| *makespan_ns < greedy.0).unwrap_or(greedy))
+    };
+    let own = score.makespans_ns[batches.clone()].par_iter().zip(&score.requirements[batches.clone()]);
+    let own = own.zip(&space.workload.batches()[batches.clone()]);
+    let improved = own.map(|((makespan_ns, required), batch)| improve(batch, (*makespan_ns, *required)));
+    let improved: Vec<(u64, MemoryRequirement)> = improved.collect::<Result<_>>()?;
+    for (at, better) in batches.zip(improved) {
+        (score.makespans_ns[at], score.requirements[at]) = better;
     }
     Ok(())
 }
@@ -277,9 +270,8 @@ pub(super) fn makespan_ns(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
     assignment: &SlotAssignment,
-    timeline: &mut StepTimeline,
 ) -> u64 {
-    let pipeline_ns = timeline.makespan_ns(&assignment.times(space, candidate));
+    let pipeline_ns = step_timeline::makespan_ns(&assignment.times(space, candidate));
     match candidate.family.placement {
         Placement::Disaggregated | Placement::Joint => pipeline_ns,
         Placement::Colocated => {

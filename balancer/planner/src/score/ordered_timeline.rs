@@ -227,7 +227,7 @@ fn send(lane_ns: &mut u64, made_ns: u64, hop_ns: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::step_timeline::StepTimeline;
+    use super::super::step_timeline;
     use super::*;
     use dflop_balancer::schedule::{Action, EncoderChain, EncoderChains, ModuleStages, PipelineLayout};
     use dflop_balancer::{Communication, StageTimes};
@@ -358,7 +358,7 @@ mod tests {
             let llm = chain(llm, slots, ranks, &mut times);
             let step = StepTimes { encoders: chains, llm, ..StepTimes::new(shape, ranks) };
             prop_assert_eq!(makespan_ns(&step), by_actions(&step));
-            prop_assert_eq!(StepTimeline::default().makespan_ns(&step), by_actions(&step));
+            prop_assert_eq!(step_timeline::makespan_ns(&step), by_actions(&step));
         }
 
         #[test]
@@ -404,7 +404,7 @@ mod tests {
         let interleaved = uniform(ScheduleKind::Interleaved { chunks: 3 }, 12, 8, [2, 4, 0]);
         assert_eq!(makespan_ns(&interleaved), 8 * 18 + 3 * 18 / 3);
         let whole = uniform(ScheduleKind::OneForwardOneBackward, 4, 8, [6, 12, 0]);
-        assert_eq!(StepTimeline::default().makespan_ns(&whole), 8 * 18 + 3 * 18);
+        assert_eq!(step_timeline::makespan_ns(&whole), 8 * 18 + 3 * 18);
     }
 
     /// One rank with two chunks of four layers: the sum of the second chunk, which ends first, is hidden.

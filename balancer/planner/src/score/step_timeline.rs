@@ -14,10 +14,25 @@ pub(crate) use super::step_times::{ChainTimes, LanePass, StepTimes};
 use dflop_balancer::schedule::{
     LanePasses, StageLanes, StepLanes, StepNodes, StepShape, StepWalk, WalkState,
 };
+use std::cell::RefCell;
 
-/// Simulates steps.
+thread_local! {
+    static TIMELINE: RefCell<StepTimeline> = RefCell::default();
+}
+
+/// Returns the step's end time.
+pub(crate) fn makespan_ns(step: &StepTimes) -> u64 {
+    TIMELINE.with_borrow_mut(|timeline| timeline.makespan_ns(step))
+}
+
+/// Returns all passes in a step, in order on every lane.
+pub(crate) fn passes(step: &StepTimes) -> Vec<LanePass> {
+    TIMELINE.with_borrow_mut(|timeline| timeline.passes(step))
+}
+
+/// Simulates steps, in memory that is reused.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct StepTimeline {
+struct StepTimeline {
     /// Connected passes for the last step, reused because all steps in a plan have the same passes.
     known: Option<((StepShape, StepLanes), StepWalk)>,
     /// Pass times, chain by chain.
@@ -29,8 +44,7 @@ pub(crate) struct StepTimeline {
 }
 
 impl StepTimeline {
-    /// Returns the step's end time.
-    pub(crate) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
+    fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
         if is_ordered(step.shape.kind) {
             return self.ordered.makespan_ns(step);
         }
@@ -52,8 +66,7 @@ impl StepTimeline {
         makespan_ns
     }
 
-    /// Returns all passes in a step, in order on every lane.
-    pub(crate) fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
+    fn passes(&mut self, step: &StepTimes) -> Vec<LanePass> {
         if is_ordered(step.shape.kind) {
             return self.ordered.passes(step);
         }

@@ -19,10 +19,10 @@ pub(super) use sweep::{Start, least_bound_ns};
 
 use super::cluster::Placement;
 use super::score;
-use super::score::step_timeline::StepTimeline;
 use super::score::{Score, ScoredPlan};
 use super::space::{Candidate, EncoderParts, Family, SearchSpace, bound, memory};
 use dflop_balancer::Result;
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use sweep::sweep_with_slack;
 
@@ -41,6 +41,8 @@ pub(super) struct Search {
     pub(super) is_tight: bool,
     /// Whether the search ended early because all plans are far slower than the rival.
     pub(super) is_hopeless: bool,
+    /// Least lower bound of the swept plans, nanoseconds; infinite if there is none.
+    pub(super) least_bound_ns: f64,
 }
 
 impl Search {
@@ -51,6 +53,8 @@ impl Search {
         let limit_ns =
             rival.map_or(f64::INFINITY, |rival| space.workload.worth_refining(true) * rival.mean_ns());
         let Start { swept, least_ns } = start;
+        let bounds_ns = swept.candidates.iter().map(|plan| bound::lower_bound_ns(space, plan));
+        let least_bound_ns = bounds_ns.fold(f64::INFINITY, f64::min);
         let mut start = Some(swept);
         let mut halving = Halving::new(space, rival);
         let mut search = Self {
@@ -61,6 +65,7 @@ impl Search {
             is_exhaustive: false,
             is_tight: true,
             is_hopeless: false,
+            least_bound_ns,
         };
         for (at, slack) in SLACKS.into_iter().enumerate() {
             let swept = start.take().unwrap_or_else(|| sweep_with_slack(space, slack));
@@ -104,6 +109,8 @@ const JUDGED_BATCHES: usize = 16;
 /// Minimum number of plans that are probed for memory before all are scored, and the distance of the probes.
 const PROBED_MIN: usize = 32;
 const PROBE_STEP: usize = 4;
+/// Number of plans that are probed together.
+const PROBED_AT_ONCE: usize = 8;
 /// Number of plans that are compared with a rival before all are scored, and the factor to its time from
 /// which all are given up.
 const PROBED_FOR_RIVAL: usize = 12;
@@ -123,7 +130,6 @@ struct Halving<'a> {
     rival: Option<&'a Score>,
     /// Whether a run ended because the rival is far faster.
     is_outrun: bool,
-    timeline: StepTimeline,
     /// Simulated plans with quick scores on the first batches; `None` if a plan is far from fitting.
     seen: BTreeMap<Candidate, Option<Score>>,
     /// Finalist scores with the better balancing.
@@ -133,7 +139,7 @@ struct Halving<'a> {
 impl<'a> Halving<'a> {
     fn new(space: &'a SearchSpace<'a>, rival: Option<&'a Score>) -> Self {
         let (seen, improved) = (BTreeMap::new(), BTreeMap::new());
-        Self { space, rival, is_outrun: false, timeline: StepTimeline::default(), seen, improved }
+        Self { space, rival, is_outrun: false, seen, improved }
     }
 
     /// Whether a rival plan is far faster on the batches of the best score.
@@ -221,6 +227,7 @@ impl<'a> Halving<'a> {
         if candidates.len() < PROBED_MIN || self.space.workload.noise() > NOISE_MAX {
             return false;
         }
+        self.score_first_batch(&candidates[..PROBED_FOR_RIVAL]);
         let probed = candidates[..PROBED_FOR_RIVAL].iter();
         let scores: Vec<Score> = probed.filter_map(|candidate| self.quick(*candidate, 1)).collect();
         // Where memory is scarce, plans with worse estimates may be faster.
@@ -234,9 +241,13 @@ impl<'a> Halving<'a> {
         if candidates.len() < PROBED_MIN {
             return true;
         }
-        candidates.iter().step_by(PROBE_STEP).any(|candidate| {
-            let score = self.quick(*candidate, 1);
-            score.is_some_and(|score| self.fits(&score))
+        let probes: Vec<Candidate> = candidates.iter().copied().step_by(PROBE_STEP).collect();
+        probes.chunks(PROBED_AT_ONCE).any(|probes| {
+            self.score_first_batch(probes);
+            let fits = |candidate: &Candidate| {
+                self.seen[candidate].as_ref().is_some_and(|score| self.fits(&score.range(0..1)))
+            };
+            probes.iter().any(fits)
         })
     }
 
@@ -302,7 +313,7 @@ impl<'a> Halving<'a> {
         // A finalist from an earlier run has more batches than an early round in a later run requires.
         if done < batches {
             score.append(quick.range(done..batches));
-            score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
+            score::improve(self.space, &candidate, done..batches, score)?;
         }
         let score = score.range(0..batches);
         Ok(self.fits(&score).then_some(score))
@@ -315,6 +326,7 @@ impl<'a> Halving<'a> {
     /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
     /// with the score so far.
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
+        self.score_first_batch(candidates);
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;
         for &candidate in candidates {
@@ -333,13 +345,22 @@ impl<'a> Halving<'a> {
         scored
     }
 
+    /// Scores plans that are not known yet on the first batch, on all threads.
+    fn score_first_batch(&mut self, candidates: &[Candidate]) {
+        let fresh = candidates.iter().copied().filter(|candidate| !self.seen.contains_key(candidate));
+        let fresh: BTreeSet<Candidate> = fresh.collect();
+        let score = |candidate: Candidate| (candidate, score::score(self.space, &candidate, 0..1));
+        let scored: Vec<_> = fresh.into_par_iter().map(score).collect();
+        self.seen.extend(scored);
+    }
+
     /// Returns the quick score on at least the first batches, resuming from an earlier round.
     fn quick(&mut self, candidate: Candidate, batches: usize) -> Option<Score> {
         let known = self.seen.entry(candidate).or_insert_with(|| Some(Score::default()));
         let score = known.as_mut()?;
         let done = score.makespans_ns.len();
         if done < batches {
-            match score::score(self.space, &candidate, done..batches, &mut self.timeline) {
+            match score::score(self.space, &candidate, done..batches) {
                 Some(more) => score.append(more),
                 // A plan with a batch that does not fit is never scored again.
                 None => *known = None,

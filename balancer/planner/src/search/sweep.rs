@@ -113,6 +113,9 @@ fn fill(
             if space.encoder_shapes(family).any(|shape| !stages(shape.pp)) {
                 return;
             }
+            if bound::least_with(space, &estimate, family).estimate_ns >= shortlist.limit_ns {
+                return;
+            }
             let estimate_ns = bound::estimate_with(space, &estimate, family, 1, many).estimate_ns;
             add_best(space, shortlist, family, estimate_ns);
         });
@@ -172,6 +175,9 @@ pub(crate) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64) -> f64 {
             return;
         }
         space.visit_encoders(llm, llm_dp, &mut |family| {
+            if bound::least_with(space, &estimate, family).bound_ns >= least_ns {
+                return;
+            }
             let bound_ns = bound::estimate_with(space, &estimate, family, 1, many).bound_ns;
             lower(space, family, bound_ns, &mut least_ns);
         });

@@ -58,6 +58,27 @@ pub(crate) fn estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many:
     estimate_with(space, &llm, family, few, many)
 }
 
+/// Returns the least estimate and the least bound of a family's plans without encoder times for the size of
+/// microbatches: far cheaper than [`estimate_with`], and below it.
+///
+/// - `llm`: for any number of microbatches
+pub(crate) fn least_with(space: &SearchSpace<'_>, llm: &LlmEstimate, family: &Family) -> LowerEstimate {
+    let LlmEstimate { own, longest_ns, path_share } = llm;
+    let mut busy_ns = own.busy_ns;
+    if family.placement == Placement::Disaggregated {
+        for (encoder, part) in family.encoders.iter().enumerate() {
+            let (shape, times) = (space.encoder_shape(family, encoder), space.encoder_times(family, encoder));
+            let ranks = f64::from(part.dp);
+            let units = space.workload.media(encoder).batch_units / ranks;
+            let layer_ns = times.layer_hull.least(units) + times.samples_ns / ranks;
+            busy_ns = busy_ns.max(shape.inner.max(shape.last) * layer_ns);
+        }
+    }
+    let typical_path_ns = own.path_ns + 0.5 * (longest_ns - own.path_ns).max(0.0);
+    let bound_ns = busy_ns.max(path_share * own.path_ns.max(*longest_ns)) * (1.0 - ROUNDING);
+    LowerEstimate::new(bound_ns, (busy_ns + typical_path_ns - own.stage_ns) * (1.0 - ROUNDING))
+}
+
 /// Estimates a family's plans from an existing LLM estimate.
 pub(crate) fn estimate_with(
     space: &SearchSpace<'_>,

@@ -5,8 +5,9 @@ use super::{Candidate, Family, SearchSpace, SearchSpaceOptions};
 use crate::cluster::Placement;
 use crate::workload::ENCODERS_MAX;
 use dflop_balancer::schedule::ScheduleKind;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::rc::Rc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 impl SearchSpace<'_> {
     /// Calls `visit` with every family.
@@ -229,10 +230,9 @@ impl SearchSpace<'_> {
     }
 
     /// Lists encoders on an LLM's GPUs, with every shape combination.
-    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Rc<[EncoderParts]> {
-        let Some(gpus) = self.colocated_gpus(llm, llm_dp) else { return Rc::default() };
-        let mut known = self.colocated.borrow_mut();
-        known.entry(gpus).or_insert_with(|| self.parts_on(gpus).into()).clone()
+    fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Arc<[EncoderParts]> {
+        let Some(gpus) = self.colocated_gpus(llm, llm_dp) else { return Arc::default() };
+        self.colocated.get_or_insert(gpus, || self.parts_on(gpus).into())
     }
 
     fn parts_on(&self, gpus: u32) -> Vec<EncoderParts> {
@@ -250,6 +250,38 @@ impl SearchSpace<'_> {
             all = all.iter().flat_map(with).collect();
         }
         all
+    }
+}
+
+/// Values that threads compute once and share.
+#[derive(Debug)]
+pub(crate) struct Known<K, V>(RwLock<BTreeMap<K, V>>);
+
+impl<K: Ord, V: Clone> Known<K, V> {
+    pub(crate) fn get_or_insert(&self, key: K, compute: impl FnOnce() -> V) -> V {
+        if let Some(known) = self.read().get(&key) {
+            return known.clone();
+        }
+        // Two threads may compute a value, which is the same.
+        let value = compute();
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, value.clone());
+        value
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, BTreeMap<K, V>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K, V> Default for Known<K, V> {
+    fn default() -> Self {
+        Self(RwLock::default())
+    }
+}
+
+impl<K: Ord + Clone, V: Clone> Clone for Known<K, V> {
+    fn clone(&self) -> Self {
+        Self(RwLock::new(self.read().clone()))
     }
 }
 

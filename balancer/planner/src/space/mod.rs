@@ -21,11 +21,10 @@ use dflop_costmodel::memory::Trainer;
 use gpu_shares::GpuShares;
 use joint::{ChainLayers, JointModules, JointShape};
 use shape::{StageShape, TpTimes};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
+use families::Known;
 pub(super) use families::{EncoderPart, EncoderParts};
 
 /// Maximum number of stages that a search puts on an LLM rank.
@@ -103,15 +102,15 @@ pub(super) struct SearchSpace<'a> {
     /// Factor on mean microbatches in the memory check, for microbatches above the mean.
     pub(super) slack: f64,
     pub(super) workload: &'a Workload,
-    /// Shares of colocated encoders, which depend on neither the LLM nor the microbatches.
-    pub(super) phase_shares: RefCell<PhaseShares>,
+    /// Tiles, and layer times in nanoseconds, of the largest shares of colocated encoders, which depend on
+    /// neither the LLM nor the microbatches.
+    pub(super) phase_shares: Known<PhaseKey, (Vec<u64>, Vec<f64>)>,
     /// Colocated encoders by GPU count.
-    colocated: RefCell<BTreeMap<u32, Rc<[EncoderParts]>>>,
+    colocated: Known<u32, Arc<[EncoderParts]>>,
 }
 
-/// Largest shares of a colocated encoder's ranks by batch, encoder, part, and whether tiles are divided:
-/// tiles, and layer times in nanoseconds.
-pub(super) type PhaseShares = BTreeMap<(usize, usize, EncoderPart, bool), (Vec<u64>, Vec<f64>)>;
+/// Batch, encoder, part, and whether tiles are divided.
+type PhaseKey = (usize, usize, EncoderPart, bool);
 
 /// Mean sample in a module: units, and query-key pairs in native-resolution media.
 #[derive(Clone, Copy)]
@@ -227,8 +226,8 @@ impl<'a> SearchSpace<'a> {
             encoder_split: EncoderSplit::default(),
             slack: 1.0,
             workload,
-            phase_shares: RefCell::default(),
-            colocated: RefCell::default(),
+            phase_shares: Known::default(),
+            colocated: Known::default(),
         }
     }
 
