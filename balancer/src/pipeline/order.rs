@@ -157,7 +157,10 @@ impl<'a> Ranks<'a> {
             }
         }
         let mut best = Swap { value: self.value(slow), places: None };
-        for other in (0..ranks).filter(|&rank| rank != slow) {
+        // The fewer loads a rank has, the more it can take.
+        let mut others: Vec<usize> = (0..ranks).filter(|&rank| rank != slow).collect();
+        others.sort_by_key(|&rank| self.sum(rank)[module]);
+        for other in others {
             for gives in 0..self.groups[slow].len() {
                 self.find_swap([slow, other], module, gives, &mut best);
             }
@@ -177,13 +180,13 @@ impl<'a> Ranks<'a> {
         sorted
     }
 
-    /// Looks for a better swap between a group on the slowest rank and a group on a different rank; ties go
-    /// to the first position.
+    /// Looks for a better swap between a group on the slowest rank and a group on a different rank.
     fn find_swap(&self, [slow, other]: [usize; 2], module: usize, gives: usize, best: &mut Swap) {
         let given = self.groups[slow][gives];
         let [slow_ns, other_ns] = [slow, other].map(|rank| self.sum(rank)[module]);
         // Both ranks have as much after a swap as before; the slower one at least half of it.
-        if (slow_ns + other_ns).div_ceil(2) >= best.value {
+        let least = (slow_ns + other_ns).div_ceil(2);
+        if !best.is_worse_than(least, (other, gives, 0)) {
             return;
         }
         // Without the given group. The larger the load that is taken, the longer the one and the shorter the
@@ -212,12 +215,16 @@ impl<'a> Ranks<'a> {
             return;
         }
         let value = value.max(self.value_swapped(other, taken, given));
-        let is_earlier = best.places.is_some_and(|(rank, give, take)| {
-            (rank, give) == (other, gives) && takes < take && value == best.value
-        });
-        if value < best.value || is_earlier {
+        if best.is_worse_than(value, (other, gives, takes)) {
             *best = Swap { value, places: Some((other, gives, takes)) };
         }
+    }
+}
+
+impl Swap {
+    /// Whether a swap is better; ties go to the lower places, and to no swap.
+    fn is_worse_than(&self, value: u64, places: (usize, usize, usize)) -> bool {
+        value < self.value || value == self.value && self.places.is_some_and(|own| places < own)
     }
 }
 
