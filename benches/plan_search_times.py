@@ -1,12 +1,12 @@
-"""CPU seconds of `dflop plan` without further flags, by preset.
+"""CPU seconds and seconds of `dflop plan` without further flags, by preset.
 
     cargo build --release --locked -p dflop-cli --features dflop-cli/full
     python3 benches/plan_search_times.py target/release/dflop 64    # every preset
     python3 benches/plan_search_times.py target/release/dflop 1024 qwen3-omni-30b-a3b llava-ov-qwen2.5-72b
 
 Shapes are 2,000 samples with a heavy tail (Pareto) of images and speech; a table has the columns of every kind of encoder. A
-batch has 8 samples per GPU, or 4 from 4,096 GPUs. Prints CPU seconds (user), GPUs, preset, placement, seconds of a step and the
-runner-up; the slowest search comes first.
+batch has 8 samples per GPU, or 4 from 4,096 GPUs. Prints CPU seconds (user) of all threads, seconds, GPUs, preset, placement, seconds
+of a step and the runner-up; the search with the most CPU time comes first.
 """
 
 import json
@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 SAMPLES = 2000
@@ -27,8 +28,8 @@ def main():
         shapes = Path(folder) / "shapes.csv"
         shapes.write_text(shape_table(), encoding="utf-8")
         rows = [searched(dflop, gpus, preset, shapes) for preset in presets or all_presets(dflop)]
-    for cpu, line in sorted(rows, reverse=True):
-        print(f"{cpu:6.2f} {gpus} {line}")
+    for cpu, seconds, line in sorted(rows, reverse=True):
+        print(f"{cpu:6.2f} {seconds:6.2f} {gpus} {line}")
 
 
 def all_presets(dflop):
@@ -50,7 +51,7 @@ def shape_table():
 
 
 def searched(dflop, gpus, preset, shapes):
-    """Returns the CPU seconds of a search, and its line."""
+    """Returns the CPU seconds and the seconds of a search, and its line."""
     batch = gpus * (8 if gpus < 4096 else 4)
     command = [
         dflop,
@@ -66,12 +67,14 @@ def searched(dflop, gpus, preset, shapes):
     ]
     command += ["--global-batch-size", str(batch), "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    start = time.perf_counter()
     run = subprocess.run(command, check=False, capture_output=True, text=True)
+    seconds = time.perf_counter() - start
     cpu = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     if run.returncode:
-        return cpu, f"{preset} {run.stderr.strip()[:100]}"
+        return cpu, seconds, f"{preset} {run.stderr.strip()[:100]}"
     plan = json.loads(run.stdout)
-    return cpu, f"{preset} {summary(plan)}"
+    return cpu, seconds, f"{preset} {summary(plan)}"
 
 
 def summary(plan):

@@ -11,8 +11,8 @@ const STEPS_PER_CHANGE: u64 = 8;
 /// Loads that are read in an elementary step.
 const LOADS_PER_STEP: u64 = 16;
 /// The same for pipelines, whose passes are computed on the changed ranks.
-const PIPELINE_STEPS_PER_CHANGE: u64 = 24;
-const PASSES_PER_STEP: u64 = 4;
+const PIPELINE_STEPS_PER_CHANGE: u64 = 28;
+const PASSES_PER_STEP: u64 = 3;
 /// Divisor of the bound for what a placement may be above it to end the search.
 const GOAL_DIVISOR: u64 = 1024;
 /// Divisor of the gap to the bound for the first threshold below which a change for the worse is accepted.
