@@ -307,7 +307,7 @@ mod tests {
 
     /// Runs jobs with the given number of GPUs per encoder and LLM stage on each rank.
     fn run(jobs: Vec<StepTimes>, [encoder_gpus, llm_gpus]: [f64; 2]) -> RunStep {
-        let makespan_ns = jobs.iter().map(|job| step_timeline::makespan_ns(job)).max().unwrap();
+        let makespan_ns = jobs.iter().map(step_timeline::makespan_ns).max().unwrap();
         let (mut busy_ns, mut gpus) = (0.0, 0.0);
         for job in &jobs {
             let modules =

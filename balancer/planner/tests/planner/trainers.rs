@@ -40,6 +40,23 @@ fn is_run(plan: &ParallelismPlan) -> bool {
     plan.encoders.iter().chain([&plan.llm]).all(|module| module.degrees.tp == 1) && plan.expert_parallel == 1
 }
 
+#[test]
+fn the_number_of_threads_changes_no_plan() {
+    let costs = (encoder(), llm());
+    let workload = Workload::draw(&sizes(), 48, 6, 3).unwrap();
+    let mut problem = with_options(&costs, &workload, 16, torch([true; 3]));
+    problem.cluster.links = Some(links());
+    let planned = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| plan(&problem).unwrap())
+    };
+    let found = planned(1);
+    assert!(found.plans_simulated > 0);
+    for threads in [2, 5] {
+        assert_eq!(planned(threads), found, "{threads} threads");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
