@@ -91,7 +91,7 @@ fn a_time_that_is_too_short_for_every_module_is_said() {
     let model = model(name, config);
     let lines = |seconds_max| {
         let options =
-            MeasureOptions { tokens_max: 4096, seconds_max, repeats: 1, ..MeasureOptions::default() };
+            MeasureOptions { tokens_max: 512, seconds_max, repeats: 1, ..MeasureOptions::default() };
         let mut lines = Vec::new();
         let say = |line: &str| lines.push(line.to_owned());
         let profile = measure(&model, &Cpu::new(1).unwrap(), &options, say).unwrap();
