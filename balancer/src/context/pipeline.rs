@@ -222,8 +222,8 @@ impl PipelinePasses {
         self.first.len() * self.modules * 2 + 1
     }
 
-    /// Changes the times of some ranks in some slots, and computes when every rank is done. Returns the number
-    /// of computed ends.
+    /// Changes the times of some ranks in some slots, and computes when every rank is done. Returns the
+    /// number of computed ends.
     ///
     /// - `changed`: slots with ranks whose times or groups changed
     /// - `module_ns`: stage time by slot, rank and module
