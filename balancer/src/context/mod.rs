@@ -107,11 +107,6 @@ pub fn balance_context(
     let (state, others) = start.ok_or(unmet)?;
     let best = search::search(state, &others, bound.ns, budget);
     let makespan_ns = best.total_ns();
-    debug_assert_eq!(
-        State::restore(problem, &best.placement).total_ns(),
-        makespan_ns,
-        "the loads of a placement"
-    );
     Ok(ContextAssignment {
         places: (0..problem.items.len()).map(|item| place(&best, item)).collect(),
         makespan_ns,

@@ -10,6 +10,9 @@ use crate::pipeline::{Pass, PassGraph, PassShape, PipelineConfig};
 use crate::simulate::split_time;
 use std::ops::Range;
 
+/// Divisor of the number of ranks: if as many changed, all groups are visited in turn.
+const DENSE: usize = 2;
+
 /// Pipeline passes, listed after their inputs.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PipelinePasses {
@@ -321,17 +324,26 @@ impl PipelinePasses {
     /// - `alone`: number of changed ranks that share no items
     fn find_pass_ends(&self, times: &mut PipelineTimes, alone: usize, (at, pass): (usize, &RankPass)) {
         let (ranks, rows, cells) = (times.ranks(), 1 + self.passes.len(), self.stage_cells());
-        for index in alone..times.change.ranks.len() {
-            let rank = times.change.ranks[index];
-            let work_ns = times.stage_ns[rank * cells + pass.cell];
+        let mut index = 0;
+        let changed = times.change.ranks.len() - alone;
+        // Where most ranks changed, groups are visited in turn.
+        let visits_all = pass.is_llm && changed * DENSE >= ranks;
+        let count = if visits_all { ranks } else { changed };
+        while index < count {
+            let rank = if visits_all { index } else { times.change.ranks[alone + index] };
             let [first, end] =
                 if pass.is_llm { times.groups[pass.slot * ranks + rank] } else { [rank, rank + 1] };
+            index += if visits_all { end - first } else { 1 };
+            if visits_all && !times.change.is_changed[first..end].contains(&true) {
+                continue;
+            }
+            let work_ns = times.stage_ns[rank * cells + pass.cell];
             if end - first == 1 {
                 let row = &mut times.ends_ns[rank * rows..][..rows];
                 row[at + 1] = pass.ready_ns(row) + work_ns;
                 continue;
             }
-            if std::mem::replace(&mut times.change.seen[first], at + 1) == at + 1 {
+            if !visits_all && std::mem::replace(&mut times.change.seen[first], at + 1) == at + 1 {
                 continue;
             }
             let ready_ns = |rank: usize| pass.ready_ns(&times.ends_ns[rank * rows..][..rows]);

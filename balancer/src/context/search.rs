@@ -11,8 +11,8 @@ const STEPS_PER_CHANGE: u64 = 8;
 /// Loads that are read in an elementary step.
 const LOADS_PER_STEP: u64 = 16;
 /// The same for pipelines, whose passes are computed on the changed ranks.
-const PIPELINE_STEPS_PER_CHANGE: u64 = 28;
-const PASSES_PER_STEP: u64 = 3;
+const PIPELINE_STEPS_PER_CHANGE: u64 = 24;
+const PASSES_PER_STEP: u64 = 4;
 /// Divisor of the bound for what a placement may be above it to end the search.
 const GOAL_DIVISOR: u64 = 1024;
 /// Divisor of the gap to the bound for the first threshold below which a change for the worse is accepted.
@@ -74,7 +74,9 @@ pub(super) fn search<'a>(
         let mut cycle = Cycle { goal_ns, kinds, threshold_ns, random: &mut random, media_before };
         budget.within(steps, |budget| cycle.run(&mut state, &mut best, budget));
     }
-    State::restore(problem, &best.1)
+    let found = State::restore(problem, &best.1);
+    debug_assert_eq!(found.total_ns(), best.0, "times that changed with each change");
+    found
 }
 
 /// Returns the steps of a change on all ranks, which is the most.
